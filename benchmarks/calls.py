@@ -1,6 +1,6 @@
 """Count the Python calls that one message costs the server, by protocol.
 
-    python -m benchmarks.calls [--rounds N] [TRIP...]
+    python -m benchmarks.calls [--rounds N] [--show] [TRIP...]
 
 The server runs in this process on a real journal and real sockets, and a client in a thread of its own sends one
 message after another, each when the one before is acknowledged and delivered.  ``sys.setprofile`` counts what the
@@ -72,15 +72,18 @@ class Count:
 
 @attrs.define(eq=False)
 class Tracer:
-    """Notes each function of Fyrehose that is entered while it is on, in all threads that it is installed in."""
+    """Notes each function of Fyrehose that is entered while it is on, in all threads that it is installed in.
+
+    :ivar entered: the file, the name, and the depth of the stack, of each call
+    """
 
     on: bool = False
-    entered: list[tuple[str, str]] = attrs.field(factory=list)
+    entered: list[tuple[str, str, int]] = attrs.field(factory=list)
 
     def profile(self, frame: FrameType, event: str, argument: object) -> None:
         """Note one event of the interpreter (see ``sys.setprofile``)."""
         if self.on and event == "call" and frame.f_code.co_filename.startswith(_PACKAGE):
-            self.entered.append((frame.f_code.co_filename, frame.f_code.co_qualname))
+            self.entered.append((frame.f_code.co_filename, frame.f_code.co_qualname, _depth(frame)))
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -93,9 +96,22 @@ class Tracer:
 
     def count(self) -> Count:
         """Return the figures of the last round."""
-        files = [file for file, _ in self.entered]
+        files = [file for file, _, _ in self.entered]
         moves = sum(one != other for one, other in pairwise(files))
-        return Count(len(set(self.entered)), len(set(files)), len(files), moves)
+        return Count(len({entry[:2] for entry in self.entered}), len(set(files)), len(files), moves)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each call of the last round, indented by who called it."""
+        least = min(depth for _, _, depth in self.entered)
+        for file, name, depth in self.entered:
+            yield f"{'  ' * (depth - least)}{name}  {Path(file).relative_to(_PACKAGE)}"
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 @attrs.define(eq=False)
@@ -234,8 +250,10 @@ TRIPS: dict[str, Callable[[int, int], Round]] = {
 }
 
 
-def measured(names: list[str], ports: dict[str, int], rounds: int, tracer: Tracer) -> dict[str, list[Count]]:
-    """Run the trips, one after the other, in the client's thread."""
+def measured(
+    names: list[str], ports: dict[str, int], rounds: int, tracer: Tracer, show: bool
+) -> dict[str, list[Count]]:
+    """Run the trips, one after the other, in the client's thread; print the calls of the last round if *show*."""
     found: dict[str, list[Count]] = {}
     for name in names:
         one = TRIPS[name](ports[name], WARM_UP + rounds)
@@ -244,10 +262,12 @@ def measured(names: list[str], ports: dict[str, int], rounds: int, tracer: Trace
                 one(number)
             if number > WARM_UP:
                 found.setdefault(name, []).append(tracer.count())
+        if show:
+            print(name, *tracer.lines(), "", sep="\n")
     return found
 
 
-def trace(names: list[str], rounds: int) -> dict[str, list[Count]]:
+def trace(names: list[str], rounds: int, show: bool = False) -> dict[str, list[Count]]:
     """Start the server, run the trips *names*, stop it, and return the figures of each round."""
     from twisted.internet import reactor as installed
     from twisted.internet.threads import deferToThreadPool
@@ -279,7 +299,9 @@ def trace(names: list[str], rounds: int) -> dict[str, list[Count]]:
             threading.setprofile(tracer.profile)  # those that start from now on are: the journal's
             sys.setprofile(tracer.profile)
             started: Deferred[Any] = server.startService()
-            started.addCallback(lambda _: deferToThreadPool(reactor, clients, measured, names, ports, rounds, tracer))
+            started.addCallback(
+                lambda _: deferToThreadPool(reactor, clients, measured, names, ports, rounds, tracer, show)
+            )
             started.addBoth(finish)
 
         reactor.callWhenRunning(start)
@@ -293,13 +315,14 @@ def trace(names: list[str], rounds: int) -> dict[str, list[Count]]:
 @click.command("calls")
 @click.argument("trips", nargs=-1, type=click.Choice(sorted(TRIPS)))
 @click.option("--rounds", type=click.IntRange(1), default=50, show_default=True, help="Messages that count.")
-def main(trips: tuple[str, ...], rounds: int) -> None:
+@click.option("--show", is_flag=True, help="Print each call of the last message first.")
+def main(trips: tuple[str, ...], rounds: int, show: bool) -> None:
     """Print how many calls one message costs the server, for each of TRIPS, or for all."""
     names = list(trips) or list(TRIPS)
     table = Table("one message", box=None, pad_edge=False)
     for field in attrs.fields(Count):
         table.add_column(field.name, justify="right")
-    for name, counts in trace(names, rounds).items():
+    for name, counts in trace(names, rounds, show).items():
         medians = [median(getattr(each, field.name) for each in counts) for field in attrs.fields(Count)]
         table.add_row((TRIPS[name].__doc__ or name).partition("\n")[0].rstrip("."), *(f"{each:g}" for each in medians))
     Console(width=100).print(table)

@@ -121,7 +121,7 @@ def write(
             scan.index_path_of(directory, base).write_bytes(index.pack())
             index = SegmentIndex(done.rolled.base, done.rolled.base)
             index.set_before(done.rolled.entries)
-        for header, written in done.batches:
-            for name, runs in written.items():
-                index.add_run(header.position, name, runs[0].first_seq, runs[-1].last_seq)
+        for batch in done.batches:
+            for name, runs in batch.streams.items():
+                index.add_run(batch.position, name, runs[0].first_seq, runs[-1].last_seq)
     writer.close(in_order=True)

@@ -42,8 +42,7 @@
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
     │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
-    │   ├── JournalFailed            a sync failed, so later data may not be durable
-    │   └── Deposed                  another server of the cluster has taken over from this one
+    │   └── JournalFailed            a sync failed, so later data may not be durable
     ├── ExpectationFailed          a row of a typed table does not meet an expectation that must be met
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
@@ -287,12 +286,6 @@ class JournalFull(JournalError):
     """The disk has no room to open the journal for writing."""
 
     exit_status = 6
-
-
-class Deposed(JournalError):
-    """Another server of the cluster has taken over; this one continues as a follower when it is restarted."""
-
-    exit_status = 7
 
 
 class ExpectationFailed(FyrehoseError):

@@ -200,7 +200,9 @@ class IJournal(Interface):
         """
 
     def latest(size: int) -> Iterator[Run]:
-        """Yield the durable runs in about the last *size* bytes of the log; those of one stream are in order.
+        """Yield the durable runs in about the last *size* bytes of the log, the newest first, as the caller asks.
+
+        What is written or deleted meanwhile may be left out.
 
         :raises JournalCorrupt: a record is damaged
         """

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from struct import pack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -40,15 +40,10 @@ MAX_PAYLOAD = 16 << 20
 #: The largest publish, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20
 
-#: Bytes of a run besides its columns and names, and the most bytes that a character of a name needs.
-_AROUND = 64
-_CHARACTER = 6
 #: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
-USUAL_NAMES = _AROUND + _CHARACTER * MAX_NAME
+USUAL_NAMES = columns.AROUND + columns.CHARACTER * MAX_NAME
 #: More bytes than any run holds.
 _ALL = (1 << 64) - 1
-#: Sets a computed attribute of a frozen object that is being built.
-_set = object.__setattr__
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -82,8 +77,11 @@ class Column:
     lengths: Buffer
     payload: Buffer
 
-    def __len__(self) -> int:
-        return len(self.lengths) // 4
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+    else:
+        __len__ = columns.count
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -111,7 +109,7 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
     return Column(pack(f"<{len(parts)}I", *map(len, parts)), b"".join(parts))
 
 
-@attrs.define(kw_only=True, slots=True)
+@attrs.define(kw_only=True, slots=True, init=False)
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
 
@@ -138,15 +136,26 @@ class Run(Column):
     size: int = attrs.field(init=False, eq=False, repr=False)
     room: int = attrs.field(init=False, eq=False, repr=False)
 
-    def __attrs_post_init__(self) -> None:
-        size = len(self.payload) + len(self.lengths) + len(self.event_ids or b"") + len(self.event_times or b"")
-        if self.producer_seq is not None and not isinstance(self.producer_seq, int):
-            size += len(self.producer_seq)
-        names = len(self.stream) + len(self.source)
-        names += len(self.producer or "") + len(self.topic or "") + len(self.content_type or "")
-        self.last_seq = self.first_seq + len(self.lengths) // 4 - 1
-        self.size = size
-        self.room = size + _AROUND + _CHARACTER * names
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            lengths: Buffer,
+            payload: Buffer,
+            stream: str,
+            source: str,
+            producer: str | None = None,
+            topic: str | None = None,
+            content_type: str | None = None,
+            producer_seq: int | Buffer | None = None,
+            event_ids: Buffer | None = None,
+            event_times: Buffer | None = None,
+            first_seq: int = 0,
+            time: int = 0,
+        ) -> None: ...
+    else:
+        __init__ = columns.build_run
 
     @classmethod
     def of(cls, stream: str, payloads: Iterable[Buffer], *, source: str, **constants: object) -> Run:
@@ -266,11 +275,11 @@ def _slice_seqs(producer_seq: int | Buffer | None, start: int, stop: int) -> int
     return _slice_column(producer_seq, 8, start, stop)
 
 
-@attrs.frozen(slots=True)
+@attrs.define(slots=True, init=False)
 class Delivery:
     """Consecutive records of one stream, read once for all subscribers that have reached the same number.
 
-    Subscribers share it, so each protocol encodes it only once.
+    Subscribers share it, so each protocol encodes it only once, and nobody changes it.
     """
 
     runs: tuple[Run, ...]  #: not empty, ascending; numbers missing between two runs are missing for good
@@ -279,25 +288,16 @@ class Delivery:
     payload_size: int = attrs.field(init=False)  #: the payloads, in bytes
     size: int = attrs.field(init=False)  #: all columns, in bytes
     count: int = attrs.field(init=False)
-    _encoded: dict[Callable[[tuple[Run, ...]], object], object] = attrs.field(factory=dict, eq=False, repr=False)
+    _encoded: dict[Callable[[tuple[Run, ...]], object], object] = attrs.field(init=False, eq=False, repr=False)
 
-    def __attrs_post_init__(self) -> None:
-        count = payload_size = size = 0
-        for run in self.runs:
-            count += len(run.lengths) // 4
-            payload_size += len(run.payload)
-            size += run.size
-        _set(self, "first_seq", self.runs[0].first_seq)
-        _set(self, "last_seq", self.runs[-1].last_seq)
-        _set(self, "payload_size", payload_size)
-        _set(self, "size", size)
-        _set(self, "count", count)
+    if TYPE_CHECKING:
+
+        def __init__(self, runs: tuple[Run, ...]) -> None: ...
+
+        def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
+            """Return ``encode(runs)``, computed only once for each *encode*."""
+    else:
+        __init__, encoded = columns.build_delivery, columns.encoded
 
     def __len__(self) -> int:
         return self.count
-
-    def encoded(self, encode: Callable[[tuple[Run, ...]], T]) -> T:
-        """Return ``encode(runs)``, computed only once for each *encode*."""
-        if encode not in self._encoded:
-            self._encoded[encode] = encode(self.runs)
-        return self._encoded[encode]  # type: ignore[return-value]

@@ -27,7 +27,7 @@ def published(chunks: Iterable[bytes]) -> Iterator[tuple[str | None, bytes]]:
                 raise ValueError(str(event.error))
             if isinstance(event, Published):
                 for run in event.runs:
-                    yield from ((run.topic, bytes(message)) for message in run.payloads())
+                    yield from ((run.stream, bytes(message)) for message in run.payloads())
 
 
 def shipped(chunks: Iterable[bytes]) -> Iterator[tuple[str | None, bytes]]:

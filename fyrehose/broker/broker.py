@@ -87,6 +87,8 @@ class Broker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
+    #: turns of the reactor that took too long; the server's watchdog counts them
+    stalls: Stalls = attrs.field(factory=Stalls, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     limits: PeerLimits = attrs.field(factory=PeerLimits, kw_only=True)
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
@@ -94,8 +96,6 @@ class Broker:
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
     #: whether the server will stop soon, so that new clients should go elsewhere; it still serves everything
     draining: bool = attrs.field(default=False, init=False)
-    #: turns of the reactor that took too long; the server's watchdog counts them
-    stalls: Stalls = attrs.field(factory=Stalls, init=False)
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: totals by source; a publish counts for the source of its first run

@@ -50,28 +50,6 @@ class PublishTotals:
     seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     producers: set[str] = attrs.field(factory=set)
 
-    def add(self, items: Sequence[Publish], now: float, grown: dict[str, int] | None) -> None:
-        """Count publishes that have become durable.
-
-        :param now: time of the broker's clock, in seconds
-        :param grown: payload published to each stream, in bytes, to which that of *items* is added; None: nobody asks
-        """
-        self.publishes += len(items)
-        room = len(self.producers) < MOST_PRODUCERS
-        counts, bounds = self.seconds.counts, self.seconds.bounds
-        for item in items:
-            seconds = now - item.began
-            counts[bisect_left(bounds, seconds)] += 1
-            self.seconds.total += seconds
-            for run in item.runs[: item.counted]:
-                size = len(run.payload)
-                self.messages += len(run.lengths) // 4
-                self.bytes += size
-                if room:
-                    self.producers.add(_without_port(run.producer))
-                if grown is not None:
-                    grown[run.stream] = grown.get(run.stream, 0) + size
-
 
 @lru_cache(4096)
 def _without_port(producer: str | None) -> str:
@@ -223,17 +201,29 @@ class Publisher:
             self._account.release(charge)
         if error is None:
             broker = self._broker
-            grown = None if broker.grown is None else broker.grown_bytes
-            # A publisher of the server itself publishes for several sources, and records of its own.
-            sources: dict[str, list[Publish]] = {}
+            now, grown = broker.clock.seconds(), None if broker.grown is None else broker.grown_bytes
             for item in items:
-                if item.counted:
-                    sources.setdefault(item.runs[0].source, []).append(item)
-            for source, of in sources.items():
+                if not item.counted:
+                    continue
+                # A publisher of the server itself publishes for several sources.
+                source = item.runs[0].source
                 totals = broker.published.get(source)
                 if totals is None:
                     totals = broker.published[source] = PublishTotals()
-                totals.add(of, broker.clock.seconds(), grown)
+                seconds = now - item.began
+                histogram = totals.seconds
+                histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+                histogram.total += seconds
+                totals.publishes += 1
+                room = len(totals.producers) < MOST_PRODUCERS
+                for run in item.runs[: item.counted]:
+                    size = len(run.payload)
+                    totals.messages += len(run.lengths) // 4
+                    totals.bytes += size
+                    if room:
+                        totals.producers.add(_without_port(run.producer))
+                    if grown is not None:
+                        grown[run.stream] = grown.get(run.stream, 0) + size
         self._settled(items, error)
 
     def _check_rights(self, runs: Iterable[Run]) -> None:

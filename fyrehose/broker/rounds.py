@@ -113,7 +113,8 @@ class Receiver(Protocol):
 class Intake:
     """The queues of connections that wait to handle what they have received, by network.
 
-    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds
+    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds; nothing while
+        anybody waits
     """
 
     left: float = attrs.field(default=INPUT_S, init=False)
@@ -121,17 +122,13 @@ class Intake:
     _waiting: OrderedDict[str, deque[Receiver]] = attrs.field(factory=OrderedDict, init=False)
     _scheduled: bool = attrs.field(default=False, init=False)
 
-    @property
-    def free(self) -> bool:
-        """Return whether input may be handled as it arrives: nobody waits, and the time for that is not used up."""
-        return self.left > 0 and not self._waiting
-
     def wait(self, receiver: Receiver) -> None:
         """Queue *receiver*, which is not in the queue, for its next turn."""
         queue = self._waiting.get(receiver.network)
         if queue is None:
             queue = self._waiting[receiver.network] = deque()
         queue.append(receiver)
+        self.left = 0.0
         self._schedule(receiver)
 
     def _schedule(self, receiver: Receiver) -> None:
@@ -157,7 +154,7 @@ class Intake:
                 receiver.abort()
             if clock.seconds() >= end:
                 break
-        self.left = INPUT_S
+        self.left = 0.0 if self._waiting else INPUT_S
         for queue in self._waiting.values():
             self._schedule(queue[0])
             return

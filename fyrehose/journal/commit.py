@@ -34,7 +34,8 @@ from fyrehose.records import Publish, Run
 log = Logger()
 T = TypeVar("T")
 
-#: Upper bound of a commit, in bytes; keeps a single sync short.
+_HEADER = fmt.BATCH_HEADER.size
+#: Upper bound of a commit, in bytes, unless it is a single publish; keeps a single sync short.
 COMMIT = 16 << 20
 #: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
 AHEAD = 256 << 10
@@ -78,7 +79,7 @@ class Commits:
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar pace: decides in which thread commits run
-    :ivar may_write: returns whether so many bytes may be written now; called in the thread that writes
+    :ivar may_write: returns whether so many bytes may be written now; called in the thread that writes; None: they may
     :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn
     :ivar process: called in the reactor's thread with each commit, in order
     :ivar failed: set after a failed commit: later publishes must not be written without it
@@ -90,7 +91,7 @@ class Commits:
     worker: Worker
     pace: Pace
     now: Callable[[], int]
-    may_write: Callable[[int], bool]
+    may_write: Callable[[int], bool] | None
     at_turn_end: Callable[[Callable[[], object]], object]
     process: Callable[[Commit], None]
     failed: bool = attrs.field(default=False, init=False)
@@ -148,11 +149,12 @@ class Commits:
         self._scheduled = False
         items: list[Publish] = []
         size = 0
-        while self.waiting and size < COMMIT:
+        while self.waiting and (not items or size + self.waiting[0].size <= COMMIT):
             items.append(self.waiting.popleft())
             size += items[-1].size
         began = time.monotonic()
-        if items and not self.failed and not self.may_write(size + len(items) * fmt.BATCH_HEADER.size):
+        may_write = self.may_write
+        if may_write is not None and items and not self.failed and not may_write(size + len(items) * _HEADER):
             self.waiting.extendleft(reversed(items))
             items, size = [], 0
         result: Committed | Failure | None = None

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import pwd
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ else:
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
+#: The most bytes that are written by one call.  With ext4 of Linux 6.18 a call that writes more than 2 MiB into
+#: allocated space takes fourteen times as long: 46 ms for 16 MiB, while all other commits wait.
+WRITE = 1 << 20
 #: Errors of a disk that is full or read-only: reading still works, and writing may work again later.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 #: FS_IOC_GETVERSION of Linux: on ext4, XFS and btrfs a file has a random generation number besides its inode number.
@@ -51,7 +54,7 @@ class Files:
         """Write all of *data* at *offset*; after an error, a part of it may have been written."""
         view = memoryview(data)
         while view:
-            written = os.pwrite(fd, view, offset)
+            written = os.pwrite(fd, view[:WRITE], offset)
             if not written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             view, offset = view[written:], offset + written
@@ -64,9 +67,8 @@ class Files:
         """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
 
-    def commit(self, *batch: Any) -> tuple[int, int, int, float, int, int]:
-        """Write a small batch to a segment, sync it, and write MARK, all in one call: see the kernel ``commit``."""
-        return commit(*batch)
+    #: Writes a small batch to a segment, syncs it, and writes MARK, all in one call: the kernel ``commit`` itself.
+    commit: Callable[..., tuple[int, int, int, float, int, int]] = staticmethod(commit)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a class whose calls :meth:`commit` would pass by: faults and records must not miss what is written."""

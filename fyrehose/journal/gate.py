@@ -9,6 +9,7 @@ at once.  The gate of a cluster (:mod:`fyrehose.replication.gate`) waits until t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
@@ -46,11 +47,10 @@ class IGate(Interface):
     def opened() -> None:
         """Note that the journal is open."""
 
-    def may_write(size: int) -> bool:
-        """Return whether *size* bytes may be written now; if not, the gate schedules commits again later.
-
-        It is called in the thread that writes.
-        """
+    may_write = Attribute(
+        "A function that returns whether so many bytes may be written now; if not, the gate schedules commits again "
+        "later.  It is called in the thread that writes.  None: they always may."
+    )
 
     def synced(commit: Commit) -> None:
         """Release *commit*, which is on disk, now or later, in order."""
@@ -84,7 +84,7 @@ class Releases(Protocol):
 @implementer(IGate)
 @attrs.define(eq=False)
 class LocalGate:
-    """The gate of a server that is alone: what is synced is released at once."""
+    """The gate of a server that is alone: what is synced is released at once, by the journal's own methods."""
 
     accepts = True
     handover: Handover | None = None
@@ -93,10 +93,12 @@ class LocalGate:
     caught_up = True
     leads_alone = True
     early = False
-    _journal: Releases = attrs.field(init=False)
+    may_write = None
+    synced: Callable[[Commit], None] = attrs.field(init=False)
+    failed: Callable[[Commit, Exception], None] = attrs.field(init=False)
 
     def attach(self, journal: Releases) -> None:
-        self._journal = journal
+        self.synced, self.failed = journal.release, journal.refuse
 
     def prepare(self) -> Deferred[None]:
         return succeed(None)
@@ -109,15 +111,6 @@ class LocalGate:
 
     def opened(self) -> None:
         """Nothing depends on it."""
-
-    def may_write(self, size: int) -> bool:
-        return True
-
-    def synced(self, commit: Commit) -> None:
-        self._journal.release(commit)
-
-    def failed(self, commit: Commit, error: Exception) -> None:
-        self._journal.refuse(commit, error)
 
     def broke(self) -> None:
         """Nothing waits here."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from struct import Struct
 from typing import Protocol
@@ -31,8 +31,9 @@ from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import StreamState
+from fyrehose.journal.packing import StoredBatch
 from fyrehose.journal.scan import SegmentReader
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Buffer
 
 #: Minimum distance between the batches of two pairs of a stream, in bytes.
 SPACING = 64 << 10
@@ -73,8 +74,8 @@ class Index(Protocol):
     def following(self, stream: str, position: int) -> int | None:
         """Return the first position, at least *position*, that may have records of *stream*, or None."""
 
-    def first_from(self, position: int) -> int | None:
-        """Return the first position of any pair that is at least *position*, or None."""
+    def positions(self, begin: int) -> list[int]:
+        """Return the positions of all pairs that are at least *begin*, in order: each batch is near one of them."""
 
 
 @attrs.define(eq=False)
@@ -115,18 +116,18 @@ class SegmentIndex:
             self.set_before(fmt.entries(body, header.parts))
         self.end = header.end
 
-    def add_batch(self, header: fmt.BatchHeader, batch: Mapping[str, Sequence[Run]]) -> None:
-        """Add the next batch of the segment, whose runs are in memory, by stream."""
-        position, streams = header.position, self._streams
+    def add_batch(self, batch: StoredBatch) -> None:
+        """Add the next batch of the segment, which is in memory."""
+        position, streams = batch.position, self._streams
         assert position >= self.end, f"a batch at {position} follows, and the index ends at {self.end}"
-        for stream, runs in batch.items():
+        for stream, runs in batch.streams.items():
             first, of = runs[0].first_seq, streams.get(stream)
             assert of is None or first > of[0], f"number {first} of stream {stream!r} follows {of and of[0]}"
             if of is None or position - of[-1] >= SPACING:
                 self.add_run(position, stream, first, runs[-1].last_seq)
             else:
                 of[0] = runs[-1].last_seq
-        self.end = header.end
+        self.end = batch.end
 
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
         """Set the last numbers before the segment, from the entries of its first batch."""
@@ -188,12 +189,8 @@ class SegmentIndex:
         of = self._streams.get(stream, _NOTHING)
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
-    def first_from(self, position: int) -> int | None:
-        found: list[int] = []
-        for of in self._streams.values():
-            at = bisect_left(range(len(of) // 2), position, key=lambda i, of=of: of[2 * i + 2])  # type: ignore[misc]
-            found += of[2 * at + 2 : 2 * at + 3]
-        return min(found, default=None)
+    def positions(self, begin: int) -> list[int]:
+        return sorted({each for of in self._streams.values() for each in of[2::2] if each >= begin})
 
     def pack(self) -> bytes:
         """Return the content of the index file."""
@@ -281,9 +278,8 @@ class PackedIndex:
             if _STREAM.unpack_from(self.data, _HEADER.size + i * _STREAM.size)[3]:
                 yield self._name(i).decode()
 
-    def first_from(self, position: int) -> int | None:
-        positions = memoryview(self.data)[self._pairs :].cast("Q")[1::2]
-        return min((each for each in positions if each >= position), default=None)
+    def positions(self, begin: int) -> list[int]:
+        return sorted({each for each in memoryview(self.data)[self._pairs :].cast("Q")[1::2] if each >= begin})
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
         at = self._at(stream)

@@ -54,7 +54,7 @@ from fyrehose.journal.floors import Floors
 from fyrehose.journal.gate import IGate, LocalGate
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
-from fyrehose.journal.packing import grouped
+from fyrehose.journal.packing import batch_of, grouped
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import set_aside_beyond
@@ -63,7 +63,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.observe.meters import MOST_RECENT, ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run, room_of
 
 log = Logger()
@@ -205,7 +205,10 @@ class FileJournal:
         if self._worker is not None:
             return fail(JournalLocked(f"the journal {self.directory} is already open in this process"))
         self._observer = observer
-        return self.gate.prepare().addCallback(lambda _: self._open())
+        return self.gate.prepare().addCallback(lambda _: self._open()).addErrback(self._give_up)
+
+    def _give_up(self, failure: Failure) -> Any:
+        return self.gate.stop().addBoth(lambda _: failure)
 
     def _open(self) -> Deferred[Mapping[str, int]]:
         self._opening = True
@@ -328,11 +331,34 @@ class FileJournal:
 
         :param rest: those of its publishes that are not settled yet; None: all
         """
-        assert isinstance(commit.result, Committed), "only what is on disk is released"
+        committed = commit.result
+        assert isinstance(committed, Committed), "only what is on disk is released"
         self._unsettled -= len(commit.items)
-        if commit.result.batches:
-            self.meters.committed(commit.result.size, time.monotonic() - commit.began, commit.result.synced)
-        self.show(commit.result)
+        if committed.batches:
+            meters = self.meters
+            meters.recent.append((committed.size, time.monotonic() - commit.began, committed.synced))
+            if len(meters.recent) >= MOST_RECENT:
+                meters.count()
+        if committed.rolled is not None:
+            self._rolled(committed.rolled)
+        ends: dict[str, int] = {}
+        for batch in committed.batches:
+            self._store.wrote(batch)
+            self._streams.wrote_batch(batch.streams)
+            for stream, runs in batch.streams.items():
+                ends[stream] = runs[-1].last_seq
+        if committed.retired:
+            self._streams.apply(committed.retired)
+        if self.settings.durability.mode == "interval" and self._sync_later is None:
+            self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
+        if committed.bare:
+            self._call(self._writer.prepare).addErrback(self._broke)
+        if committed.many:
+            self._take_snapshot()
+        if self._commits.waiting:
+            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
+        if ends:
+            self._observer.durable(ends)
         settle(commit.items if rest is None else rest, None)
         if self._announcement is not None or self._idle is not None:
             self._settle()
@@ -411,7 +437,7 @@ class FileJournal:
             self._rolled(applied.rolled)
         ends: dict[str, int] = {}
         for header, runs, entries in applied.batches:
-            self._store.wrote(header, grouped(runs))
+            self._store.wrote(batch_of(header, grouped(runs)))
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq
@@ -457,30 +483,7 @@ class FileJournal:
             self.report.notes.append(note)
         self._writer = self._commits.writer = self._start_writing(recover(self.directory, self.files))
 
-    # Released.
-
-    def show(self, committed: Committed) -> None:
-        """Let readers see what was committed, and notify the observer."""
-        if committed.rolled is not None:
-            self._rolled(committed.rolled)
-        ends: dict[str, int] = {}
-        for header, streams in committed.batches:
-            self._store.wrote(header, streams)
-            self._streams.wrote_batch(streams)
-            for stream, runs in streams.items():
-                ends[stream] = runs[-1].last_seq
-        if committed.retired:
-            self._streams.apply(committed.retired)
-        if self.settings.durability.mode == "interval" and self._sync_later is None:
-            self._sync_later = self.reactor.callLater(self.settings.durability.seconds, self._sync)
-        if committed.bare:
-            self._call(self._writer.prepare).addErrback(self._broke)
-        if committed.many:
-            self._take_snapshot()
-        if self._commits.waiting:
-            self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
-        if ends:
-            self._observer.durable(ends)
+    # Segments and snapshots.
 
     def _rolled(self, rolled: Rolled) -> None:
         index = SegmentIndex(rolled.base, rolled.base)

@@ -1,6 +1,6 @@
 """Encode batches: the writing half of the journal's format (see :mod:`fyrehose.journal.format`).
 
-in: runs or entries      out: a header, and the bytes of a batch
+in: runs or entries      out: a header, and the bytes of a batch; a :class:`StoredBatch` for readers
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import attrs
 from crc32c import crc32c
 
 from fyrehose.journal.format import BATCH_HEADER, PADDING, BatchHeader, Entry, Has, Kind
@@ -16,6 +17,29 @@ from fyrehose.records import Buffer, Run
 
 #: Payloads of at least this many bytes are written without a copy; smaller ones are cheaper to copy.
 LARGE = 16 << 10
+#: Approximate memory of a run besides its bytes, in bytes; significant for single small messages.
+RUN_COST = 1 << 10
+
+
+@attrs.define(eq=False, slots=True)
+class StoredBatch:
+    """A batch of records in memory, between its writer and its readers; nobody changes it.
+
+    :ivar position, end: where it begins and ends in the log
+    :ivar streams: its runs, by stream
+    :ivar size: the memory that it takes, in bytes
+    """
+
+    position: int
+    end: int
+    streams: dict[str, list[Run]]
+    size: int
+
+
+def batch_of(header: BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
+    """Return the batch of *header*, whose runs are those of *streams*; none, if it is of another kind."""
+    size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
+    return StoredBatch(header.position, header.end, streams, size)
 
 
 def pieces(

@@ -17,15 +17,13 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
-from fyrehose.journal.packing import grouped
+from fyrehose.journal.packing import StoredBatch, batch_of, grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
 
 #: Size of the cache of batches, in bytes; live subscribers read the batches that were written last.
 CACHE = 32 << 20
-#: Approximate memory of a run besides its bytes, in bytes; significant for single small messages.
-RUN_COST = 1 << 10
 #: Size of the cache of indexes of sealed segments, in bytes; an index with 100,000 streams takes several MiB.
 INDEXES = 64 << 20
 #: How many snapshots are cached; one with 100,000 streams takes about 5 MiB.
@@ -36,19 +34,6 @@ OPEN = 32
 ENOUGH = 4 * scan.AHEAD
 #: How many positions are remembered at which a read stopped, and the next read of the stream may continue.
 PLACES = 1_024
-
-
-@attrs.frozen(slots=True)
-class StoredBatch:
-    """A batch in memory.
-
-    :ivar size: memory that it takes, in bytes
-    """
-
-    position: int
-    end: int
-    streams: dict[str, list[Run]]
-    size: int
 
 
 @attrs.define(eq=False)
@@ -138,13 +123,13 @@ class Store:
         self._keep_index(base, PackedIndex.unpack(data, base, fresh.end))
         return True
 
-    def wrote(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> None:
-        """Add a batch that was written to the active segment, to its index and to the cache.
-
-        :param streams: the runs of the batch, by stream
-        """
-        self._active.add_batch(header, streams)
-        self._newest = self._keep(header, streams)
+    def wrote(self, batch: StoredBatch) -> None:
+        """Add a batch that was written to the active segment, to its index and to the cache."""
+        self._active.add_batch(batch)
+        self._cache[batch.position] = self._newest = batch
+        self._cached += batch.size
+        if self._cached > CACHE:
+            self._shrink()
 
     def before(self, base: int, stream: str) -> int:
         """Return the last number of *stream* before the segment at *base*.
@@ -260,21 +245,35 @@ class Store:
         return ()
 
     def latest(self, size: int) -> Iterator[Run]:
-        """Yield the runs of about the last *size* bytes of the log, in its order.
+        """Yield the runs of about the last *size* bytes of the log, the newest first.
+
+        The log may grow and lose segments while the caller uses the iterator, which then leaves these records out.
 
         :raises JournalCorrupt: a batch or an index is damaged
         """
         if not self._bases:
             return
-        begin = max(0, self._active.end - size)
-        for base in self._bases[max(0, bisect_right(self._bases, begin) - 1) :]:
+        end = self._active.end
+        begin = max(0, end - size)
+        for base in reversed(self._bases[max(0, bisect_right(self._bases, begin) - 1) :]):
+            if base < self._bases[0]:
+                return  # retention has deleted the segment
             index = self.index(base)
-            position = index.first_from(begin)
-            while position is not None and position < index.end:
-                batch = self._batch(base, position)
-                for runs in batch.streams.values():
-                    yield from runs
-                position = batch.end
+            for position in reversed(index.positions(begin)):
+                if base < self._bases[0]:
+                    return
+                yield from self._backwards(base, position, min(end, index.end))
+                end = min(end, position)
+
+    def _backwards(self, base: int, position: int, end: int) -> Iterator[Run]:
+        """Yield the runs of the batches from *position* to *end*, the newest first."""
+        batches = []
+        while position < end:
+            batches.append(self._batch(base, position))
+            position = batches[-1].end
+        for batch in reversed(batches):
+            for runs in reversed(batch.streams.values()):
+                yield from reversed(runs)
 
     def _segments(self, stream: str, start: int) -> Iterable[int]:
         """Return the segments that can have record *start*, or the next one after it: usually one segment."""
@@ -327,15 +326,15 @@ class Store:
             runs = fmt.runs(body, header.time) if header.kind is fmt.Kind.RECORDS else []
         except (fmt.Damage, OSError) as damage:
             raise self._damaged(base, position, damage) from damage
-        return self._keep(header, grouped(runs))
-
-    def _keep(self, header: fmt.BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
-        size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
-        batch = self._cache[header.position] = StoredBatch(header.position, header.end, streams, size)
+        batch = self._cache[position] = batch_of(header, grouped(runs))
         self._cached += batch.size
+        self._shrink()
+        return batch
+
+    def _shrink(self) -> None:
+        """Forget the batches that were not used for the longest time; at least one is kept."""
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size
-        return batch
 
     def _damaged(self, base: int, position: int, reason: fmt.Damage | OSError) -> JournalCorrupt:
         """Note damage in the segment at *base*, and build the error about it."""

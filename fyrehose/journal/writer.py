@@ -20,6 +20,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan, snapshots
 from fyrehose.journal.exchange import Handover, parsed, start_of
 from fyrehose.journal.files import NO_ROOM, Files
+from fyrehose.journal.packing import RUN_COST, StoredBatch, batch_of
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.streams import Streams
 from fyrehose.kernels.pure import commit
@@ -59,11 +60,11 @@ class Rolled:
     entries: list[fmt.Entry]
 
 
-@attrs.frozen(slots=True)
+@attrs.define(eq=False, slots=True)
 class Committed:
-    """The result of one commit.
+    """The result of one commit; nobody changes it.
 
-    :ivar batches: the header and the runs of each batch, by stream
+    :ivar batches: what was written
     :ivar end: the position behind the last batch
     :ivar durable: everything below this position is on disk
     :ivar rolled: the roll-over before this commit, if any
@@ -74,7 +75,7 @@ class Committed:
     :ivar retired: the entries of the streams that were retired, which is a commit of its own
     """
 
-    batches: list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]
+    batches: list[StoredBatch]
     end: int
     durable: int
     rolled: Rolled | None
@@ -266,61 +267,49 @@ class Writer:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error
-        synced = None
+        synced: float | None = None
         if self.handover is None and self.sync_each and len(batches) == 1 and size <= SMALL:
-            header, grouped, synced = self._write_whole(batches[0])
-            written = [(header, grouped)]
+            batch, synced = self._write_whole(batches[0])
+            written = [batch]
         else:
             written = self._write_pieces(batches)
-        length = 0
-        for header, _ in written:
-            length += header.length
+        length = -len(written) * fmt.BATCH_HEADER.size
+        for batch in written:
+            length += batch.end - batch.position
         rolled, self._rolled = self._rolled, None
         filled = self.position - self.base
         bare = self._zeroed < filled + AHEAD // 2 and self._is_bare(size)
         due = filled >= self.segment_size // 8 * 7 and self._is_due()
         return Committed(written, self.position, self.durable, rolled, bare, due, length, synced)
 
-    def _write_whole(self, batch: Sequence[Run]) -> tuple[fmt.BatchHeader, dict[str, list[Run]], float]:
+    def _write_whole(self, runs: Sequence[Run]) -> tuple[StoredBatch, float]:
         """Write and sync a small batch with one call, and write MARK.
 
-        :return: the header, the runs by stream, and how long the sync took in seconds
+        :return: the batch, and how long the sync took in seconds
         """
-        grouped = self._grouped(batch)
-        runs = list(chain.from_iterable(grouped.values()))
-        position, durable, before = self.position, self.durable, self._chain
-        length, checksum, records, seconds, step, failed = self.files.commit(
+        streams = self._grouped(runs)
+        position = self.position
+        length, checksum, _, seconds, step, failed = self.files.commit(
             self._fd,
             position - self.base,
             self._mark_fd,
-            runs,
+            list(chain.from_iterable(streams.values())),
             packing.names,
             position,
-            durable,
+            self.durable,
             self.time,
             self._clock,
-            before,
+            self._chain,
             self._begin,
             *self._mark_identity,
         )
-        why = os.strerror(failed)
+        why = os.strerror(failed) if failed else ""
         if step == commit.WRITE:
             self._cut()
             raise _no_room(OSError(failed, why))
-        header = fmt.BatchHeader(
-            fmt.Kind.RECORDS,
-            False,
-            length,
-            len(runs),
-            records,
-            before,
-            position,
-            durable,
-            self.time,
-            self._clock,
-            checksum,
-        )
-        self._wrote(header, grouped)
+        assert position == self.position, f"a batch is at {position}, and the log ends at {self.position}"
+        self.position, self._chain = position + fmt.BATCH_HEADER.size + length, checksum
+        self.streams.wrote_batch(streams)
         if step == commit.SYNC:
             raise self._failed(f"cannot sync the segment at position {self.base}: {why}")
         if step == commit.UNLINKED:
@@ -328,18 +317,18 @@ class Writer:
         self.durable = self.position
         if step != commit.DONE:
             raise OSError(failed, why)
-        return header, grouped, seconds
+        return StoredBatch(position, self.position, streams, length + RUN_COST * (1 + len(runs))), seconds
 
-    def _write_pieces(self, batches: Sequence[Sequence[Run]]) -> list[tuple[fmt.BatchHeader, dict[str, list[Run]]]]:
+    def _write_pieces(self, batches: Sequence[Sequence[Run]]) -> list[StoredBatch]:
         """Write batches with one call for each large piece, and sync them if :attr:`sync_each` is set."""
-        written = []
+        written: list[StoredBatch] = []
         data: list[Buffer] = []
         position, checksum = self.position, self._chain
         for runs in batches:
-            grouped = self._grouped(runs)
+            streams = self._grouped(runs)
             header, encoded = packing.pieces(
                 fmt.Kind.RECORDS,
-                list(chain.from_iterable(grouped.values())),
+                list(chain.from_iterable(streams.values())),
                 position=position,
                 durable=self.durable,
                 time=self.time,
@@ -347,11 +336,16 @@ class Writer:
                 chain=checksum,
             )
             position, checksum = header.end, header.checksum
-            written.append((header, grouped))
+            written.append(batch_of(header, streams))
             data += encoded
         self._append(data)
-        for header, grouped in written:
-            self._wrote(header, grouped)
+        for batch in written:
+            assert batch.position == self.position, (
+                f"a batch is at {batch.position}, and the log ends at {self.position}"
+            )
+            self.position = batch.end
+            self.streams.wrote_batch(batch.streams)
+        self._chain = checksum
         if self.sync_each:
             self.sync()
         return written
@@ -370,12 +364,6 @@ class Writer:
             assert run.first_seq > last, f"number {run.first_seq} of stream {stream!r} follows {last}"
             of.append(run)
         return grouped
-
-    def _wrote(self, header: fmt.BatchHeader, grouped: dict[str, list[Run]]) -> None:
-        """Note that a batch of records is in the file."""
-        assert header.position == self.position, f"a batch is at {header.position}, and the log ends at {self.position}"
-        self.position, self._chain = header.end, header.checksum
-        self.streams.wrote_batch(grouped)
 
     def apply(self, position: int, data: bytes) -> Applied:
         """Write and sync batches that another server has written, at the end of the log; they count as released.

@@ -6,6 +6,7 @@ stop:  the port, then the connections
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
@@ -60,6 +61,8 @@ class TCPService(Service):
             remove_stale_socket(path_of(self._endpoint))
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
+            # The endpoint closes its descriptor, and that of systemd is needed when the listener is opened again.
+            self._endpoint.fileno = os.dup(self._endpoint.fileno)
         listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 

@@ -229,10 +229,11 @@ class SessionProtocol(TwistedProtocol):
                 self.timers.stop(self._handle_silence)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            if self._intake.free:
-                began = self.clock.seconds()
+            intake, clock = self._intake, self.clock
+            if intake.left > 0:
+                began = clock.seconds()
                 self.take(data)
-                self._intake.left -= self.clock.seconds() - began
+                intake.left -= clock.seconds() - began
             else:
                 self._arrived.append(data)
                 self.account.hold(len(data))
@@ -322,20 +323,10 @@ class SessionProtocol(TwistedProtocol):
     # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Handle the events of the session, from bytes that just arrived or that it had buffered.
+        """Handle the events of the session, from bytes that just arrived or that it had buffered; write what it sends.
 
         If the session has more of them, they are handled in turns with the connections of other networks.
         """
-        self.process(events)
-        self.continue_later()
-
-    def continue_later(self) -> None:
-        """Wait for a turn if the session has more events."""
-        if self.has_more and self.phase is Phase.OPEN:
-            self._wait_for_turn()
-
-    def process(self, events: Sequence[object]) -> None:
-        """Handle the events of one turn, and write what the session has to send."""
         before = self._expected
         if before and events:
             self.account.complete()
@@ -348,6 +339,13 @@ class SessionProtocol(TwistedProtocol):
             self._flush_unread()
         elif self.session.out:
             self.flush()
+        if self.session.more:
+            self.continue_later()
+
+    def continue_later(self) -> None:
+        """Wait for a turn if the session has more events."""
+        if self.has_more and self.phase is Phase.OPEN:
+            self._wait_for_turn()
 
     def handle(self, events: Sequence[object]) -> None:
         """Handle *events* in order, until the connection is closing."""
@@ -380,9 +378,13 @@ class SessionProtocol(TwistedProtocol):
             self.publisher.publish(runs, note, (), key)
         except (PublishError, Forbidden) as error:
             self.unsettled -= 1
-            if not self.keep_refused(runs, note, error):
-                self.refused(error)
-                self.settled()
+            self.not_published(runs, note, error)
+
+    def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
+        """Handle the refusal of *runs*, of which nothing is published; a hook for subclasses."""
+        if not self.keep_refused(runs, note, error):
+            self.refused(error)
+            self.settled()
 
     def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError) -> bool:
         """Store a message that was refused with *error* as a dead letter, if the option ``refused`` says so.
@@ -471,7 +473,7 @@ class SessionProtocol(TwistedProtocol):
 
     def flush(self, *more: bytes) -> None:
         """Write the data that the session has to send, and *more* behind it."""
-        data = self.session.data_to_send() if self.session.out else []
+        data = self.session.data_to_send() if not more or self.session.out else []
         if more:
             data += more
         if not data or not self.writable:

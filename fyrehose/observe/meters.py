@@ -14,6 +14,8 @@ import attrs
 SIZES = tuple(float(1 << shift) for shift in range(8, 26, 2))
 #: Upper bounds of durations, in seconds: a fast disk syncs in 0.1 ms, a failing one in many seconds.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+#: How many commits wait at the most until they are counted.
+MOST_RECENT = 64
 
 
 @attrs.define(eq=False)
@@ -72,27 +74,48 @@ class Stalls:
         self.longest = max(self.longest, seconds)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class JournalMeters:
     """The measurements of a journal.
 
-    :ivar commit_bytes: the size of each group commit, in bytes
-    :ivar commit_seconds: from when the writer thread starts a commit until the reactor has processed it, in seconds
-    :ivar sync_seconds: the duration of each sync of a segment, in seconds
+    A commit only appends to :attr:`recent`.  Its figures are counted when somebody reads a histogram, and by the owner
+    when :data:`MOST_RECENT` commits wait: many at once cost less than each by itself.
+
+    :ivar recent: of commits that are not counted yet: the size, how long the commit took, and how long its sync took;
+        None if that was counted already
     """
 
-    commit_bytes: Histogram = attrs.field(factory=lambda: Histogram(SIZES))
-    commit_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
-    sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
+    recent: list[tuple[int, float, float | None]] = attrs.field(factory=list, init=False)
+    _commit_bytes: Histogram = attrs.field(factory=lambda: Histogram(SIZES), init=False)
+    _commit_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS), init=False)
+    _sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS), init=False)
 
-    def committed(self, size: int, seconds: float, synced: float | None) -> None:
-        """Count a commit of *size* bytes, and its sync unless it was counted (None), by one call."""
-        found = [(self.commit_bytes, float(size)), (self.commit_seconds, seconds)]
-        if synced is not None:
-            found.append((self.sync_seconds, synced))
-        for histogram, value in found:
-            histogram.counts[bisect_left(histogram.bounds, value)] += 1
-            histogram.total += value
+    def count(self) -> None:
+        """Count the commits of :attr:`recent`."""
+        recent, self.recent = self.recent, []
+        for size, seconds, synced in recent:
+            self._commit_bytes.observe(size)
+            self._commit_seconds.observe(seconds)
+            if synced is not None:
+                self._sync_seconds.observe(synced)
+
+    @property
+    def commit_bytes(self) -> Histogram:
+        """The size of each group commit, in bytes."""
+        self.count()
+        return self._commit_bytes
+
+    @property
+    def commit_seconds(self) -> Histogram:
+        """From when the writer thread starts a commit until the reactor has processed it, in seconds."""
+        self.count()
+        return self._commit_seconds
+
+    @property
+    def sync_seconds(self) -> Histogram:
+        """The duration of each sync of a segment, in seconds."""
+        self.count()
+        return self._sync_seconds
 
 
 @attrs.frozen(kw_only=True)

@@ -88,7 +88,7 @@ class Filler:
         here = self._end()
         if here is None:
             return None
-        await self.log.open(self._heard).addTimeout(PATIENCE, self.reactor)
+        await self.log.open(self._heard, self.peers.writer).addTimeout(PATIENCE, self.reactor)
         extent = await self.log.extent()
         found = await self.log.read(extent.first, 1) if extent.first <= extent.last else []
         if not found or found[0][1].kind is EntryKind.DATA or found[0][1].position <= here:

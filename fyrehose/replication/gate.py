@@ -208,7 +208,7 @@ class ReplicatedGate:
 
     def failed(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
         if isinstance(commit.result, Committed):
-            self._keep_confirmed(commit.result)
+            self._keep_confirmed(commit, commit.result)
         if commit.items or not self.leading:
             self._journal.refuse(commit, error, rest)
         else:
@@ -222,12 +222,13 @@ class ReplicatedGate:
         """Return the error of what is written here, and may be in the shared log (rule 15)."""
         return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
-    def _keep_confirmed(self, committed: Committed) -> None:
-        """Show the part of a commit in front of the position where the log was cut: it stays, and counts."""
+    def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
+        """Release the part of a commit in front of the position where the log was cut: it stays, and counts."""
         rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
-        batches = [(header, runs) for header, runs in committed.batches if header.end <= self._kept]
+        batches = [batch for batch in committed.batches if batch.end <= self._kept]
         if rolled is not None or batches:
-            self._journal.show(attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False))
+            kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
+            self._journal.release(attrs.evolve(commit, items=[], result=kept))
 
     # The member's side: lead.
 

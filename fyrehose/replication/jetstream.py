@@ -5,6 +5,7 @@ nats-py needs asyncio, so it runs in a thread with a loop of its own; results co
     subject fyrehose.NAME.log        the entries; the stream FYREHOSE_NAME stores them
     subject fyrehose.NAME.say        messages between servers, which nobody stores
     subject fyrehose.NAME.members    requests of operators to change the members
+    subject fyrehose.NAME.here.SERVER.INCARNATION    nothing: NATS knows who is subscribed to it
 
 One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
 
@@ -30,7 +31,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
-from fyrehose.replication.entries import MAX_ENTRY, LogEntry
+from fyrehose.replication.entries import MAX_ENTRY, EntryWriter, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 from fyrehose.replication.stream import create, limit_of, members_subject_of, say_subject_of, stream_of, subject_of
 
@@ -49,6 +50,8 @@ SILENT = 3.0
 CLOSE = 5.0
 #: How long the end of the connection may take, twice, in seconds.
 LAST_WORDS = 0.75
+#: For how long NATS is waited for to say that nobody is subscribed, which it says at once, in seconds.
+NOBODY = 0.5
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
 #: How many bytes one read of the connection takes at most.
@@ -87,10 +90,13 @@ class JetStreamLog:
     _error: str = attrs.field(default="", init=False)
     #: When NATS last answered a request, or a connection was made, by the loop's clock.
     _answered: float = attrs.field(default=0.0, init=False)
+    #: The requests that wait for an answer.
+    _waiting: set[asyncio.Task[Any]] = attrs.field(factory=set, init=False)
     #: The change to another server that is under way.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
     _members_asked: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
+    _writer: EntryWriter | None = attrs.field(default=None, init=False)
 
     @property
     def stream(self) -> str:
@@ -115,13 +121,16 @@ class JetStreamLog:
         return url.netloc if url else ""
 
     def open(
-        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
             self._thread.start()
-        self._heard, self._members_asked = heard, asked
+        self._heard, self._writer, self._members_asked = heard, writer, asked
         return self._ask(self._open())
 
     async def _open(self) -> list[str]:
@@ -147,6 +156,7 @@ class JetStreamLog:
         client = await nats.connect(
             servers,
             error_cb=self._failed,
+            disconnected_cb=self._disconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RETRY,
             connect_timeout=self.timeout,
@@ -156,15 +166,28 @@ class JetStreamLog:
         )
         await client.subscribe(say_subject_of(self.name), cb=receive)
         await client.subscribe(members_subject_of(self.name), cb=receive_request)
+        if self._writer is not None:
+            await client.subscribe(self._here(self._writer), cb=_ignore)
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._replied)
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)
         self._answered = asyncio.get_running_loop().time()
 
+    async def _disconnected(self) -> None:
+        """End the requests that were sent on this connection: nobody answers them on the next one."""
+        for asked in self._waiting:
+            asked.cancel()
+
     def _unanswered(self) -> None:
-        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never."""
+        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never.
+
+        The client closes for good when a server refuses it, which may not know all passwords yet; then that server is
+        tried again, even if it is the only one.
+        """
         silent = asyncio.get_running_loop().time() - self._answered
-        if self._client is not None and self._leaving is None and silent > SILENT and len(self.servers) > 1:
+        if self._client is None or self._leaving is not None or silent <= SILENT:
+            return
+        if len(self.servers) > 1 or self._client.is_closed:
             self._leaving = asyncio.ensure_future(self._leave())
 
     async def _leave(self) -> None:
@@ -266,6 +289,22 @@ class JetStreamLog:
             said = self._client.publish(say_subject_of(self.name), message)
             self._ask(said, answers=False).addErrback(lambda _: None)
 
+    def is_here(self, writer: EntryWriter) -> Deferred[bool]:
+        return self._ask(self._is_here(writer), answers=False)
+
+    async def _is_here(self, writer: EntryWriter) -> bool:
+        from nats.errors import NoRespondersError
+
+        with suppress(TimeoutError):
+            try:
+                await self._connection.request(self._here(writer), timeout=NOBODY)
+            except NoRespondersError:
+                return False
+        return True
+
+    def _here(self, writer: EntryWriter) -> str:
+        return f"fyrehose.{self.name}.here.{writer.name}.{writer.incarnation}"
+
     def close(self) -> Deferred[None]:
         closed = self._ask(self._close(), answers=False)
         return closed.addBoth(self._stop)
@@ -298,8 +337,15 @@ class JetStreamLog:
                 self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
+            this = asyncio.current_task()
+            assert this is not None, "a loop runs it"
+            if answers:
+                self._waiting.add(this)
             try:
                 result = await asked
+            except asyncio.CancelledError:
+                why = "the connection to NATS has ended"
+                self.reactor.callFromThread(done.errback, Failure(Unavailable(why)))
             except (Refused, Damage, ConfigError):
                 answered()
                 self.reactor.callFromThread(done.errback, Failure())
@@ -313,6 +359,8 @@ class JetStreamLog:
             else:
                 answered()
                 self.reactor.callFromThread(done.callback, result)
+            finally:
+                self._waiting.discard(this)
 
         if self._loop is None:
             asked.close()
@@ -320,6 +368,10 @@ class JetStreamLog:
         else:
             asyncio.run_coroutine_threadsafe(run(), self._loop)
         return done
+
+
+async def _ignore(message: Any) -> None:
+    """Answer nothing: that a server is subscribed is all that others want to know."""
 
 
 def refusal(error: Exception) -> str:

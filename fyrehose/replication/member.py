@@ -39,6 +39,7 @@ from fyrehose.replication.role import (
     Listed,
     LookAt,
     Purge,
+    Reopen,
     Role,
     State,
     Write,
@@ -57,6 +58,13 @@ READ = 64
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
+#: After how many seconds of silence a follower asks NATS whether the leader's process is still connected.
+ASK = 0.5
+#: After how many seconds of silence a follower takes over if it is not.  A leader that has lost its NATS server is
+#: connected to another one sooner.
+GONE = 1.0
+#: Two servers seldom take over at the same time, because each waits up to this much longer, in seconds.
+SPREAD = 0.25
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
@@ -69,10 +77,10 @@ class Member:
 
     :ivar reactor: the clock
     :ivar peers: the other servers, as far as they were heard
-    :ivar on_deposed: called with the reason when another server has taken over from this one
-    :ivar on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :ivar on_reopen: called with the reason when the journal has to be closed and opened again: another server has taken
+        over from this one, the journal has to be filled, or the shared log has lost entries
     :ivar on_removed: called with the reason when this server is no member, and does not take part any more
-    :ivar can_fill: whether it is filled at the next start
+    :ivar can_fill: whether a journal that is too far behind is filled when it is opened
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
     """
@@ -83,8 +91,7 @@ class Member:
     log: ISharedLog
     settings: ReplicationSettings
     incarnation: int
-    on_deposed: Callable[[str], object] = lambda reason: None
-    on_behind: Callable[[str], object] = lambda reason: None
+    on_reopen: Callable[[str], object] = lambda reason: None
     on_removed: Callable[[str], object] = lambda reason: None
     can_fill: bool = False
     jitter: float = 0.0
@@ -95,6 +102,8 @@ class Member:
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
     _confirmed: float = attrs.field(default=0.0, init=False)  #: when the shared log answered this leader last
+    _present: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that was connected
+    _gone: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that is not connected any more
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
@@ -130,10 +139,9 @@ class Member:
                 "alone, and the loss of the leader may lose up to {most} of them",
                 most=shown_size(self.settings.ahead),
             )
-        writer = EntryWriter(self.settings.name, self.incarnation)
         end = self.journal.writer
         self.role = Role(
-            writer,
+            self.peers.writer,
             end.position,
             ahead=self.settings.ahead,
             size=self.settings.members,
@@ -149,6 +157,7 @@ class Member:
     async def stop(self) -> None:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
         if self._ticking is None:
+            await self.log.close()  # it may be open, because the journal was to be filled
             return
         await self._await_pending("this server is stopping")
         ticking, self._ticking = self._ticking, None
@@ -216,12 +225,12 @@ class Member:
     def leads_alone(self) -> bool:
         """Return whether no other server can have taken over from this leader.
 
-        A follower waits for ``takeover-after`` after the last entry that it has read, and takes over only if it has
+        A follower waits for :data:`GONE` at least after the last entry that it has read, and takes over only if it has
         read all of them.  So nobody can have taken over before that time has passed since an entry was sent which the
         shared log has accepted.
         """
         passed = self.reactor.seconds() - self._proven
-        return self.running and self.role.state is State.LEADER and passed < self.settings.takeover_after * (1 - DRIFT)
+        return self.running and self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
 
     @property
     def early(self) -> bool:
@@ -255,7 +264,10 @@ class Member:
             self._once("note", self._note)
         if self.role.state is State.FOLLOWER:
             self._once("read", self._read)
-            if now - self._heard_leader > self.settings.takeover_after + self.jitter:
+            silent = now - self._heard_leader
+            if silent > ASK or self._present != self.role.leader:
+                self._once("ask", self._ask_leader)
+            if silent > self._patience:
                 self._once("take over", self._take_over)
         else:
             self._lead(now)
@@ -292,7 +304,7 @@ class Member:
             self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
 
     async def _open(self) -> None:
-        for warning in await self.log.open(self._heard, self._members_asked):
+        for warning in await self.log.open(self._heard, self.peers.writer, self._members_asked):
             log.warn("replication: {warning}", warning=warning)
         self._opened_at = self._heard_leader = self.reactor.seconds()
         log.info(
@@ -350,14 +362,38 @@ class Member:
             where = f" at {self.leader_address}" if self.leader_address else ""
             self.gate.refusal = f"this server follows {leader.name}{where}; publish there"
 
+    async def _ask_leader(self) -> None:
+        """Find out whether the leader's process has ended.
+
+        The answer may be wrong, and says only how long to wait.  It counts if the leader was found before: the
+        permissions of NATS may hide it.
+        """
+        leader = self.role.leader
+        if leader is None:
+            return
+        if await self.log.is_here(leader):
+            self._present, self._gone = leader, None
+        elif leader == self._present:
+            self._gone = leader
+
+    @property
+    def _patience(self) -> float:
+        """Return for how many seconds the leader is silent before this server takes over."""
+        leader = self.role.leader
+        spread = self.jitter * SPREAD
+        if leader is not None and self.peers.has_left(leader):
+            return spread
+        if leader is not None and leader == self._gone:
+            return GONE + spread
+        return self.settings.takeover_after + spread
+
     async def _take_over(self) -> None:
         extent = await self.log.extent()
         if extent.last == 0 and not self._may_begin():
             return
         silent = self.reactor.seconds() - self._heard_leader
-        if silent > self.settings.takeover_after and self.role.take_over(
-            extent.last, f"no leader was heard for {silent:.1f} s"
-        ):
+        why = " and none is connected to NATS" if self.role.leader == self._gone is not None else ""
+        if silent > self._patience and self.role.take_over(extent.last, f"no leader was heard for {silent:.1f} s{why}"):
             self._answered = self.reactor.seconds()
             await self._perform()
 
@@ -443,9 +479,7 @@ class Member:
         if epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
-            if self.peers.has_left(peer.writer):
-                self._heard_leader = min(self._heard_leader, peer.heard - self.settings.takeover_after)
-            else:
+            if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
             self._hint = max(self._hint, int(peer.said.get("applied", 0)))
             if self._hint > self.role.applied:
@@ -530,12 +564,16 @@ class Member:
                 served = self.settings.journal or any(peer.journal for peer in self.peers.others.values())
                 if not self.can_fill or not served:
                     raise too_far_behind(role.position, position)
-                self.on_behind(
-                    f"the journal ends at position {role.position}, and the shared log begins at {position}; the "
-                    "journal is filled from another server when this one is started again"
+                self.on_reopen(
+                    f"the journal ends at position {role.position}, and the shared log begins at {position}: it has to "
+                    "be filled from another server"
                 )
             case Listed(members):
                 log.info("replication: the members are {members} now", members=str(members))
+            case Reopen(reason):
+                if self.gate.leading:
+                    await self.gate.follow(role.position, reason)
+                self.on_reopen(reason)
             case Changed(state, reason):
                 await self._changed(state, reason)
 
@@ -555,7 +593,7 @@ class Member:
             self._heard_leader = self.reactor.seconds()
             if self._led_once:
                 self._led_once = False
-                self.on_deposed(reason)
+                self.on_reopen(f"this server was the leader, and follows again: {reason}")
         elif state is State.STOPPED and not self.role.admitted:
             self._removed(reason)
         elif state is State.STOPPED:

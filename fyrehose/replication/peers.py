@@ -78,6 +78,11 @@ class Peers:
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
+    @property
+    def writer(self) -> EntryWriter:
+        """Return this server as the writer of entries of the shared log."""
+        return EntryWriter(self.settings.name, self.incarnation)
+
     def pack(
         self,
         role: Role,

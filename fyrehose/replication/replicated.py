@@ -27,8 +27,7 @@ def replicated(
     *,
     replication: ReplicationSettings,
     shared_log: ISharedLog,
-    on_deposed: Callable[[str], object] = lambda reason: None,
-    on_behind: Callable[[str], object] = lambda reason: None,
+    on_reopen: Callable[[str], object] = lambda reason: None,
     on_removed: Callable[[str], object] = lambda reason: None,
     copy: Copy | None = None,
     in_thread: Callable[..., Deferred[int]] = deferToThread,
@@ -39,8 +38,7 @@ def replicated(
 
     :param replication: the options of this server
     :param shared_log: connects the servers
-    :param on_deposed: called with the reason when another server has taken over from this one
-    :param on_behind: called with the reason when the journal has to be filled, which happens at the next start
+    :param on_reopen: called with the reason when the journal has to be closed and opened again
     :param on_removed: called with the reason when this server is no member of the cluster
     :param copy: copies the journal of another server; None: the journal is not filled by itself
     :param in_thread: calls a function that blocks
@@ -57,8 +55,7 @@ def replicated(
         shared_log,
         replication,
         random,
-        on_deposed,
-        on_behind,
+        on_reopen,
         on_removed,
         can_fill=copy is not None,
         jitter=random % 1000 / 1000,

@@ -33,7 +33,7 @@ WINDOW = 8
 #: shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
-#: After this many consecutive signs that the shared log has lost entries, the server stops; there are at most four in a
+#: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
 #: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
 SIGNS = 80
 #: A server that is no member stops when it has applied all that so many answers have told of; there are at most four
@@ -49,7 +49,7 @@ class State(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"  #: its take-over is under way
     LEADER = "leader"
-    STOPPED = "stopped"  #: it does not take part any more, see the reason
+    STOPPED = "stopped"  #: this role does nothing any more, see the reason of the change
 
 
 @attrs.frozen
@@ -123,6 +123,16 @@ class Fill:
 
 
 @attrs.frozen
+class Reopen:
+    """Close the journal, and open it again: only another role looks at the shared log from its first entry on.
+
+    :ivar reason: for people
+    """
+
+    reason: str
+
+
+@attrs.frozen
 class Purge:
     """Delete the entries of the shared log before *number*."""
 
@@ -144,7 +154,7 @@ class Changed:
     reason: str
 
 
-Action = Append | LookAt | Write | Compare | Cut | Fill | Purge | Listed | Changed
+Action = Append | LookAt | Write | Compare | Cut | Fill | Reopen | Purge | Listed | Changed
 
 
 @attrs.define(eq=False)
@@ -578,8 +588,7 @@ class Role:
 
     def _step_down(self, reason: str) -> None:
         """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
-        self.inflight.clear()
-        self._queue.clear()
+        self._drop_pending()
         self._alone = False
         self.checkpoint = self.leader = None
         self._waiting = True
@@ -633,15 +642,20 @@ class Role:
     def _sign(self, what: str) -> None:
         self._signs += 1
         if self._signs >= SIGNS:
-            self._stop(what)
+            self._drop_pending()
+            self.state = State.STOPPED
+            self._actions.append(Reopen(f"the shared log has lost entries: {what}"))
 
     def _stop(self, what: str) -> None:
         self._give_up(f"the shared log has lost entries, or is of another cluster: {what}")
 
     def _give_up(self, reason: str) -> None:
+        self._drop_pending()
+        self._set(State.STOPPED, reason)
+
+    def _drop_pending(self) -> None:
         self.inflight.clear()
         self._queue.clear()
-        self._set(State.STOPPED, reason)
 
     def _set(self, state: State, reason: str) -> None:
         self.state = state

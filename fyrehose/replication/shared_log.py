@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-from fyrehose.replication.entries import LogEntry
+from fyrehose.replication.entries import EntryWriter, LogEntry
 
 
 class Refused(Exception):
@@ -48,10 +48,13 @@ class ISharedLog(Interface):
     Every Deferred fails with :class:`Unavailable` if there is no answer in time.
     """
 
-    def open(heard: Callable[[bytes], None], asked: Callable[[bytes], None] = ...) -> Deferred[list[str]]:
+    def open(
+        heard: Callable[[bytes], None], writer: EntryWriter | None = None, asked: Callable[[bytes], None] = ...
+    ) -> Deferred[list[str]]:
         """Connect, and create the log if it does not exist.
 
         :param heard: called with each message that another server has :meth:`said <say>`
+        :param writer: this server, which others may ask for (:meth:`is_here`); None: it is not found
         :param asked: called with each request of an operator to change the members
         :return: fires with warnings for people about the settings of the log
         :raises ConfigError: the log has settings that lose entries
@@ -77,6 +80,12 @@ class ISharedLog(Interface):
 
     def say(message: bytes) -> None:
         """Send *message* to the other servers; it may be lost."""
+
+    def is_here(writer: EntryWriter) -> Deferred[bool]:
+        """Return whether the process of *writer* is connected, as far as one machine of the engine knows.
+
+        When a process is killed, its connection ends at once.  That of a process that is frozen or busy does not.
+        """
 
     def close() -> Deferred[None]:
         """Disconnect."""

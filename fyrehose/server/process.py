@@ -122,6 +122,13 @@ def reduce_garbage_collection() -> None:
     gc.set_threshold(10_000, 2, 100)
 
 
+def free_closed_objects() -> None:
+    """Free what was closed and refers to itself, also if :func:`reduce_garbage_collection` has excluded it."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def share_interpreter() -> None:
     """Let a thread that waits for the interpreter have it within half a millisecond, such as the one that commits.
 

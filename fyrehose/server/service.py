@@ -35,6 +35,8 @@ from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.net.peers import INET
+from fyrehose.observe.counters import Counters
+from fyrehose.observe.meters import Stalls
 
 log = Logger()
 
@@ -51,6 +53,8 @@ class Fyrehose(MultiService):
     :param limits: limits of the state that one peer may create
     :param rules: limits of streams by their names, except for ages, which the journal must be given itself
     :param policy: the access policy; without one, only clients on this machine have access
+    :param counters: count on where an earlier server of this process has stopped
+    :param stalls: turns of the reactor that took too long
     :param on_open: called when the journal is open, before the first child starts
     :param on_failure: called with the reason when the server cannot continue, because the journal has failed or a child
         that was added later could not start.  Without it the server stops, and its process continues.
@@ -69,6 +73,8 @@ class Fyrehose(MultiService):
         limits: PeerLimits | None = None,
         rules: StreamRules = UNLIMITED,
         policy: Policy = LOOPBACK,
+        counters: Counters | None = None,
+        stalls: Stalls | None = None,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
@@ -84,6 +90,8 @@ class Fyrehose(MultiService):
             limits=PeerLimits() if limits is None else limits,
             rules=rules,
             guard=Guard(policy),
+            counters=Counters() if counters is None else counters,
+            stalls=Stalls() if stalls is None else stalls,
             watch=self._journal_changed,
         )
         self._on_failure = self._give_up if on_failure is None else on_failure

@@ -13,27 +13,23 @@ import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TextIO, cast
 
-from twisted.application.service import IService, Service
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import ILogObserver, Logger, LogLevel
 from twisted.python import usage
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
-from fyrehose.broker.budget import Budget
-from fyrehose.errors import ConfigError, Deposed, FyrehoseError, MissingExtra
-from fyrehose.journal.commit import Far
-from fyrehose.journal.journal import FileJournal
-from fyrehose.net.turns import TurnEnds
+from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.net.twisted_private import bound_events
+from fyrehose.observe.counters import Counters
+from fyrehose.observe.meters import Stalls
 from fyrehose.options import counted, suggestion
-from fyrehose.replication.jetstream import JetStreamLog
-from fyrehose.replication.replicated import replicated
 from fyrehose.server import logs, process
 from fyrehose.server.config import (
     Config,
@@ -44,20 +40,20 @@ from fyrehose.server.config import (
     read_file,
     resolve,
 )
-from fyrehose.server.filling import copy_journal
-from fyrehose.server.idle import IdleStreams
-from fyrehose.server.listeners import Listeners
 from fyrehose.server.logs import LevelObserver
 from fyrehose.server.notify import ServiceManager, waits_for_stop
 from fyrehose.server.reload_answer import ReloadAnswer, write_answer
 from fyrehose.server.reloading import Reloading
 from fyrehose.server.service import Fyrehose
+from fyrehose.server.stack import Stack
 from fyrehose.server.watchdog import Watchdog
 
 log = Logger()
 
 #: How long a server under systemd or in Kubernetes drains by default, in seconds.
 DRAIN = 10.0
+#: How long a server waits before it tries again to open its journal anew, because the disk was full, in seconds.
+RETRY = 1.0
 #: What getopt says of an option that does not exist.
 _UNKNOWN = re.compile(r"option --(\S+) not recognized")
 #: The guarantee of each durability mode, for the log.
@@ -237,6 +233,9 @@ def makeService(options: Options) -> ServerProcess:
 class ServerProcess(Service):
     """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
+    A server of a cluster may be able to continue only as after a restart, for example when another one has taken over
+    from it.  Then its stack is closed, and another one opened with the same configuration; the process goes on.
+
     :param command: the command that was started, for errors
     :param reread: returns the configuration as its files are now; None: it cannot change
     """
@@ -253,72 +252,40 @@ class ServerProcess(Service):
         self.log_observer = log_observer
         self._observer: LevelObserver | None = None
         self.reactor = reactor
-        stream_age = config.streams.keep_age if config.streams.expire else None
-        self.journal = self._make_journal(config, stream_age)
-        self.fyrehose = Fyrehose(
-            reactor,
-            self.journal,
-            max_streams=config.server.max_streams,
-            named_subscriptions=config.server.named_subscriptions,
-            keys_kept=config.server.keys_kept,
-            limits=config.server.peer_limits,
-            rules=config.streams,
-            budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
-            policy=config.policy,
-            on_open=self._opened,
-            on_failure=self._end_process,
-        )
+        self._reread = (lambda: config) if reread is None else reread
+        self._counters, self._stalls = Counters(), Stalls()
         self.manager = ServiceManager.from_environment(reactor, os.environ)
-        self.watchdog = Watchdog(reactor, self.fyrehose.broker.stalls, self.manager)
-        self.listeners = Listeners(reactor, self.fyrehose)
+        self.watchdog = Watchdog(reactor, self._stalls, self.manager)
         self._ended = False
         self._serving = False
-        self._reloads: Deferred[Any] = succeed(None)  # one after the other
-        self._idle: Any = None
-        self._retire_idle(config.server.retire_idle)
-        reduced = self.listeners.within_descriptors(config.listeners)
-        for listener, within in zip(config.listeners, reduced, strict=True):
-            service = self.listeners.make(within, config)
-            if service is not None:
-                self.listeners.add(listener, service)
-        again = (lambda: config) if reread is None else reread
+        self._reopening = False
+        self._reopened = False  #: whether this stack is not the first one
+        self._retry: IDelayedCall | None = None
+        self._changes: Deferred[Any] = succeed(None)  # reloads and new stacks, one after the other
+        self._build(config)
+
+    def _build(self, config: Config) -> None:
+        """Make the stack of *config*, which creates no file and opens no port yet."""
+        self.stack = stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
         self.reloading = Reloading(
-            config, again, self.fyrehose, self.journal, self.listeners, self._retire_idle, self._log_from
+            config,
+            self._reread,
+            stack.fyrehose,
+            stack.journal,
+            stack.listeners,
+            stack.retire_idle,
+            self._log_from,
         )
+
+    @property
+    def fyrehose(self) -> Fyrehose:
+        """Return the server of the present stack."""
+        return self.stack.fyrehose
 
     @property
     def config(self) -> Config:
         """Return the configuration in force."""
         return self.reloading.config
-
-    def _make_journal(self, config: Config, stream_age: Callable[[str], float] | None) -> FileJournal:
-        cluster = config.replication
-        if cluster is None:
-            at_turn_end = TurnEnds(self.reactor).call
-            return FileJournal(
-                self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
-            )
-        if find_spec("nats") is None:
-            raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
-        options = cluster.connect_options()
-        shared_log = JetStreamLog(
-            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
-        )
-        return replicated(
-            self.reactor,
-            config.data_dir,
-            config.journal,
-            stream_age=stream_age,
-            pace=Far(),  # the other servers take longer than a hand-over to the writer thread
-            replication=cluster,
-            shared_log=shared_log,
-            on_deposed=lambda reason: self._end_process(
-                Deposed(f"{reason}; this server was the leader, and follows when it is started again")
-            ),
-            on_behind=lambda reason: self._end_process(Deposed(reason)),
-            on_removed=lambda reason: self._end_process(ConfigError(reason)),
-            copy=partial(copy_journal, cluster.token_file),
-        )
 
     def setServiceParent(self, parent: Any) -> None:
         Service.setServiceParent(self, parent)
@@ -333,17 +300,19 @@ class ServerProcess(Service):
     def stopService(self) -> Deferred[None]:
         Service.stopService(self)
         self._serving = False
+        if self._retry is not None and self._retry.active():
+            self._retry.cancel()
         self.watchdog.stop()
         self.manager.stopping()
-        return self.fyrehose.stopService()
+        return self._changes.addCallback(lambda _: self.fyrehose.stopService())
 
     def reload(self) -> Deferred[ReloadAnswer]:
         """Read the files again, and change what differs: all of it, or nothing."""
         if self._serving:  # otherwise the notification follows when the server is ready
             self.manager.reloading()
-        self._reloads = self._reloads.addCallback(lambda _: Deferred.fromCoroutine(self.reloading.reload()))
+        self._changes = self._changes.addCallback(lambda _: Deferred.fromCoroutine(self.reloading.reload()))
         answered: Deferred[ReloadAnswer] = Deferred()
-        self._reloads.addErrback(self._reload_failed).addCallback(self._reloaded).addCallback(answered.callback)
+        self._changes.addErrback(self._reload_failed).addCallback(self._reloaded).addCallback(answered.callback)
         return answered
 
     def _reload_failed(self, failure: Failure) -> ReloadAnswer:
@@ -351,10 +320,9 @@ class ServerProcess(Service):
         return ReloadAnswer(error=f"unexpected error: {failure.value}; the log has its traceback")
 
     def _reloaded(self, answer: ReloadAnswer) -> ReloadAnswer:
-        counters = self.fyrehose.broker.counters
-        counters.add("server", "reloads")
+        self._counters.add("server", "reloads")
         if answer.error:
-            counters.add("server", "reload-failures")
+            self._counters.add("server", "reload-failures")
             log.error("reload: nothing was changed: {error}", error=answer.error)
         else:
             for line in answer.lines():
@@ -374,16 +342,6 @@ class ServerProcess(Service):
         if self._observer is not None:
             self._observer.level = LogLevel.levelWithName(level)
 
-    def _retire_idle(self, seconds: float) -> None:
-        """Retire streams that have been empty for *seconds* from now on; 0: none."""
-        if self._idle is not None:
-            self.fyrehose.removeService(self._idle)
-            self._idle = None
-        if seconds:
-            self._idle = IdleStreams(self.reactor, self.fyrehose.broker, seconds)
-            self._idle.setName("idle streams")
-            self._idle.setServiceParent(IService(self.fyrehose))
-
     def _run(self) -> None:
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
@@ -391,9 +349,9 @@ class ServerProcess(Service):
         bound_events(self.reactor)
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
-        for warning in self.listeners.warnings:
+        for warning in self.stack.listeners.warnings:
             log.warn("{warning}", warning=warning)
-        for remark in self.listeners.remarks:
+        for remark in self.stack.listeners.remarks:
             log.info("{remark}", remark=remark)
         log.info(
             "fyrehose {version}, {kernels} kernels, journal in {directory}",
@@ -406,7 +364,31 @@ class ServerProcess(Service):
             rules = counted(len(self.config.policy.rules), "rule")
             log.info("policy {file}: {rules}", file=self.config.policy_file, rules=rules)
         log.info("durability {mode}: {guarantee}", mode=durability, guarantee=_GUARANTEES[durability.mode])
-        self.fyrehose.startService().addCallbacks(self._started, self._failed)
+        self._open()
+
+    def _open(self) -> None:
+        fyrehose = self.fyrehose
+        fyrehose.startService().addCallbacks(lambda _: self._started(fyrehose), self._failed)
+
+    def _reopen(self, reason: str) -> None:
+        """Close the stack, and open another one, which does to the journal and to clients what a restart does."""
+        if self._reopening or self._ended or not self.running:
+            return
+        self._reopening, self._serving = True, False
+        self._counters.add("server", "reopenings")
+        log.warn("{reason}; the journal and all listeners are closed, and opened again", reason=reason)
+        self._changes.addCallback(lambda _: Deferred.fromCoroutine(self._replace())).addErrback(self._failed)
+
+    async def _replace(self) -> None:
+        old = self.fyrehose
+        await old.stopService()
+        if self._ended or not self.running:
+            return
+        process.free_closed_objects()
+        self._build(self.config)
+        self.fyrehose.broker.draining = old.broker.draining
+        self._reopening, self._reopened = False, True
+        self._open()
 
     def _drain(self) -> float:
         """Make ``/ready`` say 503, so that load balancers send new clients elsewhere.
@@ -427,13 +409,8 @@ class ServerProcess(Service):
         )
         return seconds
 
-    def _opened(self) -> None:
-        assert self.journal.report is not None
-        for line in self.journal.report.lines():
-            log.info("journal: {line}", line=line)
-
-    def _started(self, _: None) -> None:
-        if self.fyrehose.running:
+    def _started(self, fyrehose: Fyrehose) -> None:
+        if fyrehose.running:
             log.info("serving")
             self._serving = True
             self.manager.ready("serving")
@@ -441,6 +418,9 @@ class ServerProcess(Service):
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
+        if self._reopened and isinstance(error, JournalFull):
+            self._retry = self.reactor.callLater(RETRY, self._reopen, str(error))
+            return
         if not isinstance(error, FyrehoseError):
             log.failure("unexpected error", failure)
         log.critical("cannot start: {error}", error=error)

@@ -99,11 +99,13 @@ class Watchdog:
     _next_report: float = attrs.field(default=0.0, init=False)
 
     def start(self, watched: Watched | None = None, run: bool = True) -> None:
-        """Start watching; the reactor calls this in its thread.
+        """Start watching; the reactor calls this in its thread.  Idempotent.
 
         :param watched: that thread, if it is not the calling one
         :param run: False: no thread is started, and a test calls :meth:`look`
         """
+        if self._timer is not None:
+            return
         self._watched = Watched.this_thread() if watched is None else watched
         self._looked_at, self._cpu_at_look = self.seconds(), self._watched.cpu()
         self._note_beat()

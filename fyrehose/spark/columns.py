@@ -8,7 +8,7 @@ thousands of records at once.  The payload of a single large run is passed witho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -164,8 +164,9 @@ class Pieces:
         if len(pieces) == 1:
             number, begin, size = pieces[0].tolist()
             return memoryview(self.chunks[number])[begin : begin + size]
-        out: Any = np.empty(int(pieces[:, 2].sum()), np.uint8)
-        kernel.gather(self.chunks, pieces, out)
+        # Numpy would ask for huge pages, which take the system longer to find than small ones.
+        out = pa.allocate_buffer(int(pieces[:, 2].sum()))
+        kernel.gather(self.chunks, pieces, np.frombuffer(out, np.uint8))
         return memoryview(out)
 
     def _optional(self, wanted: Has) -> Buffer:
@@ -197,10 +198,10 @@ class Pieces:
         return self._constant("content_type")
 
     def _seq(self) -> pa.Array:
-        return _numbers(pa.int64(), self._rising(self._firsts))
+        return numbers(pa.int64(), self._rising(self._firsts))
 
     def _time(self) -> pa.Array:
-        return _numbers(_TIME, np.repeat(self._times, self._counts))
+        return numbers(_TIME, np.repeat(self._times, self._counts))
 
     def _producer_seq(self) -> pa.Array:
         there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
@@ -211,7 +212,7 @@ class Pieces:
         listed = self._has(Has.PRODUCER_SEQS)
         if listed is not None:
             values[listed] = np.frombuffer(self._optional(Has.PRODUCER_SEQS), np.int64)
-        return _numbers(pa.int64(), values, there)
+        return numbers(pa.int64(), values, there)
 
     def _event_id(self) -> pa.Array:
         there = self._has(Has.EVENT_IDS)
@@ -225,7 +226,7 @@ class Pieces:
             return pa.nulls(self.rows, _TIME)
         values = np.zeros(self.rows, np.int64)
         values[there] = np.frombuffer(self._optional(Has.EVENT_TIMES), np.int64)
-        return _numbers(_TIME, values, there)
+        return numbers(_TIME, values, there)
 
     def _payload(self) -> pa.Array:
         runs = self.table[: self.used]
@@ -239,10 +240,11 @@ class Pieces:
         there = {values[i] for i in np.unique(self._ids)}
         if len(there) == 1 and not encoded:
             return pa.repeat(pa.scalar(there.pop(), pa.string()), self.rows)
-        codes = {value: code for code, value in enumerate(sorted(there - {None}))}
+        known = sorted(there - {None})
+        codes = {value: code for code, value in enumerate(known)}
         of_rows = self._of_kinds(np.array([codes.get(value, -1) for value in values], np.int32))
-        indices = _numbers(pa.int32(), of_rows, of_rows >= 0)
-        found = pa.DictionaryArray.from_arrays(indices, pa.array(codes, pa.string()))
+        indices = numbers(pa.int32(), of_rows, of_rows >= 0)
+        found = pa.DictionaryArray.from_arrays(indices, texts(known))
         return found if encoded else found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
@@ -261,7 +263,17 @@ class Pieces:
             return np.repeat(firsts - starts, self._counts) + np.arange(self.rows, dtype=np.int64)
 
 
-def _numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:
+def texts(values: Sequence[str]) -> pa.StringArray:
+    """Return strings as an array.
+
+    For the first object that ``pa.array`` gets it imports pandas, which takes longer than the start of an archive.
+    """
+    encoded = [value.encode() for value in values]
+    return _strings(pa.string(), np.fromiter(map(len, encoded), np.int32, len(encoded)), b"".join(encoded))
+
+
+def numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:
+    """Return an array of the numbers of a numpy array, without a copy; those where ``there`` is false are null."""
     return pa.Array.from_buffers(kind, len(values), [_valid(there), pa.py_buffer(values)])
 
 

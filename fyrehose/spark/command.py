@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,10 +27,11 @@ from fyrehose.spark import showing
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from fyrehose.spark.jobs.archive import ArchiveState
     from fyrehose.spark.jobs.tables import TableState
+    from fyrehose.spark.metrics import StateMetrics
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 #: How a time may be written.
 _TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
@@ -141,14 +142,11 @@ def main() -> None:
 
 
 @contextmanager
-def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] | None]:
-    """Publish the metrics of an archive, and at its end the exit status; yields a function of its state."""
-    if where is None:
+def _monitored(metrics: StateMetrics[T] | None) -> Iterator[Callable[[T], object] | None]:
+    """Publish the metrics of a command, and at its end the exit status; yields a function of its state."""
+    if metrics is None:
         yield None
         return
-    from fyrehose.spark.metrics import Metrics
-
-    metrics = Metrics(where)
     metrics.start()
     status = 1
     try:
@@ -161,6 +159,13 @@ def _monitored(where: str | None) -> Iterator[Callable[[ArchiveState], object] |
     finally:
         metrics.ended(status)
         metrics.stop()
+
+
+def _quicken() -> None:
+    """Set what the writers of Parquet files need in the environment, which the workers of Spark inherit."""
+    # Parquet's buffers are then of the allocator that keeps memory (memory.py); numpy needs no threads for algebra.
+    for name, value in (("ARROW_DEFAULT_MEMORY_POOL", "system"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)
 
 
 def _stopped() -> Callable[[], bool]:
@@ -227,12 +232,14 @@ def archive(
     \b
         fyrehose-spark archive data lake --follow --subscription lake
     """
+    _quicken()
     from fyrehose.spark.jobs.archive import archive as run
     from fyrehose.spark.jobs.archive import check_free
+    from fyrehose.spark.metrics import ArchiveMetrics
 
     began = time.monotonic()
     check_free(journal, lake, server)  # A Spark session takes seconds to start.
-    with _monitored(metrics) as monitor:
+    with _monitored(None if metrics is None else ArchiveMetrics(metrics)) as monitor:
         # No record passes through the JVM, so code that is compiled for speed would never pay.
         spark = _open(master, memory, "archive", quick=True) if engine == "spark" else None
         stopped = _stopped()
@@ -269,6 +276,7 @@ def archive(
 @click.option("--start", type=click.DateTime(_TIMES), metavar="TIME", help="When the first was accepted.")
 @click.option("--end", type=click.DateTime(_TIMES), metavar="TIME", help="Behind the last one.")
 @click.option("--check", is_flag=True, help="Check CONFIG, and do nothing else.")
+@click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
 @click.option(
     "--engine", type=click.Choice(["spark", "local"]), default="spark", show_default=True, help="What writes."
 )
@@ -284,6 +292,7 @@ def tables(
     start: datetime | None,
     end: datetime | None,
     check: bool,
+    metrics: str | None,
     engine: str,
     master: str | None,
     memory: str,
@@ -294,6 +303,7 @@ def tables(
         fyrehose-spark tables examples/pipeline/filebeat.toml --follow
     """
     from fyrehose.spark.jobs.tables import fill_tables, opened
+    from fyrehose.spark.metrics import TablesMetrics
     from fyrehose.spark.typed.config import read_config
 
     if (backfill is None) != (start is None) or (backfill is None) != (end is None):
@@ -303,13 +313,18 @@ def tables(
         names = [table.name for table in chosen.tables] + [each.name for each in chosen.aggregates]
         showing.table(f"{config} is valid", ("table",), [(name,) for name in names])
         return
-    spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
+    if backfill is not None and metrics is not None:
+        raise click.UsageError("--metrics are those of rounds; leave it out with --backfill")
     found: list[TableState]
     if backfill is not None and start is not None and end is not None:
+        spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
         with bar(f"filling {backfill}"), opened(spark, chosen) as run:
             found = [run.backfill(backfill, start.replace(tzinfo=UTC), end.replace(tzinfo=UTC))]
     else:
-        with showing.rounds_of(spark, f"filling {chosen.output}", round_bytes) as draw:
+        with ExitStack() as stack:
+            monitor = stack.enter_context(_monitored(None if metrics is None else TablesMetrics(metrics)))
+            spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
+            draw = stack.enter_context(showing.rounds_of(spark, f"filling {chosen.output}", round_bytes))
             found = fill_tables(
                 spark,
                 chosen,
@@ -318,6 +333,7 @@ def tables(
                 round_bytes=round_bytes,
                 optimize_every=optimize_every,
                 progress=draw,
+                monitor=monitor,
                 stop=_stopped(),
             )
     columns = ("table", "new rows", "rows", "rescued", "dropped", "quarantined", "duplicates", "not as expected")
@@ -555,8 +571,9 @@ def lost(take_back: str | None, lake: str) -> None:
     help="The engine.",
 )
 @click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
+@_parts("keep")
 @click.argument("lake")
-def catalog(engine: str, match: str, lake: str) -> None:
+def catalog(engine: str, match: str, parts: str, lake: str) -> None:
     """Print the statements by which an engine names LAKE as a table, and each stream as a view.
 
     \b
@@ -567,7 +584,8 @@ def catalog(engine: str, match: str, lake: str) -> None:
     from fyrehose.spark.statements import statements
 
     target = Lake.existing(lake)
-    for statement in statements(engine, str(target), [*filter(Pattern(match).covers, target.streams())]):
+    streams = [*filter(Pattern(match).covers, target.streams())]
+    for statement in statements(engine, str(target), streams, join=parts == "join"):
         click.echo(statement)
 
 

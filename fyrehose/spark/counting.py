@@ -5,6 +5,7 @@ in: the headers of batches      out: an account of each round that is to come
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -51,6 +52,10 @@ class Behind:
     records: int
     size: int
     since: int | None
+
+    def age(self) -> float:
+        """Return the age of the oldest of these records, in seconds; 0 if there is none."""
+        return 0.0 if self.since is None else max(0.0, time.time() - self.since / 1e6)
 
 
 def account_of(

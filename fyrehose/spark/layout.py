@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 from deltalake.transaction import AddAction
 from pyarrow import compute, parquet
 
-from fyrehose.spark.columns import COLUMNS, ENCODED, arrow_schema
+from fyrehose.spark.columns import COLUMNS, ENCODED, arrow_schema, numbers
 from fyrehose.spark.lake import PARTITION
 from fyrehose.spark.stores import LakeStore
 
@@ -64,7 +65,7 @@ def spans(*keys: pa.DictionaryArray) -> list[tuple[int, int]]:
     """Return where each stream begins and ends in columns that are sorted by them."""
     changed = np.zeros(max(0, len(keys[0]) - 1), bool)
     for key in keys:
-        codes = key.indices.to_numpy()
+        codes = np.from_dlpack(key.indices)
         changed |= codes[1:] != codes[:-1]
     return list(pairwise([0, *(np.flatnonzero(changed) + 1).tolist(), len(keys[0])])) if len(keys[0]) else []
 
@@ -135,7 +136,7 @@ class LakeFile:
                 values = column.chunk(0).dictionary.to_pylist()
                 least, most = min(values), max(values)
             else:
-                found = compute.min_max(column)
+                found = compute.min_max(column.cast(pa.int64()))
                 least, most = found["min"].as_py(), found["max"].as_py()
             self._least[name] = min(self._least.get(name, least), least)
             self._most[name] = max(self._most.get(name, most), most)
@@ -144,8 +145,8 @@ class LakeFile:
         """Return the action that makes the file a part of the lake, with the statistics by which readers skip files."""
         stats = {
             "numRecords": self.rows,
-            "minValues": {name: _shown(value) for name, value in self._least.items()},
-            "maxValues": {name: _shown(value) for name, value in self._most.items()},
+            "minValues": {name: _shown(name, value) for name, value in self._least.items()},
+            "maxValues": {name: _shown(name, value) for name, value in self._most.items()},
             "nullCount": dict.fromkeys(self._least, 0),
         }
         return AddAction(
@@ -158,10 +159,10 @@ class LakeFile:
         )
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, int | str):
+def _shown(name: str, value: Any) -> Any:
+    if name != "time":
         return value
-    return str(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+    return f"{datetime(1970, 1, 1) + timedelta(microseconds=value):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def _compacted(column: pa.ChunkedArray) -> pa.Array:
@@ -173,11 +174,13 @@ def _compacted(column: pa.ChunkedArray) -> pa.Array:
     if len(values) <= 1:
         return found
     indices = found.indices
-    codes = indices.fill_null(0).to_numpy()
-    used = np.zeros(len(values), bool)
-    used[codes] = True
-    if used.all():
+    there = np.from_dlpack(indices.is_valid().cast(pa.int8())).astype(bool) if indices.null_count else None
+    codes: Any = np.from_dlpack(indices.fill_null(0) if indices.null_count else indices)
+    count = np.bincount(codes if there is None else codes[there], minlength=len(values))
+    used = np.flatnonzero(count).astype(np.int32)
+    if len(used) == len(values):
         return found
-    renamed = (np.cumsum(used) - 1).astype(np.int32)[codes]
-    mask = None if not indices.null_count else indices.is_null().to_numpy(zero_copy_only=False)
-    return pa.DictionaryArray.from_arrays(pa.array(renamed, pa.int32(), mask=mask), values.filter(pa.array(used)))
+    renamed = np.zeros(len(values), np.int32)
+    renamed[used] = np.arange(len(used))
+    kept = values.take(numbers(pa.int32(), used))
+    return pa.DictionaryArray.from_arrays(numbers(pa.int32(), renamed[codes], there), kept)

@@ -22,16 +22,25 @@ _KEPT = 256 << 20
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 << 10, 65536
 
 
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep freed memory until the context ends, and return it to the system then."""
-    pool = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    _limit(_KEPT, 0)
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(pool)
+#: The memory pool of PyArrow that :func:`release` sets again; None if freed memory is not kept.
+_pool: pa.MemoryPool | None = None
+
+
+def keep() -> None:
+    """Keep freed memory from now on, until :func:`release`."""
+    global _pool
+    if _pool is None:
+        _pool = pa.default_memory_pool()
+        pa.set_memory_pool(pa.system_memory_pool())
+        _limit(_KEPT, 0)
+
+
+def release() -> None:
+    """Return freed memory to the system, now and from now on."""
+    global _pool
+    if _pool is not None:
+        pa.set_memory_pool(_pool)
+        _pool = None
         _limit(_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX)
         if (libc := _glibc()) is not None:
             libc.malloc_trim(0)

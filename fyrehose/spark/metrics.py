@@ -1,65 +1,88 @@
-"""Metrics of an archive for Prometheus.
+"""Metrics of an archive and of typed tables for Prometheus.
 
-in: the state of the archive, some seconds apart      out: what :mod:`fyrehose.observe.exporting` exports
+in: the state of the command, some seconds apart      out: what :mod:`fyrehose.observe.exporting` exports
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fyrehose.observe.exporting import CommandMetrics, families
 
 if TYPE_CHECKING:
+    from fyrehose.spark.counting import Behind
     from fyrehose.spark.jobs.archive import ArchiveState
+    from fyrehose.spark.jobs.tables import TablesState
 
-_LABELS = ("server", "lake")
+T = TypeVar("T")
 
 
 @attrs.define(eq=False)
-class Metrics(CommandMetrics):
-    """The metrics of one archive."""
+class StateMetrics(CommandMetrics, Generic[T]):
+    """The metrics of a command that passes its state to :meth:`update`; a subclass collects them from that.
 
-    _state: ArchiveState | None = attrs.field(default=None, init=False)
+    :cvar name: the name of the command, with which the names of its metrics begin
+    :cvar into: what it fills, for the texts of its metrics
+    """
+
+    name = ""
+    into = ""
+    _state: T | None = attrs.field(default=None, init=False)
     _status: int | None = attrs.field(default=None, init=False)
 
-    def update(self, state: ArchiveState) -> None:
+    def update(self, state: T) -> None:
         """Publish a state.
 
-        :raises OSError: the first file cannot be written; later errors are logged, and the archive continues
+        :raises OSError: the first file cannot be written; later errors are logged, and the command continues
         """
         first, self._state = self._state is None, state
         self.write(first)
 
     def ended(self, status: int) -> None:
-        """Publish that the archive has ended, with its exit status."""
+        """Publish that the command has ended, with its exit status."""
         self._status = status
         if self._state is not None:
             self.write(False)
 
+    def gauges(self, behind: Behind, position: int, last_seconds: float) -> dict[str, tuple[str, float]]:
+        """Return the gauges that all of these commands have."""
+        name, into = self.name, self.into
+        found: dict[str, tuple[str, float]] = {
+            f"{name}_lag_records": (f"Durable records that are not in {into}.", behind.records),
+            f"{name}_lag_bytes": (f"Bytes of the journal that are not in {into}.", behind.size),
+            f"{name}_lag_seconds": (f"Age of the oldest record that is not in {into}; 0 if none.", behind.age()),
+            f"{name}_position": (f"Every record of the journal before this position is in {into}.", position),
+            f"{name}_last_round_seconds": ("Duration of the last round.", last_seconds),
+            f"{name}_updated_timestamp_seconds": ("When these metrics were updated.", time.time()),
+            f"{name}_running": ("1 while the command runs, 0 when it has ended.", int(self._status is None)),
+        }
+        if self._status is not None:
+            found[f"{name}_exit_status"] = ("Exit status of the command.", self._status)
+        return found
+
+
+@attrs.define(eq=False)
+class ArchiveMetrics(StateMetrics["ArchiveState"]):
+    """The metrics of one archive."""
+
+    name = "archive"
+    into = "the lake"
+
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the last state."""
-        state = self._state
+        state: ArchiveState | None = self._state
         if state is None:
             return
         done = state.done
-        gauges = {
-            "archive_lag_records": ("Durable records that are not in the lake.", state.behind.records),
-            "archive_lag_bytes": ("Bytes of the journal that are not in the lake.", state.behind.size),
-            "archive_lag_seconds": ("Age of the oldest record that is not in the lake; 0 if none.", state.age()),
-            "archive_position": ("The lake has every record of the journal before this position.", done.position),
-            "archive_last_round_seconds": ("Duration of the last round.", done.last_seconds),
-            "archive_updated_timestamp_seconds": ("When these metrics were updated.", time.time()),
-            "archive_running": ("1 while the archive runs, 0 when it has ended.", int(self._status is None)),
+        gauges = self.gauges(state.behind, done.position, done.last_seconds) | {
             "lake_files": ("Parquet files that the lake's log names.", state.files),
             "lake_bytes": ("Size of these files.", state.size),
         }
-        if self._status is not None:
-            gauges["archive_exit_status"] = ("Exit status of the archive.", self._status)
         counters = {
             "archive_records": ("Records that were committed to the lake.", done.rows),
             "archive_rounds": ("Rounds that were committed.", done.rounds),
@@ -67,4 +90,38 @@ class Metrics(CommandMetrics):
             "archive_written_bytes": ("Size of the Parquet files that were committed.", done.size),
             "archive_lost_numbers": ("Numbers that were declared lost.", done.gaps),
         }
-        yield from families(gauges, counters, _LABELS, (state.server, state.lake))
+        yield from families(gauges, counters, ("server", "lake"), (state.server, state.lake))
+
+
+@attrs.define(eq=False)
+class TablesMetrics(StateMetrics["TablesState"]):
+    """The metrics of one run of typed tables."""
+
+    name = "tables"
+    into = "all tables"
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the last state."""
+        state: TablesState | None = self._state
+        if state is None:
+            return
+        counters = {
+            "tables_rounds": ("Rounds that were committed.", state.rounds),
+            "tables_round_seconds": ("Duration of all rounds.", state.seconds),
+        }
+        gauges = self.gauges(state.behind, state.position, state.last_seconds)
+        yield from families(gauges, counters, ("output",), (state.output,))
+        rows = CounterMetricFamily(
+            "fyrehose_tables_rows", "Rows that were committed to a table.", labels=("output", "table")
+        )
+        outcomes = GaugeMetricFamily(
+            "fyrehose_tables_outcomes",
+            "Events of all runs by what became of them, such as rows, rescued, or failed/EXPECTATION.",
+            labels=("output", "table", "outcome"),
+        )
+        for table in state.tables:
+            rows.add_metric((state.output, table.name), table.rows)
+            for outcome, count in table.counts.items():
+                outcomes.add_metric((state.output, table.name, outcome), count)
+        yield rows
+        yield outcomes

@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction
 
 from fyrehose.journal.offline.places import Place
 from fyrehose.spark import memory
-from fyrehose.spark.columns import COLUMNS, Pieces, arrow_schema
+from fyrehose.spark.columns import COLUMNS, Pieces, arrow_schema, numbers, texts
 from fyrehose.spark.layout import LakeFile, groups, spans
 from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
@@ -72,8 +72,8 @@ Engine = Callable[[list[Task]], Iterable[list[Written]]]
 
 def local(tasks: list[Task]) -> Iterator[list[Written]]:
     """Run tasks in this process, one after another."""
-    with memory.kept():
-        yield from map(write, tasks)
+    memory.keep()  # Until the archive waits for new records.
+    yield from map(write, tasks)
 
 
 def on(spark: SparkSession) -> Engine:
@@ -100,7 +100,8 @@ def write(task: Task) -> list[Written]:
 
 def _write_day(task: Task, day: int, pieces: Pieces) -> Written:
     batch = pieces.batch()
-    server = pa.DictionaryArray.from_arrays(pa.array(np.zeros(batch.num_rows, np.int32)), pa.array([task.server]))
+    codes = numbers(pa.int32(), np.zeros(batch.num_rows, np.int32))
+    server = pa.DictionaryArray.from_arrays(codes, texts([task.server]))
     table = pa.Table.from_batches([batch]).add_column(0, "server", server)
     streams = batch.column("stream")
     found = spans(streams)
@@ -109,7 +110,7 @@ def _write_day(task: Task, day: int, pieces: Pieces) -> Written:
         for count in groups(end - begin for begin, end in found):
             file.write(table.slice(at, count))
             at += count
-    codes, seqs = streams.indices.to_numpy(), batch.column("seq").to_numpy()
+    codes, seqs = np.from_dlpack(streams.indices), np.from_dlpack(batch.column("seq"))
     names = streams.dictionary.to_pylist()
     ends = {names[codes[end - 1]]: int(seqs[end - 1]) for _, end in found}
     return Written(action=file.action(data_change=True), rows=batch.num_rows, ends=ends)

@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from fyrehose.errors import ConfigError
+from fyrehose.parts import JSON, LARGEST, LAST_PART, PART
+from fyrehose.records import MAX_PAYLOAD
 
 #: The schema of the table and its views, and the name of the table.
 SCHEMA, TABLE = "fyrehose", "records"
@@ -25,18 +27,51 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _views(streams: Sequence[str], create: str = "create or replace view") -> Iterator[str]:
+def _views(streams: Sequence[str], made: Callable[[str], str] = str) -> Iterator[str]:
     for stream in streams:
-        yield (
-            f"{create} {SCHEMA}.{_quoted(stream)} as select * from {SCHEMA}.{TABLE} where stream = {_literal(stream)};"
-        )
+        records = f"select * from {SCHEMA}.{TABLE} where stream = {_literal(stream)}"
+        yield f"create or replace view {SCHEMA}.{_quoted(stream)} as {made(records)};"
 
 
-def duckdb(lake: str, streams: Sequence[str]) -> Iterator[str]:
+def joined(records: str) -> str:
+    """Return a query for DuckDB of records with the parts of each event joined, as fyrehose/spark/joining.py does it.
+
+    :param records: the query of the records
+    """
+    kinds = f"({_literal(PART)}, {_literal(LAST_PART)})"
+    last = f"content_type = {_literal(LAST_PART)}"
+    # Parts of one event follow on each other in the numbers of their producer, and have its labels.
+    whole = (
+        f"count(*) over event > 1 and count(*) filter ({last}) over event = 1 "
+        f"and min(octet_length(payload)) filter (not {last}) over event = {MAX_PAYLOAD} "
+        f"and max(octet_length(payload)) filter (not {last}) over event = {MAX_PAYLOAD} "
+        f"and sum(octet_length(payload)) over event <= {LARGEST}"
+    )
+    event = "server, stream, producer, source, topic, producer_seq, _before"
+    return (
+        f"with _records as ({records}), "
+        f"_parts as (select *, count(*) filter ({last}) over (partition by server, stream, producer order by seq rows "
+        f"between unbounded preceding and 1 preceding) as _before from _records where content_type in {kinds}), "
+        f"_known as (select *, {whole} as _whole from _parts window event as (partition by {event})), "
+        f"_events as (select {event}, max(seq) as _last, list_reduce(list(payload order by seq), lambda a, b: a || b) "
+        f"as _payload from _known where _whole group by {event}), "
+        "_documents as (select *, coalesce(try(json_valid(decode(_payload))), false) as _valid from _events), "
+        f"_found as (select p.*, d._payload, d._valid, d._last from _known p left join _documents d on p._whole and "
+        f"{' and '.join(f'p.{name} is not distinct from d.{name}' for name in event.split(', '))}) "
+        f"select * from _records where content_type is null or content_type not in {kinds} "
+        "union all by name "
+        "select * exclude (_before, _whole, _payload, _valid, _last) "
+        "replace (if(_whole and _valid, _payload, payload) as payload, "
+        f"if(_whole and _valid, {_literal(JSON)}, content_type) as content_type) "
+        "from _found where not coalesce(_whole and _valid, false) or seq = _last"
+    )
+
+
+def duckdb(lake: str, streams: Sequence[str], join: bool = False) -> Iterator[str]:
     """Yield statements for DuckDB with its extension ``delta``."""
     yield f"create schema if not exists {SCHEMA};"
     yield f"create or replace view {SCHEMA}.{TABLE} as select * from delta_scan({_literal(lake)});"
-    yield from _views(streams)
+    yield from _views(streams, joined if join else str)
 
 
 def trino(lake: str, streams: Sequence[str]) -> Iterator[str]:
@@ -80,20 +115,21 @@ def unity(lake: str, streams: Sequence[str]) -> Iterator[str]:
         yield f"create or replace view {SCHEMA}.{name} as select * from {SCHEMA}.{TABLE} where stream = {text(stream)};"
 
 
-def dbt(lake: str, streams: Sequence[str]) -> Iterator[str]:
+def dbt(lake: str, streams: Sequence[str], join: bool = False) -> Iterator[str]:
     """Yield the lines of a file of sources for dbt with DuckDB; JSON strings are YAML."""
     yield from ("version: 2", "sources:", f"  - name: {SCHEMA}", "    tables:")
     scan = f"delta_scan({_literal(lake)})"
+    made = joined if join else str
     for name, location in (
         (TABLE, scan),
-        *((stream, f"(select * from {scan} where stream = {_literal(stream)})") for stream in streams),
+        *((stream, f"({made(f'select * from {scan} where stream = {_literal(stream)}')})") for stream in streams),
     ):
         yield f"      - name: {json.dumps(name)}"
         yield f"        config: {{meta: {{external_location: {json.dumps(location)}}}}}"
 
 
 #: The statements by the name of the engine, and whether it reads only lakes in object stores.
-ENGINES: dict[str, tuple[Callable[[str, Sequence[str]], Iterator[str]], bool]] = {
+ENGINES: dict[str, tuple[Callable[..., Iterator[str]], bool]] = {
     "duckdb": (duckdb, False),
     "trino": (trino, False),
     "athena": (athena, True),
@@ -103,12 +139,23 @@ ENGINES: dict[str, tuple[Callable[[str, Sequence[str]], Iterator[str]], bool]] =
 }
 
 
-def statements(engine: str, lake: str, streams: Sequence[str]) -> list[str]:
+#: The engines whose views can join the parts of an event: those that the tests can run.
+JOINING = frozenset({"duckdb", "dbt"})
+
+
+def statements(engine: str, lake: str, streams: Sequence[str], *, join: bool = False) -> list[str]:
     """Return the statements for one of :data:`ENGINES`.
 
-    :raises ConfigError: the engine cannot read a lake in a directory
+    :param join: the views of streams have one row for an event that is stored in parts
+    :raises ConfigError: the engine cannot read a lake in a directory, or cannot join parts
     """
+    if join and engine not in JOINING:
+        raise ConfigError(
+            f"the views of {engine} cannot join the parts of events: leave --parts out, or read the records with "
+            "fyrehose.spark.table(..., parts='join')"
+        )
     made, remote = ENGINES[engine]
     if remote and "://" not in lake:
         raise ConfigError(f"{engine} cannot read the directory {lake}: archive into an object store, s3://BUCKET/PATH")
-    return list(made(lake, [stream for stream in sorted(streams) if stream != TABLE]))
+    named = [stream for stream in sorted(streams) if stream != TABLE]
+    return list(made(lake, named, join) if join else made(lake, named))

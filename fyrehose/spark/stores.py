@@ -25,8 +25,10 @@ from fyrehose.errors import ConfigError, JournalUnreachable
 
 #: Schemes of an object store, and the scheme by which delta-rs knows it.
 _SCHEMES = {"s3://": "s3://", "s3a://": "s3://"}
-#: Two writers cannot create the same version of the log: a put of an object that exists fails.
 _BACKTRACE = re.compile(r"\n\s*0: ")
+#: Bytes of a file that are written at a time; Parquet writes each page, which may be small, by itself.
+_BUFFER = 1 << 20
+#: Two writers cannot create the same version of the log: a put of an object that exists fails.
 _OPTIONS = {"aws_conditional_put": "etag"}
 
 
@@ -104,7 +106,7 @@ class LakeStore:
         """Open a new file; it is durable when the context ends."""
         if not self.remote:
             (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
-        with self.explained(), self.files().open_output_stream(path) as file:
+        with self.explained(), self.files().open_output_stream(path, buffer_size=_BUFFER) as file:
             yield file
         if not self.remote:
             for durable in (self.directory / path, (self.directory / path).parent, self.directory):

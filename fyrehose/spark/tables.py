@@ -81,8 +81,7 @@ def table(
     # Imported here, because Spark's workers import this package, and do not need Delta.
     from fyrehose.spark.lake import Lake
 
-    if parts not in ("join", "keep"):
-        raise ValueError(f"invalid parts {parts!r}: expected join or keep")
+    join = joins(parts)
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
@@ -101,7 +100,17 @@ def table(
     found = sources[0] if len(sources) == 1 else sources[0].unionByName(sources[1])
     if wanted is None:
         found = found.where("stream not like '.%'")
-    return joined(found) if parts == "join" else found
+    return joined(found) if join else found
+
+
+def joins(parts: str) -> bool:
+    """Return whether the option ``parts`` says that the parts of an event are joined.
+
+    :raises ValueError: it is neither ``join`` nor ``keep``
+    """
+    if parts not in ("join", "keep"):
+        raise ValueError(f"invalid parts {parts!r}: expected join or keep")
+    return parts == "join"
 
 
 def beyond(

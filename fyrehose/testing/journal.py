@@ -187,9 +187,9 @@ class MemoryJournal:
         return tuple(found)
 
     def latest(self, size: int) -> Iterator[Run]:
-        """Yield all runs, stream by stream."""
-        for runs in self._runs.values():
-            yield from runs
+        """Yield all runs, stream by stream, the newest of each first."""
+        for runs in list(self._runs.values()):
+            yield from reversed(runs)
 
     @property
     def caught_up(self) -> bool:

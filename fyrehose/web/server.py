@@ -80,19 +80,21 @@ class WebProtocol(SessionProtocol):
 
     # Called by the base class.
 
+    @property
+    def has_more(self) -> bool:
+        return not self._receiving and self.session.more
+
     def received(self, events: Sequence[object]) -> None:
         """Handle the events of a request, and those of further requests that arrived with it, up to BATCHES."""
         self._receiving = True
         try:
-            self.process(events)
-            more = self.session.more
+            super().received(events)
             for _ in range(BATCHES):
-                if not more or self.phase is not Phase.OPEN:
+                if not self.session.more or self.phase is not Phase.OPEN:
                     break
                 events = self.session.next_events()
                 if events or self.session.out or self.session.expected or self.account.frame:
-                    self.process(events)
-                more = self.session.more
+                    super().received(events)
         finally:
             self._receiving = False
         self.active_at = self.clock.seconds()
@@ -101,7 +103,8 @@ class WebProtocol(SessionProtocol):
         if self.phase is Phase.OPEN and self._reading_paused != self.session.read_ahead_full:
             self._reading_paused = not self._reading_paused
             (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
-        self.continue_later()
+        if self.session.more:
+            self.continue_later()
 
     def proceed(self) -> None:
         """Write pending output and, if the answer is complete, process the next request."""

@@ -98,6 +98,11 @@ class WebSession(ByteSession):
 
     :ivar hosts: the values of ``Host`` that are accepted, without ports; None accepts any.  This protects against DNS
         rebinding, where a page of another site makes its own name resolve to this server.
+    :ivar more: whether :meth:`next_events` may return events
+    :ivar answering: whether a request waits for its answer or for the rest of it
+    :ivar between_requests: whether an answer is complete and another request may follow
+    :ivar over: whether the connection allows neither requests nor answers any more
+    :ivar read_ahead_full: whether more than :data:`MAX_AHEAD` bytes wait behind the current request
     """
 
     hosts: frozenset[str] | None = None
@@ -108,6 +113,11 @@ class WebSession(ByteSession):
     #: headers of the answer for the page that sent the request
     _for_page: Headers = attrs.field(factory=dict, init=False)
     _h11: h11.Connection = attrs.field(init=False)
+    more: bool = attrs.field(default=False, init=False)
+    answering: bool = attrs.field(default=False, init=False)
+    between_requests: bool = attrs.field(default=False, init=False)
+    over: bool = attrs.field(default=False, init=False)
+    read_ahead_full: bool = attrs.field(default=False, init=False)
     out: list[bytes] = attrs.field(factory=list, init=False)
     _ahead: bytearray = attrs.field(factory=bytearray, init=False)
     #: the last bytes of the head that is being received; None: it is complete
@@ -162,12 +172,15 @@ class WebSession(ByteSession):
 
     def receive_data(self, data: bytes) -> list[object]:
         """Return the events that *data* completes."""
-        if self._ignores:
+        if self.over or self._rest_dropped:
             return []
         if self._behind:
             self._ahead += data
+            self.read_ahead_full = len(self._ahead) > MAX_AHEAD
             return []
-        return self._receive(data, data) + self._pull()
+        events = self._receive(data, data) + self._pull()
+        self._note_state()
+        return events
 
     def receive_eof(self) -> list[object]:
         """Return the events caused by the end of input: the peer will not send more."""
@@ -184,27 +197,11 @@ class WebSession(ByteSession):
         if self.between_requests:
             self._h11.start_next_cycle()
             self._without_body, self._head, self._for_page = False, b"", {}
-            data, self._ahead = bytes(self._ahead), bytearray()
+            data, self._ahead, self.read_ahead_full = bytes(self._ahead), bytearray(), False
             events = self._receive(data, self._h11.trailing_data[0] + data)
         events += self._pull()
+        self._note_state()
         return events + self._end_of_input() if self._eof else events
-
-    @property
-    def more(self) -> bool:
-        """Whether :meth:`next_events` may return events."""
-        if not self._stopped:
-            return not self._broken and self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
-        return self.between_requests or not self.over
-
-    @property
-    def between_requests(self) -> bool:
-        """Whether an answer is complete and another request may follow."""
-        return not self._broken and self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
-
-    @property
-    def answering(self) -> bool:
-        """Whether a request waits for its answer or for the rest of it."""
-        return self._h11.our_state in _ANSWERING
 
     @property
     def streaming(self) -> bool:
@@ -212,19 +209,9 @@ class WebSession(ByteSession):
         return self._h11.our_state is h11.SEND_BODY
 
     @property
-    def over(self) -> bool:
-        """Whether the connection allows neither requests nor answers any more."""
-        return self._broken or self._h11.our_state in _OVER
-
-    @property
     def body_unread(self) -> bool:
         """Whether the peer may still be sending a body that will not be read."""
         return self.over and self._body_incomplete and not self._eof
-
-    @property
-    def read_ahead_full(self) -> bool:
-        """Whether more than :data:`MAX_AHEAD` bytes wait behind the current request."""
-        return len(self._ahead) > MAX_AHEAD
 
     @property
     def expected(self) -> int:
@@ -305,22 +292,21 @@ class WebSession(ByteSession):
         """Free the memory of received bytes that will not be parsed."""
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._ahead.clear()
-        self._broken = True
+        self._broken, self.read_ahead_full = True, False
+        self._note_state()
+
+    def _note_state(self) -> None:
+        """Set what follows from the states of h11; called after each step that may have changed them."""
+        ours = self._h11.our_state
+        self.answering = ours in _ANSWERING
+        self.over = self._broken or ours in _OVER
+        self.between_requests = ours is h11.DONE and self._h11.their_state is h11.DONE and not self._broken
+        self.more = self.between_requests or (self._stopped and not self.over)
 
     @property
     def _behind(self) -> bool:
         """Whether further input belongs to a later request than the one that is being answered."""
-        ours, theirs = self._h11.our_state, self._h11.their_state
-        if theirs is h11.SEND_BODY:
-            return False
-        return ours in _ANSWERING or (ours is h11.DONE and theirs is h11.DONE and not self._broken)
-
-    @property
-    def _ignores(self) -> bool:
-        """Whether nothing of the later input is parsed: the connection is over, or its request was refused."""
-        if self._broken or self._h11.our_state in _OVER:
-            return True
-        return self._refused is not None and self._body_incomplete
+        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
 
     @property
     def _rest_dropped(self) -> bool:
@@ -334,13 +320,15 @@ class WebSession(ByteSession):
         return h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields)
 
     def _send(self, *events: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
-        for event in events:
-            try:
+        try:
+            for event in events:
                 data = self._h11.send(event)
-            except h11.LocalProtocolError as error:
-                raise LocalProtocolError(str(error)) from error
-            if data:
-                self.out.append(data)
+                if data:
+                    self.out.append(data)
+        except h11.LocalProtocolError as error:
+            raise LocalProtocolError(str(error)) from error
+        finally:
+            self._note_state()
 
     def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
         """Pass *data* to h11, and return the events of a head that is ambiguous.
@@ -374,6 +362,7 @@ class WebSession(ByteSession):
             if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
                 return events
             if isinstance(event, h11.Request):
+                self._note_state()
                 events += self._receive_head(event)
                 if self._h11.they_are_waiting_for_100_continue and not self.over and self.answering:
                     self._send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -383,7 +372,7 @@ class WebSession(ByteSession):
                 self._body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
                 return [*events, *(self.on_body_end() if self._refused is None else ())]
-            if self._ignores:
+            if self.over or (self._refused is not None and self._body_incomplete):
                 return events
         self._stopped = True
         return events
@@ -393,7 +382,9 @@ class WebSession(ByteSession):
         if self.over or self._behind or self._stopped or self._rest_dropped:
             return []
         self._h11.receive_data(b"")
-        return self._pull()
+        events = self._pull()
+        self._note_state()
+        return events
 
     def _receive_head(self, head: h11.Request) -> Iterable[object]:
         self._refused, self._body_incomplete = None, True
@@ -433,6 +424,7 @@ class WebSession(ByteSession):
             body = json.dumps({"error": str(error)}).encode() + b"\n"
             self.respond(status, body, headers={"Connection": "close"})
         self._broken = True
+        self._note_state()
         return [Broken(error=RemoteProtocolError("bad-http", str(error)))]
 
 

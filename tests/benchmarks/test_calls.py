@@ -13,7 +13,7 @@ from benchmarks.calls import TRIPS, Count, Tracer
 def test_tracer_counts_only_fyrehose_functions_during_a_round() -> None:
     tracer = Tracer()
     with tracer.round():
-        tracer.entered += [("a", "f"), ("a", "g"), ("b", "f"), ("a", "f")]
+        tracer.entered += [("a", "f", 1), ("a", "g", 2), ("b", "f", 3), ("a", "f", 2)]
     assert tracer.count() == Count(functions=3, files=2, calls=4, moves=2)
     assert not tracer.on
     with tracer.round():

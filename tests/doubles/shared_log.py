@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from fyrehose.journal.exchange import Batches
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import LogEntry
+from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 
@@ -41,6 +41,10 @@ class Hub:
     away: set[str] = attrs.field(factory=set)
     hears: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
     asks: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
+    #: the servers that are connected, by name
+    here: dict[str, EntryWriter | None] = attrs.field(factory=dict)
+    #: whether a server is found that is asked for; None: while it is connected
+    answers: bool | None = None
 
     def log(self, name: str) -> MemoryLog:
         """Return the log as the server *name* sees it."""
@@ -84,10 +88,14 @@ class MemoryLog:
     timeout: float = 2.0
 
     def open(
-        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.hub.hears[self.name], self.hub.asks[self.name] = heard, asked
+            self.hub.hears[self.name], self.hub.here[self.name] = heard, writer
+            self.hub.asks[self.name] = asked
             return []
 
         return self._ask(opened)
@@ -113,8 +121,14 @@ class MemoryLog:
         if self.hub.hears.get(name) == heard:
             heard(message)
 
+    def is_here(self, writer: EntryWriter) -> Deferred[bool]:
+        here = self.hub.here.get(writer.name) == writer and writer.name not in self.hub.away
+        here = here if self.hub.answers is None else self.hub.answers
+        return self._ask(lambda: here)
+
     def close(self) -> Deferred[None]:
         self.hub.hears.pop(self.name, None)
+        self.hub.here.pop(self.name, None)
         closed: Deferred[None] = Deferred()
         self.hub.clock.callLater(0, closed.callback, None)
         return closed

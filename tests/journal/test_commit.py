@@ -415,6 +415,24 @@ def test_size_of_a_commit_is_limited(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "commits"),
+    [
+        ([1, COMMIT - 1, 1], [2, 1]),
+        ([1, COMMIT, 1], [1, 1, 1]),
+        ([1, 3 * COMMIT, 1, 1], [1, 1, 2]),
+    ],
+)
+def test_small_publish_does_not_wait_for_a_large_one_behind_it(rig: Rig, sizes: list[int], commits: list[int]) -> None:
+    """A publish of 16 MiB is written and synced for 20 ms and more."""
+    for size in sizes:
+        rig.submit(b"x", size)
+    while rig.worker.jobs:
+        rig.worker.work()
+        rig.commits.schedule()
+    assert [len(commit.items) for commit in rig.done] == commits
+
+
+@pytest.mark.parametrize(
     ("last", "added", "ahead"),
     [(100, [60], False), (100, [60, 40], True), (AHEAD, [AHEAD], True), (AHEAD + 1, [2 * AHEAD], False)],
 )

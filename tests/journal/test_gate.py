@@ -24,15 +24,18 @@ class HeldGate(LocalGate):
 
     held: list[Commit] = attrs.field(factory=list)
     failures: list[Exception] = attrs.field(factory=list)
+    refuse: Any = attrs.field(init=False)
     accepts: bool = True
     refusal: str = ""
 
-    def synced(self, commit: Commit) -> None:
-        self.held.append(commit)
+    def attach(self, journal: Any) -> None:
+        super().attach(journal)
+        self.synced = self.held.append
+        self.refuse, self.failed = self.failed, self._fail
 
-    def failed(self, commit: Commit, error: Exception) -> None:
+    def _fail(self, commit: Commit, error: Exception) -> None:
         self.failures.append(error)
-        super().failed(commit, error)
+        self.refuse(commit, error)
 
 
 @attrs.define(eq=False)

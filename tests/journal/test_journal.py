@@ -32,6 +32,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
+from fyrehose.observe.meters import MOST_RECENT
 from fyrehose.records import Run
 from tests.doubles.files import FaultyFiles
 
@@ -862,6 +863,14 @@ def test_status_reports_the_figures(open_journal) -> None:
     assert meters.commit_bytes.count == meters.commit_seconds.count == 20
     assert meters.commit_bytes.total > 20 * 900
     assert meters.sync_seconds.count >= 20
+
+
+def test_figures_of_few_commits_wait_to_be_counted(open_journal) -> None:
+    bench = open_journal()
+    for _ in range(3 * MOST_RECENT):
+        bench.append(b"x")
+        assert len(bench.journal.meters.recent) < MOST_RECENT
+    assert bench.journal.meters.commit_bytes.count == 3 * MOST_RECENT
 
 
 def test_files_can_be_read_by_the_group_and_by_nobody_else(open_journal) -> None:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import scan
+from fyrehose.journal import packing, scan
 from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.journal import FileJournal
@@ -73,7 +73,7 @@ def test_the_cache_counts_what_batches_cost(open_journal) -> None:
     for i in range(100):
         bench.append(b"", stream=f"s{i}")
     store = bench.journal._store
-    assert store._cached >= 100 * 2 * stores.RUN_COST
+    assert store._cached >= 100 * 2 * packing.RUN_COST
     assert store._cached == sum(batch.size for batch in store._cache.values())
 
 
@@ -101,7 +101,7 @@ def test_recently_used_entries_stay_in_the_caches(open_journal, monkeypatch) -> 
     firsts = [1 + bench.journal._store.before(base, "busy") for base in bench.journal._store.bases[:5]]
     bench.close()
     bench = open_journal(segment_size=4096, verify=0)
-    batch = 500 + 100 + 2 * stores.RUN_COST
+    batch = 500 + 100 + 2 * packing.RUN_COST
     sizes = [path.stat().st_size for path in sorted(bench.directory.glob("*.index"))]
     monkeypatch.setattr(stores, "OPEN", 2)
     monkeypatch.setattr(stores, "CACHE", 2 * batch)
@@ -408,7 +408,7 @@ def test_the_index_of_a_segment_that_ends_with_a_retirement_is_of_the_whole_segm
 
 @pytest.mark.parametrize("size", [0, 1, 900, 5_000, 40_000, 1 << 30])
 @pytest.mark.parametrize("again", [False, True])
-def test_end_of_the_log_is_read_in_its_order_over_several_segments(open_journal, size: int, again: bool) -> None:
+def test_end_of_the_log_is_read_backwards_over_several_segments(open_journal, size: int, again: bool) -> None:
     bench, random = open_journal(segment_size=SMALL), Random(size)
     written = [(random.choice("abc"), b"%06d" % n + b"." * random.randrange(600)) for n in range(200)]
     for stream, payload in written:
@@ -417,9 +417,39 @@ def test_end_of_the_log_is_read_in_its_order_over_several_segments(open_journal,
         bench.close()
         bench = open_journal(segment_size=SMALL)
     found = [(run.stream, bytes(payload)) for run in bench.journal.latest(size) for payload in run.payloads()]
-    assert found == written[len(written) - len(found) :]
+    assert found == written[::-1][: len(found)]
     total = sum(len(payload) for _, payload in written)
     assert len(found) == len(written) if size > 2 * total else sum(len(payload) for _, payload in found) <= size + SMALL
+
+
+def test_end_of_the_log_is_read_while_it_grows_and_loses_segments(open_journal) -> None:
+    bench = open_journal(segment_size=SMALL)
+    fill(bench, 100)
+    store, found = bench.journal._store, []
+    for n, run in enumerate(bench.journal.latest(1 << 30)):
+        found.append(run.last_seq)
+        fill(bench, 1)
+        if n == 40:
+            oldest = store.bases[-8]
+            while store.bases[0] < oldest:
+                store.drop_oldest()
+    assert found == list(range(100, 100 - len(found), -1))
+    assert 40 < len(found) < 100
+    assert not store.damage
+
+
+def test_little_is_read_before_the_newest_run(open_journal, monkeypatch) -> None:
+    bench = open_journal(segment_size=64 << 20)
+    fill(bench, 2000)
+    bench.close()
+    bench = open_journal(segment_size=64 << 20)
+    read, batch = [], stores.Store._batch
+    monkeypatch.setattr(stores.Store, "_batch", lambda self, base, at: read.append(at) or batch(self, base, at))
+    runs = bench.journal.latest(1 << 30)
+    assert next(runs).last_seq == 2000
+    assert len(read) < 150
+    assert len(list(runs)) == 1999
+    assert len(read) <= 2001
 
 
 def test_end_of_an_empty_log_has_no_runs(open_journal) -> None:

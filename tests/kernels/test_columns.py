@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -243,3 +243,65 @@ def test_native_texts_equal_pure_texts(payloads: list[bytes]) -> None:
     given_ = (column(*map(len, payloads)), b"".join(payloads), (1 << 63) - 50, b"<", b"|", b">")
     assert native is not None
     assert native.texts(*given_) == pure.texts(*given_)
+
+
+@only_native
+@given(
+    names=st.tuples(st.text(max_size=3), st.text(max_size=3), *[st.none() | st.text(max_size=3)] * 3),
+    count=st.integers(0, 3),
+    producer_seq=st.none() | st.integers(0, 9) | st.just(b"8" * 8),
+    others=st.tuples(st.none() | st.just(b"1" * 16), st.none() | st.just(b"2" * 8)),
+    numbers=st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 60)),
+)
+def test_both_versions_build_the_same_run_and_delivery(
+    names: Any, count: int, producer_seq: Any, others: Any, numbers: Any
+) -> None:
+    stream, source, producer, topic, content_type = names
+    fields = {
+        "lengths": bytes(4 * count),
+        "payload": b"payload",
+        "stream": stream,
+        "source": source,
+        "producer": producer,
+        "topic": topic,
+        "content_type": content_type,
+        "producer_seq": producer_seq,
+        "event_ids": others[0],
+        "event_times": others[1],
+        "first_seq": numbers[0],
+        "time": numbers[1],
+    }
+    runs, deliveries = [], []
+    for version in (native, pure):
+        run, delivery = SimpleNamespace(), SimpleNamespace()
+        version.build_run(run, **fields)
+        runs.append(run)
+        version.build_delivery(delivery, (runs[0], run))
+        deliveries.append(delivery)
+    assert runs[0] == runs[1]
+    assert {name: vars(runs[0])[name] for name in fields} == fields
+    assert {**vars(deliveries[0]), "runs": ()} == {**vars(deliveries[1]), "runs": ()}
+    assert [len(delivery.runs) for delivery in deliveries] == [2, 2]
+
+
+@pytest.mark.parametrize("version", [pytest.param(native, marks=only_native), pure])
+def test_a_run_without_its_columns_and_a_delivery_without_runs_are_not_built(version: ModuleType) -> None:
+    with pytest.raises(TypeError, match="lengths"):
+        version.build_run(SimpleNamespace(), payload=b"", stream="s", source="t")
+    with pytest.raises(TypeError, match="unexpected"):
+        version.build_run(SimpleNamespace(), lengths=b"", payload=b"", stream="s", source="t", other=1)
+    with pytest.raises(IndexError):
+        version.build_delivery(SimpleNamespace(), ())
+
+
+@pytest.mark.parametrize("version", [pytest.param(native, marks=only_native), pure])
+def test_a_delivery_is_encoded_once_for_each_way(version: ModuleType) -> None:
+    delivery, calls = SimpleNamespace(), []
+    version.build_delivery(delivery, (Run.of("s", [b"a", b"b"], source="t"),))
+
+    def count(runs: Any) -> int:
+        calls.append(runs)
+        return sum(map(len, runs))
+
+    assert [version.encoded(delivery, encode) for encode in (count, count, len, count)] == [2, 2, 1, 2]
+    assert calls == [delivery.runs]

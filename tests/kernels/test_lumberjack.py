@@ -552,3 +552,44 @@ def test_package_uses_the_native_kernels_if_they_are_built() -> None:
 
 def test_many_brackets_that_are_not_nested_deeply_are_json(kernel: ModuleType) -> None:
     assert is_json(kernel, b"[" + b"[]," * 1000 + b"{}]")
+
+
+KEYS = st.sampled_from(["a", "b", "ab", "", ":", "x" * 40, "\\u0061", "é"])
+BLANKS = st.sampled_from(["", "", "", " ", "\n  ", " " * 70])
+#: JSON texts, in which keys are repeated and objects are nested in lists.
+TEXTS = st.recursive(
+    st.sampled_from(
+        ['"x"', '"a"', '""', "1", "-1.5e3", "null", "true", '"é"', '"\\n"', '"' + "y" * 70 + '"', "{}", "[]"]
+    ),
+    lambda values: (
+        st.tuples(st.lists(st.tuples(KEYS, values), max_size=5), BLANKS, BLANKS).map(
+            lambda made: (
+                "{" + ",".join(f'{made[1]}"{key}"{made[2]}:{made[1]}{value}{made[2]}' for key, value in made[0]) + "}"
+            )
+        )
+        | st.tuples(st.lists(values, max_size=3), BLANKS).map(
+            lambda made: "[" + made[1] + ("," + made[1]).join(made[0]) + "]"
+        )
+    ),
+    max_leaves=20,
+)
+PATHS = st.sampled_from(
+    [(), (b"a",), (b"a", b"b"), (b"b", b"a"), (b"a", b"a", b"b"), (b"",), (b"", b"a"), (b":",), (b"x" * 40, b"a")]
+) | st.sampled_from([(b'a":"x',), (b'a":{"b',), (b"a\\",), (b"a",) * 9, (b"a",) * 8])
+
+
+@only_native
+@given(st.lists(TEXTS, max_size=5), st.lists(PATHS, max_size=4).map(tuple), st.integers(0, 400))
+@example(['{"a":{"x":1},"b":{"b":"late"}}'], ((b"a", b"b"),), 100)
+@example(['{"a":1,"a":{"b":"second"}}', '{"a":{"b":1,"b":"c"}}'], ((b"a", b"b"),), 100)
+@example(['{"a":[{"b":"c"}]}', '[{"a":{"b":"c"}}]'], ((b"a", b"b"), (b"b",)), 100)
+@example(['{"a":"x"}'], ((b"a",), (b'a":"x',)), 8)
+@settings(max_examples=1000, deadline=None)
+def test_strings_of_json_texts_are_found_in_the_pass_that_checks_them(
+    texts: list[str], paths: tuple[tuple[bytes, ...], ...], most: int
+) -> None:
+    documents = [text.encode() for text in texts]
+    lengths, payload = column(*map(len, documents)), b"".join(documents)
+    wanted = pure.split(lengths, payload, paths, most)
+    assert native.split(lengths, payload, paths, most) == wanted
+    assert all(is_json for *_, is_json in wanted)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket as sockets
 import struct
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from socket import create_connection
 from typing import Any
 
 import bson
@@ -27,6 +28,8 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
 from zmq.auth import create_certificates, load_certificate
 
+from fyrehose.bench.wires.zmtp import GREETING, ready
+from fyrehose.bench.wires.zmtp import frame as zmtp_frame
 from fyrehose.protocols.eventbus.client import EventBusClient
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.sockets import Keys, load_public
@@ -381,14 +384,14 @@ def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -
         b"\xff" * 100,
         b"\xff" + bytes(8) + b"\x7f\x03\0" + b"BOGUS".ljust(20, b"\0") + bytes(32),
     )
-    with create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
+    with sockets.create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
         # Whoever connects makes the server look who has come; of one that is closed before that it has no address.
         bus.sync()
         rude.sendall(garbage[0])
         server.wait_for(f"bad-handshake from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
     for offset in range(3):
         for data in garbage:
-            with create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
+            with sockets.create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
                 rude.sendall(data)
                 try:
                     while rude.recv(1_000):
@@ -727,6 +730,17 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
 
 
+@contextmanager
+def raw_subscriber(port: int) -> Iterator[sockets.socket]:
+    """A connection that has completed the handshake of a SUB socket."""
+    with sockets.create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
+        peer.sendall(GREETING + ready(b"SUB"))
+        got = b""
+        while b"\5READY" not in got:
+            got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
+        yield peer
+
+
 def receive(socket: Socket, wanted: int) -> list[Message]:
     """The next messages, without those that say that a subscription has arrived."""
     found: list[Message] = []
@@ -811,6 +825,22 @@ def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
         reference.close()
         text.close()
     assert "too-many-subscriptions" not in server.log
+
+
+def test_connection_is_served_that_follows_the_end_of_another(serve: Any, bus: Bus) -> None:
+    """With raw peers: a socket of ZeroMQ reconnects, which hides that a connection was lost."""
+    serve()
+    for n in range(200):
+        with raw_subscriber(bus.port + 1) as peer:
+            peer.sendall(zmtp_frame(b"\1/a" if n % 2 else b"\1/a/"))
+    with raw_subscriber(bus.port + 1) as peer:
+        peer.sendall(zmtp_frame(b"\1/a/") + zmtp_frame(b"\1/ready/"))
+        collector, got = bus.collector(), b""
+        peer.settimeout(0.1)
+        while b"/ready/" not in got:
+            collector.send_multipart(event(1, b"/ready/"))
+            with suppress(TimeoutError):
+                got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
 
 
 def test_recognition_can_be_turned_off(serve: Any, bus: Bus) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from twisted.internet.endpoints import AdoptedStreamServerEndpoint
 from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.policies import WrappingFactory
 
@@ -33,3 +37,24 @@ def test_an_outer_factory_listens_instead_of_the_inner_one() -> None:
     service.startService()
     assert reactor.tcpServers[0][1] is around
     service.stopService()
+
+
+def test_a_socket_of_systemd_can_be_listened_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, adopted = make(), list[int]()
+
+    class Reactor(MemoryReactorClock):
+        def adoptStreamPort(self, descriptor: int, *of: Any) -> Any:
+            adopted.append(os.fstat(descriptor).st_ino)
+            return self.listenTCP(0, of[1])
+
+    with socket.create_server(("127.0.0.1", 0)) as passed:
+        reactor = Reactor()
+        monkeypatch.setattr(
+            "fyrehose.net.endpoints.serverFromString",
+            lambda *_: AdoptedStreamServerEndpoint(reactor, passed.fileno(), socket.AF_INET),
+        )
+        for _ in range(2):
+            service = TCPService(reactor, "toy", "systemd:domain=INET:name=toy", server.factory)
+            service.startService()
+            service.stopService()
+        assert adopted == [os.fstat(passed.fileno()).st_ino] * 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.observe.meters import SECONDS, SIZES, Histogram, Stalls
+from fyrehose.observe.meters import SECONDS, SIZES, Histogram, JournalMeters, Stalls
 
 
 def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None:
@@ -60,3 +60,13 @@ def test_stalls_are_counted_and_the_longest_is_kept() -> None:
     for seconds in (3.0, 9.5, 2.1):
         stalls.add(seconds)
     assert (stalls.count, stalls.longest) == (3, 9.5)
+
+
+def test_figures_of_commits_are_counted_when_they_are_read() -> None:
+    meters = JournalMeters()
+    meters.recent += [(300, 0.002, 0.001), (5000, 0.02, None)]
+    assert (meters.commit_bytes.count, meters.recent) == (2, [])
+    assert meters.commit_bytes.total == 5300
+    meters.recent.append((300, 0.002, 0.001))
+    assert meters.sync_seconds.count == 2
+    assert (meters.commit_seconds.count, meters.commit_seconds.total) == (3, pytest.approx(0.024))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -160,7 +161,7 @@ class TestWithRealServers:
         async def test(log: JetStreamLog) -> None:
             asked: list[bytes] = []
             other = JetStreamLog(reactor, nodes.urls, log.name)
-            await patiently(lambda: other.open(lambda message: None, asked.append))
+            await patiently(lambda: other.open(lambda message: None, None, asked.append))
             try:
                 while not asked:
                     log._ask(log._client.publish(members_subject_of(log.name), b"add a server"), answers=False)
@@ -168,6 +169,59 @@ class TestWithRealServers:
             finally:
                 await other.close()
             assert asked[0] == b"add a server"
+
+        return run(test)
+
+    def test_the_only_server_is_connected_to_again_when_it_has_refused_the_connection(
+        self, run: Run, nodes: NatsNodes
+    ) -> Any:
+        """The client gives up for ever, for example when a server that starts does not know the password yet."""
+
+        async def test(log: JetStreamLog) -> None:
+            alone = JetStreamLog(reactor, nodes.urls[:1], log.name)
+            await patiently(lambda: alone.open(lambda message: None))
+            try:
+                closed: Deferred[None] = Deferred()
+                asyncio.run_coroutine_threadsafe(alone._client.close(), alone._loop).add_done_callback(
+                    lambda _: reactor.callFromThread(closed.callback, None)
+                )
+                await closed
+                assert await patiently(lambda: alone.append(takeover(), 0)) == 1
+            finally:
+                await alone.close()
+
+        return run(test)
+
+    def test_a_request_ends_with_the_connection_that_it_was_sent_on(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            waits = JetStreamLog(reactor, nodes.urls, log.name, timeout=200.0)
+            await patiently(lambda: waits.open(lambda message: None))
+            node = nodes.ports.index(int(waits.connected_to.rpartition(":")[2]))
+            try:
+                os.kill(nodes.pid(node), signal.SIGSTOP)
+                appended = waits.append(takeover(), 0)
+                nodes.kill(node)
+                with pytest.raises(Unavailable):
+                    await appended
+                assert await patiently(lambda: waits.append(takeover(), 0)) == 1
+            finally:
+                nodes.start(node)
+                await waits.close()
+
+        return run(test)
+
+    def test_a_server_is_found_while_its_process_is_connected(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            other, writer = JetStreamLog(reactor, nodes.urls, log.name), EntryWriter("a", 7)
+            await patiently(lambda: other.open(lambda message: None, writer))
+            try:
+                while not await log.is_here(writer):  # the nodes learn of it a moment later
+                    await deferLater(reactor, 0.05)
+                assert not await log.is_here(EntryWriter("a", 8)), "this is another process of that server"
+            finally:
+                await other.close()
+            while await log.is_here(writer):
+                await deferLater(reactor, 0.05)
 
         return run(test)
 

@@ -22,6 +22,7 @@ from fyrehose.replication.role import (
     Listed,
     LookAt,
     Purge,
+    Reopen,
     Role,
     State,
     Write,
@@ -449,9 +450,9 @@ def test_a_server_stops_when_its_journal_goes_beyond_the_shared_log() -> None:
     assert not role.take_over(1)
     for _ in range(SIGNS):
         role.learned_last(1, 1)
-    (stopped,) = (action for action in role.take() if isinstance(action, Changed))
-    assert stopped.state is State.STOPPED
-    assert "ends at position 0, and this journal is durable up to 10" in stopped.reason
+    (again,) = (action for action in role.take() if isinstance(action, Reopen))
+    assert role.state is State.STOPPED
+    assert "ends at position 0, and this journal is durable up to 10" in again.reason
 
 
 def test_a_leader_stops_when_the_shared_log_has_lost_what_was_confirmed() -> None:

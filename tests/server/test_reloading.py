@@ -84,13 +84,15 @@ class World:
         return sorted(port for port, *_ in self.reactor.tcpServers)
 
     def settings(self, name: str) -> Any:
-        return next(each for key, each in self.server.listeners.open.items() if key[0] == name).service.factory.settings
+        return next(
+            each for key, each in self.server.stack.listeners.open.items() if key[0] == name
+        ).service.factory.settings
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged_errors: Any) -> Iterator[World]:
     monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 200_000)
-    monkeypatch.setattr("fyrehose.server.tap.FileJournal", lambda *_, **__: Journal())
+    monkeypatch.setattr("fyrehose.server.stack.FileJournal", lambda *_, **__: Journal())
     made = World(tmp_path, logged_errors)
     yield made
     made.server.fyrehose.stopService()
@@ -106,7 +108,7 @@ def test_limits_and_origins_of_a_listener_change_for_new_connections(world: Worl
     assert answer == ReloadAnswer(
         changed=("http.max-payload: 16MiB -> 1MiB", "http.origins: none -> https://dash.example")
     )
-    service = world.server.listeners.open["http", "tcp:8117:interface=127.0.0.1"].service
+    service = world.server.stack.listeners.open["http", "tcp:8117:interface=127.0.0.1"].service
     assert service.factory.limits.message == 1 << 20
     assert service.factory.origins.allowed == ("https://dash.example",)
     assert world.reload(PAGE).changed[0] == "http.max-payload: 1MiB -> 16MiB"
@@ -123,7 +125,7 @@ def test_limits_of_the_server_and_retention_change_at_once(world: World) -> None
         "server.subscriptions-per-address: 50000 -> 3",
         "[[stream]]: 1 table, changed",
     )
-    broker, journal = world.server.fyrehose.broker, world.server.journal
+    broker, journal = world.server.fyrehose.broker, world.server.stack.journal
     assert (broker.max_streams, broker.subscriptions.most) == (7, 3)
     assert broker.rules.max_payload("debug.x") == 10
     assert journal.settings.keep_age == 7 * 86400
@@ -191,7 +193,7 @@ def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
     assert answer.error == f"lumberjack/b (tcp:5045:interface=127.0.0.1) cannot listen: {at}"
     assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "figg"]
     assert len(list(world.server.fyrehose)) == 2, "the first one that was opened is closed again"
-    assert world.server.journal.settings is None
+    assert world.server.stack.journal.settings is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_a_broken_file_changes_nothing(world: World, text: str, error: str | Non
     assert not answer.changed
     assert next(answer.lines()).startswith("nothing was changed: ")
     assert world.ports == [8117, 8119]
-    assert world.server.journal.settings is None
+    assert world.server.stack.journal.settings is None
     assert world.reload(PAGE) == ReloadAnswer()
 
 

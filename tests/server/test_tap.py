@@ -249,7 +249,7 @@ def test_a_protocol_without_its_extra_is_left_out_unless_configured(
     plugin = plugins.load("backbone")
     monkeypatch.setattr(type(plugin), "make_service", make_service)
     server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.listeners.warnings
+    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.stack.listeners.warnings
     with pytest.raises(MissingExtra):
         ServerProcess(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
 
@@ -268,13 +268,13 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     server = ServerProcess(StoppingReactor(), config)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [838, 5], "what one does not want is for the others"
-    assert server.listeners.remarks == [
+    assert server.stack.listeners.remarks == [
         (
             "file-descriptor limit 1000: max-connections of lines reduced to 838; "
             "for the configured maximum, use `ulimit -n 10445`, or LimitNOFILE= in a unit"
         )
     ]
-    assert not server.listeners.warnings, "the maximum was not configured"
+    assert not server.stack.listeners.warnings, "the maximum was not configured"
 
 
 def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
         report = SimpleNamespace(lines=list)
 
     journal = Journal(leader="10.0.0.1:8117")
-    monkeypatch.setattr("fyrehose.server.tap.FileJournal", lambda *_, **__: journal)
+    monkeypatch.setattr("fyrehose.server.stack.FileJournal", lambda *_, **__: journal)
     words = ["--data-dir", str(tmp_path)]
     for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):
         words += ["--listen", f"{name}=tcp:{port}:interface=127.0.0.1"]
@@ -324,10 +324,10 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
     server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
-    (warning,) = server.listeners.warnings
+    (warning,) = server.stack.listeners.warnings
     assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 421 each")
     assert "`ulimit -n 31065`" in warning
-    assert not server.listeners.remarks
+    assert not server.stack.listeners.remarks
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: 
     threads = set(threading.enumerate())
     assert not server.reactor.getDelayedCalls()
     server.fyrehose.running = 1
-    server._started(None)
+    server._started(server.fyrehose)
     assert [thread.name for thread in set(threading.enumerate()) - threads] == ["watchdog"]
     server.stopService()
     assert set(threading.enumerate()) == threads
@@ -566,7 +566,7 @@ class TestDraining:
     def serving(self, *words: str) -> ServerProcess:
         server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
         server.fyrehose.running = 1
-        server._started(None)
+        server._started(server.fyrehose)
         server.watchdog.stop()  # nothing advances the clock of this reactor
         return server
 

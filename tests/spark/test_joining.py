@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose import parts
 from fyrehose.parts import JSON, LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
-from fyrehose.spark import joined, table
+from fyrehose.spark import joined, statements, table
 from fyrehose.spark.columns import COLUMNS
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.parse import parsed
@@ -106,6 +107,21 @@ def test_parts_alone_and_sorted_give_the_same_events(rows: list[Row], size: int)
     pieces.sort(key=itemgetter("server", "stream", "producer", "seq"))
     found = brief([*_events(batches(pieces, size)), *batches(others, size)])
     assert sorted(found) == sorted(
+        row for server in "ab" for row in expected([r for r in rows if r["server"] == server])
+    )
+
+
+@patch.object(parts, "MAX_PAYLOAD", SMALL)
+@patch.object(statements, "MAX_PAYLOAD", SMALL)
+@given(rows=logs())
+@settings(max_examples=25)
+def test_view_of_duckdb_has_the_same_events(rows: list[Row]) -> None:
+    names = ("server", "stream", "seq", "time", "producer", "producer_seq", "content_type", "payload")
+    query = statements.joined("select * from records")
+    with duckdb.connect() as connection:
+        connection.register("records", pa.Table.from_batches(batches(rows, 5), SCHEMA))
+        found = connection.sql(f"select {', '.join(names)} from ({query})").to_arrow_table()
+    assert sorted(brief(found.to_batches())) == sorted(
         row for server in "ab" for row in expected([r for r in rows if r["server"] == server])
     )
 

@@ -28,15 +28,18 @@ def resident() -> int:
 
 
 def test_freed_memory_is_used_again_until_the_end() -> None:
-    with memory.kept():
-        faults_of_a_buffer()
-        assert [faults_of_a_buffer() < PAGES // 10 for _ in range(3)] == [True] * 3
-        most = resident()
+    memory.keep()
+    faults_of_a_buffer()
+    assert [faults_of_a_buffer() < PAGES // 10 for _ in range(3)] == [True] * 3
+    most = resident()
+    memory.release()
     assert resident() < most - PAGES // 2
 
 
 def test_arrow_frees_memory_into_the_process_until_the_end() -> None:
     before = pa.default_memory_pool().backend_name
-    with memory.kept():
-        assert pa.default_memory_pool().backend_name == "system"
+    memory.keep()
+    memory.keep()
+    assert pa.default_memory_pool().backend_name == "system"
+    memory.release()
     assert pa.default_memory_pool().backend_name == before

@@ -15,11 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.observe.exporting import log
+from fyrehose.records import Run
 from fyrehose.spark import command
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
+from fyrehose.spark.jobs.tables import TablesState, TableState
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.metrics import Metrics
+from fyrehose.spark.metrics import ArchiveMetrics, TablesMetrics
 
 Opener = Callable[..., Any]
 
@@ -49,7 +51,7 @@ def test_archive_reports_lag_rounds_and_files(written: Opener, tmp_path: Path) -
             journal.fill(20)
 
     def monitor(now: ArchiveState) -> None:
-        seen.append((now.behind.records, now.done.rows, now.behind.size, now.age() > 0, now.files))
+        seen.append((now.behind.records, now.done.rows, now.behind.size, now.behind.age() > 0, now.files))
 
     done = archive(
         None, str(journal.directory), lake, server="one", round_bytes=200_000, progress=progress, monitor=monitor
@@ -87,8 +89,8 @@ def test_metrics_are_served_over_http() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(FyrehoseError, match=f"cannot listen on 127.0.0.1:{port} for --metrics: Address already"):
-            Metrics(f"127.0.0.1:{port}").start()
-    metrics = Metrics(f"127.0.0.1:{port}")
+            ArchiveMetrics(f"127.0.0.1:{port}").start()
+    metrics = ArchiveMetrics(f"127.0.0.1:{port}")
     metrics.start()
     metrics.update(state())
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -106,8 +108,8 @@ def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
     said: list[str] = []
     monkeypatch.setattr(log, "warning", lambda text, *values: said.append(text % values))
     with pytest.raises(ConfigError, match=r"invalid --metrics 'archive.txt': expected FILE.prom or HOST:PORT"):
-        Metrics("archive.txt").start()
-    metrics = Metrics(str(tmp_path / "not" / "a.prom"))
+        ArchiveMetrics("archive.txt").start()
+    metrics = ArchiveMetrics(str(tmp_path / "not" / "a.prom"))
     metrics.start()
     with pytest.raises(OSError, match="No such file"):
         metrics.update(state())
@@ -115,14 +117,78 @@ def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
     assert [line.partition(" to ")[0] for line in said] == ["metrics were not written"]
 
 
-def test_documentation_lists_every_metric() -> None:
+CONFIG = """
+journal = "data"
+output = "tables"
+
+[tables.requests]
+streams = ["*"]
+
+[tables.requests.columns]
+status = "long"
+
+[tables.requests.expectations]
+known = { check = "status < 600" }
+"""
+
+
+def test_file_has_the_metrics_of_typed_tables(written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    journal, file, config = written(), tmp_path / "tables.prom", tmp_path / "tables.toml"
+    config.write_text(CONFIG.replace("data", str(journal.directory)))
+    events = [b'{"status": 200}', b'{"status": 700}', b"no JSON"]
+    journal.append(Run.of("web", events, source="test"))
+    words = ["tables", config, "--engine", "local", "--metrics", file]
+    assert run(*words).exit_code == 0
+    families = list(text_string_to_metric_families(file.read_text()))
+    samples = [sample for family in families for sample in family.samples]
+    assert all(family.documentation for family in families)
+    assert {sample.labels["output"] for sample in samples} == {str(tmp_path / "tables")}
+    found = {sample.name.removeprefix("fyrehose_tables_"): sample.value for sample in samples}
+    assert (found["lag_records"], found["lag_bytes"], found["lag_seconds"]) == (0, 0, 0)
+    assert (found["position"], found["rounds_total"]) == (journal.place.view().mark, 1)
+    assert found["last_round_seconds"] == found["round_seconds_total"] > 0
+    assert (found["rows_total"], found["running"], found["exit_status"]) == (3, 0, 0)
+    outcomes = {s.labels["outcome"]: s.value for s in samples if s.name == "fyrehose_tables_outcomes"}
+    assert (outcomes["rows"], outcomes["rescued"]) == (3, 1)
+    assert outcomes["failed/known"] == 2, "a missing status is not below 600"
+    journal.append(Run.of("web", events, source="test"))
+    journal.flip(journal.place.view().mark - 10)
+    said = run(*words)
+    found = values(file.read_text())
+    assert (said.exit_code, found["tables_exit_status"], found["tables_lag_records"]) == (3, 3, 3)
+
+
+def test_metrics_of_tables_are_refused_for_a_backfill(tmp_path: Path) -> None:
+    config = tmp_path / "tables.toml"
+    config.write_text(CONFIG)
+    range_ = ["--backfill", "requests", "--start", "2026-01-01", "--end", "2026-01-02"]
+    said = run("tables", config, *range_, "--metrics", tmp_path / "a.prom")
+    assert said.exit_code == 2
+    assert "leave it out with --backfill" in said.stderr
+
+
+def listed(command: str) -> set[str]:
+    """Return the metrics of a command that its table in the documentation lists."""
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    listed = set()
-    for row in re.findall(r"^\| (`fyrehose_(?:archive|lake)_.*?) \|", page, re.MULTILINE):
+    names = set()
+    for row in re.findall(rf"^\| (`fyrehose_(?:{command})_.*?) \|", page, re.MULTILINE):
         first, *others = re.findall(r"`(\w+)`", row)
-        prefix = "fyrehose_archive" if first.startswith("fyrehose_archive") else ""
-        listed |= {first, *(other if other.startswith("fyrehose") else prefix + other for other in others)}
-    metrics = Metrics("not.used:1")
+        prefix = "_".join(first.split("_")[:2])
+        names |= {first, *(other if other.startswith("fyrehose") else prefix + other for other in others)}
+    return names
+
+
+def test_documentation_lists_every_metric() -> None:
+    metrics = ArchiveMetrics("not.used:1")
     metrics.update(state())
     metrics.ended(0)
-    assert listed == {sample.name for family in metrics.collect() for sample in family.samples}
+    assert listed("archive|lake") == {sample.name for family in metrics.collect() for sample in family.samples}
+    tables = TablesMetrics("not.used:1")
+    behind = Behind(records=7, size=700, since=None)
+    table = TableState(name="requests", rows=1, counts={"rows": 1})
+    tables.update(
+        TablesState(output="tables", position=1, behind=behind, rounds=1, seconds=1.0, last_seconds=1.0, tables=[table])
+    )
+    tables.ended(0)
+    assert listed("tables") == {sample.name for family in tables.collect() for sample in family.samples}

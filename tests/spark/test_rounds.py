@@ -131,3 +131,17 @@ def test_readers_see_whole_rounds_while_an_archive_runs_and_is_killed(
     archive(None, str(journal.directory), lake)
     for read in READERS:
         assert sorted(read(lake)) == journal.rows()
+
+
+def test_local_archive_does_not_import_pandas(written: Opener, tmp_path: Path) -> None:
+    journal = written()
+    journal.append(Run.of("web", [b"x"] * 10, source="test", topic="t"), Run.of("other", [b"y"], source="test"))
+    words = ["archive", str(journal.directory), str(tmp_path / "lake"), "--engine", "local"]
+    code = f"""
+import sys
+from fyrehose.spark.command import main
+main({words!r}, standalone_mode=False)
+print(sorted({{"pandas", "pyspark"}}.intersection(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -183,7 +183,7 @@ class Group:
     order: Iterator[int] = attrs.field(factory=count, init=False)
     redelivered: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
-    #: whether a rewind is being written: nothing may be appended for records of before
+    #: whether a rewind or the deletion is being written: nothing may be appended for records of before
     rewinding: bool = attrs.field(default=False, init=False)
     _beginning: bool = attrs.field(default=False, init=False)
     _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended

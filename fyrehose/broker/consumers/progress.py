@@ -1,6 +1,7 @@
 """The durable state of shared subscriptions, and its records in the stream ``.shared``.
 
-    {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...}}          created
+    {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...},
+     "floors": {"orders": 0}, "epoch": 16, "redriven": 0}                                            created
     {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
     {"v": 1, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
      "final": [[4100, 4180], 4190], "dead": [4185], "letters": [[4185, 5, "limit", TIME]],
@@ -193,9 +194,11 @@ class StreamProgress:
 class SavedShare:
     """The durable state of one shared subscription.
 
-    :ivar epoch: the number of the last server that has leased; raised by a rewind, too
+    :ivar epoch: the number of the last server that has leased; raised by a rewind, too.  It begins above those of
+        earlier subscriptions of the name
     :ivar streams: its progress by stream; a stream that is not here begins with its first record
-    :ivar redriven: the dead letters up to this number, in their stream, were published again
+    :ivar redriven: the dead letters up to this number, in their stream, were published again, or are of an earlier
+        subscription of the name
     """
 
     options: ShareOptions
@@ -260,7 +263,8 @@ class SavedShares:
         if "set" in fields:
             self.shares.pop(name, None)
             if fields["set"] is not None:
-                share = self.shares[name] = SavedShare(ShareOptions(**fields["set"]))
+                share = self.shares[name] = SavedShare(ShareOptions(**fields["set"]), fields.get("epoch", 0))
+                share.redriven = fields.get("redriven", 0)
                 share.streams = {
                     stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in fields["floors"].items()
                 }

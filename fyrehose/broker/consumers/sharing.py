@@ -123,6 +123,16 @@ class Sharing:
             return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
         return self.table.act(shared, actions, consumer, runs, self.peer.publish)
 
+    def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
+        """Return those records of *items* whose leases have not ended, because their worker has gone."""
+        lanes, only = shared.work.lanes, shared.options.stream
+        held = []
+        for item in items:
+            lane = lanes.get(item.stream or only)
+            if lane is not None and lane.holds(item.first, item.token):
+                held.append(item)
+        return self.act(shared, held, consumer)
+
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
         """Continue behind *seq* (None: the end) in every stream, or behind the numbers by stream."""
         lanes, bounds = shared.work.lanes, self.table.journal.bounds

@@ -153,6 +153,8 @@ class SharedSubscriptions:
     _lanes: int = attrs.field(default=0, init=False)
     #: by the name of a subscription that is being written: the requests for the same name, which wait
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
+    #: streams that were created while subscriptions are being written
+    _appeared: dict[str, None] = attrs.field(factory=dict, init=False)
     _loop: LoopingCall | None = attrs.field(default=None, init=False)
     _reader: RunReader = attrs.field(init=False)
 
@@ -248,15 +250,21 @@ class SharedSubscriptions:
             return fail(refusal)
         self.budget.forget(ENTRY_BYTES * options.window)  # _add keeps it.
         self._creating[name] = []
-        payload = progress.pack(name, self.stream.checkpoint, set=attrs.asdict(options), floors=dict(floors))
+        # Each epoch of an earlier subscription of this name was a record, so none is as large as this number.
+        epoch = self.journal.bounds(STREAM)[1]
+        redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
+        begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
+        payload = progress.pack(name, self.stream.checkpoint, **begun)
         streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
 
         def created(_: Any) -> SharedSubscription:
-            return self._add(name, SavedShare(options, 0, False, streams), new=True)
+            return self._add(name, SavedShare(options, epoch, False, streams, redriven), new=True)
 
         def ended(result: Any) -> Any:
             for waiting in self._creating.pop(name):
                 waiting.callback(None)
+            if not self._creating:
+                self._appeared.clear()
             return result
 
         return self._change(payload).addCallback(created).addBoth(ended)
@@ -301,7 +309,7 @@ class SharedSubscriptions:
         if options.pattern:
             shared.pattern = Pattern(options.stream)
         self.entries[name] = shared
-        known = [stream for stream in self.journal.ends() if self._matches(shared, stream)]
+        known = [stream for stream in [*self.journal.ends(), *self._appeared] if self._matches(shared, stream)]
         for stream in dict.fromkeys([*saved.streams, *known, *(() if options.pattern else (options.stream,))]):
             self._add_lane(shared, stream, saved.progress(stream))
         self._start()
@@ -336,6 +344,8 @@ class SharedSubscriptions:
 
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose pattern it matches; they begin with its first record."""
+        if self._creating:
+            self._appeared[stream] = None
         for shared in self.entries.values():
             if self._matches(shared, stream) and stream not in shared.work.lanes:
                 self._add_lane(shared, stream, StreamProgress())
@@ -343,7 +353,7 @@ class SharedSubscriptions:
     def delete(self, shared: SharedSubscription) -> Deferred[None]:
         """Delete *shared*; fires when that is durable."""
         payload = progress.pack(shared.name, self.stream.checkpoint, set=None)
-        return self._change(payload).addCallback(lambda _: self._forget(shared))
+        return self._forgetting(shared, [payload], lambda: self._forget(shared))
 
     def _forget(self, shared: SharedSubscription) -> None:
         if self.entries.get(shared.name) is shared:
@@ -374,11 +384,8 @@ class SharedSubscriptions:
             for stream, seq in seqs.items()
         ]
 
-        shared.group.rewinding = True
-
-        def written(_: Any) -> None:
+        def written() -> None:
             group = shared.group
-            group.rewinding = False
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)
                 old.abandon()
@@ -389,6 +396,21 @@ class SharedSubscriptions:
             group.epoch = group.stored_epoch = max(epoch, group.epoch)
             group.before = 0  # Tokens from before are refused.
             self.wake(shared)
+
+        return self._forgetting(shared, payloads, written) if payloads else succeed(None)
+
+    def _forgetting(
+        self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
+    ) -> Deferred[Any]:
+        """Append a change that forgets records, after which nothing may be appended for them; then call *then*."""
+        if shared.gone or shared.group.rewinding:
+            why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
+            return fail(SubscriptionConflict(f"shared subscription {shared.name!r} {why}"))
+        shared.group.rewinding = True
+
+        def written(_: Any) -> None:
+            shared.group.rewinding = False
+            then()
 
         def refused(failure: Failure) -> Failure:
             shared.group.rewinding = False
@@ -508,8 +530,12 @@ class SharedSubscriptions:
         waits = list(shared.waiting)
         share = max(1, -(-shared.work.available() // len(waits))) if waits else 0
         for waiting in waits:
+            if waiting.answer.called:
+                continue
             held = shared.group.held[waiting.consumer]
             found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            if waiting.answer.called:  # the journal has refused what a lease needs
+                continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:
@@ -572,8 +598,10 @@ class SharedSubscriptions:
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just shown that no other server has taken over (rule 13)
         :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
-            if anything is refused.  It fails with a PublishError.
+            if anything is refused.  It fails with a PublishError, or if the subscription was deleted meanwhile.
         """
+        if shared.gone:
+            return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         if not proven and any(action.kind == "extend" for action in actions) and not shared.group.trusted():
             # Nobody can extend a lease while another server may have given it to somebody else.
             written = self._append(shared, [LaneChange(proof=True)])

@@ -8,6 +8,72 @@ from libc.string cimport memcpy
 
 from fyrehose.kernels.native.jsontext cimport after_character, first_high
 
+AROUND, CHARACTER = 64, 6
+
+
+def build_run(self, *, lengths, payload, stream, source, producer=None, topic=None, content_type=None,
+              producer_seq=None, event_ids=None, event_times=None, first_seq=0, time=0):
+    cdef Py_ssize_t count = len(lengths), size = len(payload) + count, names = len(stream) + len(source)
+    if event_ids is not None:
+        size += len(event_ids)
+    if event_times is not None:
+        size += len(event_times)
+    if producer_seq is not None and not isinstance(producer_seq, int):
+        size += len(producer_seq)
+    if producer is not None:
+        names += len(producer)
+    if topic is not None:
+        names += len(topic)
+    if content_type is not None:
+        names += len(content_type)
+    self.lengths = lengths
+    self.payload = payload
+    self.stream = stream
+    self.source = source
+    self.producer = producer
+    self.topic = topic
+    self.content_type = content_type
+    self.producer_seq = producer_seq
+    self.event_ids = event_ids
+    self.event_times = event_times
+    self.first_seq = first_seq
+    self.time = time
+    self.last_seq = first_seq + (count // 4 - 1)
+    self.size = size
+    self.room = size + 64 + 6 * names
+
+
+def count(self):
+    return len(self.lengths) // 4
+
+
+def build_delivery(self, runs):
+    cdef Py_ssize_t count = 0, payload_size = 0, size = 0
+    first = None
+    for run in runs:
+        if first is None:
+            first = run
+        count += len(run.lengths) // 4
+        payload_size += len(run.payload)
+        size += <Py_ssize_t>run.size
+    self.runs = runs
+    if first is None:
+        raise IndexError("a delivery has no runs")
+    self.first_seq = first.first_seq
+    self.last_seq = run.last_seq
+    self.payload_size = payload_size
+    self.size = size
+    self.count = count
+    self._encoded = {}
+
+
+def encoded(self, encode):
+    cdef dict known = self._encoded
+    found = known.get(encode)
+    if found is None:
+        found = known[encode] = encode(self.runs)
+    return found
+
 
 def span(const uint8_t[::1] lengths not None, Py_ssize_t start, Py_ssize_t stop, uint64_t most):
     cdef Py_ssize_t count = lengths.shape[0] // 4

@@ -17,6 +17,8 @@ cdef enum:
     TAIL = 12
     MAX_NAME = 255
     VERSION = 1
+    # Copies of at least so many bytes let other threads run meanwhile: a commit waits for the interpreter several times.
+    LARGE = 256 << 10
 
 
 cdef struct Frame:
@@ -176,11 +178,10 @@ cdef list _columns(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Grou
     cdef bytes numbers, lengths, payload
     cdef Group* group
     cdef int which
-    cdef uint64_t number
-    cdef uint32_t data_size
-    cdef Py_ssize_t i
+    cdef uint64_t total = 0
     for which in range(len(names)):
         group = &groups[which]
+        total += group.total
         lengths = PyBytes_FromStringAndSize(NULL, 4 * group.count)
         payload = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>group.total)
         group.length = <uint8_t*>PyBytes_AS_STRING(lengths)
@@ -191,6 +192,20 @@ cdef list _columns(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Grou
             numbers = PyBytes_FromStringAndSize(NULL, 8 * group.count)
             group.number = <uint8_t*>PyBytes_AS_STRING(numbers)
         runs.append((names[which], group.first if numbers is None else numbers, lengths, payload))
+    if total < LARGE:
+        fill(at, count, of, groups)
+    else:
+        with nogil:
+            fill(at, count, of, groups)
+    return runs
+
+
+cdef void fill(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Group* groups) noexcept nogil:
+    """Fill the columns of ``count`` frames."""
+    cdef Group* group
+    cdef uint64_t number
+    cdef uint32_t data_size
+    cdef Py_ssize_t i
     for i in range(count):
         group = &groups[of[i]]
         at += HEAD + group.topic_size
@@ -204,7 +219,6 @@ cdef list _columns(const uint8_t* at, Py_ssize_t count, const uint16_t* of, Grou
         group.length += 4
         group.data += data_size
         at += TAIL + data_size
-    return runs
 
 
 def frames(kind, bytes topic not None, first, lengths, payload):

@@ -3,9 +3,9 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
-from fyrehose.kernels.native.jsonblocks cimport is_ordinary_json
+from fyrehose.kernels.native.jsonblocks cimport MOST_KEYS, Path, Search, is_ordinary_json
 from fyrehose.kernels.native.jsontext cimport first_high, is_json
 from fyrehose.kernels.native.wire cimport get32, put32
 
@@ -305,6 +305,54 @@ def find(const uint8_t[::1] document not None, tuple path not None):
     return None if found == NULL else PyBytes_FromStringAndSize(<const char*>found, size)
 
 
+cdef int prepare(Search* search, Path* followed, tuple paths) except -1:
+    """Let *search* find the values at *paths*, or nothing if one of these cannot be compared byte by byte."""
+    cdef tuple path
+    cdef bytes key
+    cdef int k = 0, n
+    search.paths, search.count = followed, 0
+    for path in paths:
+        if len(path) > MOST_KEYS or any([QUOTE in key for key in path]):
+            return 0
+        followed[k].count = <int>len(path)
+        for n in range(followed[k].count):
+            key = path[n]
+            followed[k].keys[n], followed[k].sizes[n] = PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+        k += 1
+    search.count = k
+    return 0
+
+
+cdef int strings_of(
+    const uint8_t* at,
+    Py_ssize_t size,
+    Py_ssize_t most,
+    tuple paths,
+    Search* search,
+    const uint8_t** found,
+    Py_ssize_t* found_sizes,
+) except -1:
+    """Find the string at each of *paths* in a document, NULL if there is none; return whether the document is JSON."""
+    cdef const uint8_t* limit = at + min(size, most)
+    cdef const uint8_t* value
+    cdef const uint8_t* close
+    cdef Py_ssize_t k, wanted = len(paths)
+    cdef bint ordinary
+    search.limit = limit
+    ordinary = is_ordinary_json(at, at + size, search)
+    for k in range(wanted):
+        found[k], found_sizes[k] = NULL, 0
+        if ordinary and search.count == wanted:
+            value = search.paths[k].value
+            if value != NULL and value < limit and value[0] == QUOTE:
+                close = <const uint8_t*>memchr(value + 1, QUOTE, limit - value - 1)
+                if close != NULL:
+                    found[k], found_sizes[k] = value + 1, close - value - 1
+        elif size:
+            found[k] = locate(at, limit, <tuple>paths[k], &found_sizes[k])
+    return ordinary or is_json(at, at + size)
+
+
 def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
@@ -325,14 +373,12 @@ def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef Py_ssize_t found_sizes[MOST_PATHS]
     cdef Py_ssize_t held = 0
     cdef bint parses = False, alike
+    cdef Path followed[MOST_PATHS]
+    cdef Search search
+    prepare(&search, followed, paths)
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        for k in range(wanted):
-            found[k] = NULL
-            found_sizes[k] = 0
-            if size:
-                found[k] = locate(at, at + min(<Py_ssize_t>size, most), <tuple>paths[k], &found_sizes[k])
-        alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
+        alike = strings_of(at, size, most, paths, &search, found, found_sizes)
         if held and (alike != parses or not equal(strings, string_sizes, found, found_sizes, wanted)):
             segments.append((held, texts(strings, string_sizes, wanted), parses))
             held = 0
@@ -376,14 +422,12 @@ def classify(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef Py_ssize_t found_sizes[MOST_PATHS]
     cdef Py_ssize_t classes = 0
     cdef bint alike
+    cdef Path followed[MOST_PATHS]
+    cdef Search search
+    prepare(&search, followed, paths)
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        for k in range(wanted):
-            found[k] = NULL
-            found_sizes[k] = 0
-            if size:
-                found[k] = locate(at, at + min(<Py_ssize_t>size, most), <tuple>paths[k], &found_sizes[k])
-        alike = is_ordinary_json(at, at + size) or is_json(at, at + size)
+        alike = strings_of(at, size, most, paths, &search, found, found_sizes)
         g = 0
         while g < classes and not (parses[g] == alike and equal(strings[g], string_sizes[g], found, found_sizes, wanted)):
             g += 1

@@ -1,4 +1,5 @@
-"""The kernels of runs: how many records fit into a number of bytes, their JSON, and the runs in a batch of the journal.
+"""The kernels of runs: their construction, how many records fit into a number of bytes, their JSON, and the runs in a
+batch of the journal.
 
 Tables are arrays of 64-bit integers with two dimensions, such as those of numpy, so that both versions fill them:
 
@@ -23,6 +24,65 @@ _RUN = Struct("<IIQQI")
 #: Offset from which the headers of one kind are equal, and the offset and the layout of the lengths of its names.
 _KIND, _NAMES = 28, Struct("<HHHBB")
 _HEADER, _NAMES_AT = 40, 30
+
+#: Bytes of a run in the journal besides its columns and names, and the most that a character of a name needs there.
+AROUND, CHARACTER = 64, 6
+
+
+def build_run(
+    self: Any,
+    *,
+    lengths: Buffer,
+    payload: Buffer,
+    stream: str,
+    source: str,
+    producer: str | None = None,
+    topic: str | None = None,
+    content_type: str | None = None,
+    producer_seq: int | Buffer | None = None,
+    event_ids: Buffer | None = None,
+    event_times: Buffer | None = None,
+    first_seq: int = 0,
+    time: int = 0,
+) -> None:
+    """Set the fields of a run, of which every message makes one or more; the constructor of :class:`.records.Run`."""
+    self.lengths, self.payload = lengths, payload
+    self.stream, self.source = stream, source
+    self.producer, self.topic, self.content_type = producer, topic, content_type
+    self.producer_seq, self.event_ids, self.event_times = producer_seq, event_ids, event_times
+    self.first_seq, self.time = first_seq, time
+    size = len(payload) + len(lengths) + len(event_ids or b"") + len(event_times or b"")
+    if producer_seq is not None and not isinstance(producer_seq, int):
+        size += len(producer_seq)
+    names = len(stream) + len(source) + len(producer or "") + len(topic or "") + len(content_type or "")
+    self.last_seq = first_seq + len(lengths) // 4 - 1
+    self.size = size
+    self.room = size + AROUND + CHARACTER * names
+
+
+def count(self: Any) -> int:
+    """Return how many payloads a column has; the length of :class:`.records.Column`."""
+    return len(self.lengths) // 4
+
+
+def build_delivery(self: Any, runs: Sequence[Any]) -> None:
+    """Set the fields of a delivery, of which every commit makes one; the constructor of :class:`.records.Delivery`."""
+    self.runs = runs
+    self.first_seq, self.last_seq = runs[0].first_seq, runs[-1].last_seq
+    count = payload_size = size = 0
+    for run in runs:
+        count += len(run.lengths) // 4
+        payload_size += len(run.payload)
+        size += run.size
+    self.payload_size, self.size, self.count, self._encoded = payload_size, size, count, {}
+
+
+def encoded(self: Any, encode: Any) -> Any:
+    """Return ``encode(runs)``, computed only once for each *encode*; the method of :class:`.records.Delivery`."""
+    found = self._encoded.get(encode)
+    if found is None:
+        found = self._encoded[encode] = encode(self.runs)
+    return found
 
 
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:

@@ -8,6 +8,11 @@ peer reconnects.  ZeroMQ's thread may close a descriptor at any time, and the nu
 
     accepted(port, descriptor) -> admitted, or refused: in both cases open until disconnected(port, descriptor)
 
+A message names its connection by the descriptor, too, and may be read when that connection has ended and another one
+has the descriptor.  So the ZAP handler numbers the connections, and each message has the number of its connection.  A
+ZAP request names no descriptor, but is answered after its connection was reported.  So the number of a connection is
+greater than all that were given before it was reported, and the number of an earlier connection is not.
+
 in: monitor events, ZAP decisions      out: the connections to close
 """
 
@@ -17,7 +22,7 @@ import os
 import socket
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import IPv6Address, ip_address
 
@@ -34,6 +39,8 @@ REFUSED = 256
 #: The address of a connection that was closed before its address was read.
 UNKNOWN = "an unknown address"
 
+#: An address and a port.
+Peer = tuple[str, int]
 _Admission = tuple[Identity, Action]
 
 
@@ -42,20 +49,32 @@ class AcceptedConnection:
     """A connection that ZeroMQ has accepted.
 
     :ivar port: the port that accepted it
-    :ivar host: the address of the peer
+    :ivar peer: the address and the port of the peer
+    :ivar after: the last number that the ZAP handler had given when the connection was accepted; its own is greater
     :ivar refused: it is closed soon
     :ivar ending: the call that closes it, if it is kept open for a while
     """
 
     port: int
     descriptor: int
-    host: str
+    peer: Peer
+    after: int = 0
     refused: bool = False
     ending: IDelayedCall | None = None
 
-    def close(self) -> None:
-        """Close the connection, if it is still open."""
-        shut_down(self.descriptor, [self.host], [self.port])
+    @property
+    def host(self) -> str:
+        """The address of the peer."""
+        return self.peer[0]
+
+    def close(self) -> bool:
+        """Close the connection, if it is still open; return whether it was."""
+        # The descriptor may be that of another file or connection by now.
+        with suppress(OSError, IndexError, TypeError), socket_of(self.descriptor) as found:
+            if _ends(found) == (self.port, self.peer):
+                found.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
 
 
 @attrs.define(eq=False)
@@ -72,6 +91,7 @@ class Connections:
     most: int = sys.maxsize
     #: by port and descriptor: another port may have reused a descriptor before the monitor reports the end of the first
     _open: dict[tuple[int, int], AcceptedConnection] = attrs.field(factory=dict, init=False)
+    _number: int = attrs.field(default=0, init=False)  #: the last number that was given to a connection
     _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
     _refused: dict[AcceptedConnection, None] = attrs.field(factory=dict, init=False)
     _networks: FairShare[AcceptedConnection] = attrs.field(init=False)  #: those that are not refused
@@ -99,13 +119,23 @@ class Connections:
         """Return the number of connections of *port*."""
         return self._counts[port]
 
-    def of(self, port: int) -> list[tuple[str, int]]:
-        """Return the connections of *port*: the address and the descriptor of each."""
-        return [(each.host, each.descriptor) for each in self._open.values() if each.port == port]
+    def of(self, port: int) -> list[AcceptedConnection]:
+        """Return the connections of *port*."""
+        return [each for each in self._open.values() if each.port == port]
 
-    def find(self, port: int, descriptor: int) -> AcceptedConnection | None:
-        """Return the open connection *descriptor* to *port*, or None."""
-        return self._open.get((port, descriptor))
+    def number(self) -> int:
+        """Return a number for a connection that is being admitted, which no other connection has."""
+        self._number += 1
+        return self._number
+
+    def find(self, port: int, descriptor: int, number: int) -> AcceptedConnection | None:
+        """Return the connection to *port* by which a message has come, or None if that connection has ended.
+
+        :param descriptor: the descriptor that the message names
+        :param number: the number that the message has
+        """
+        found = self._open.get((port, descriptor))
+        return found if found is not None and number > found.after else None
 
     def accepted(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Add a connection.
@@ -113,7 +143,9 @@ class Connections:
         :return: the connection to refuse: this one, another one that makes room for it, or None
         """
         self.disconnected(port, descriptor)  # a connection whose end was not reported
-        new = self._open[port, descriptor] = AcceptedConnection(port, descriptor, peer_of(port, descriptor))
+        new = self._open[port, descriptor] = AcceptedConnection(
+            port, descriptor, peer_of(port, descriptor), self._number
+        )
         self._counts[port] += 1
         network = network_of(new.host)
         self._networks.add(new, network)
@@ -160,9 +192,11 @@ class Connections:
         """Return whether more refused connections are open than :attr:`refused_limit`."""
         return len(self._refused) > self.refused_limit
 
-    def close(self, port: int, host: str, descriptor: int) -> None:
-        """Close the connection *descriptor* from *host* to *port*, if it is still open."""
-        shut_down(descriptor, [_plain(host)], [port])
+    def close(self, port: int, descriptor: int, number: int) -> None:
+        """Close the connection that :meth:`find` finds, if it is still open."""
+        found = self.find(port, descriptor, number)
+        if found is not None:
+            found.close()
 
     def admit(self, identity: Identity, action: Action) -> None:
         """Remember that the ZAP handler has admitted *identity* for *action*."""
@@ -172,14 +206,13 @@ class Connections:
             (gone, _), _ = self._admitted.popitem(last=False)
             self._forgotten_hosts.add(gone.host)
 
-    def end_forbidden(self, may: Callable[[Identity, Action], bool], ports: Collection[int]) -> int:
+    def end_forbidden(self, may: Callable[[Identity, Action], bool]) -> int:
         """Close the connections of hosts whose permission was withdrawn.
 
         The descriptor of an identity is not known, so this closes all connections of its host; clients that are still
         permitted reconnect.
 
         :param may: returns whether an identity still has permission
-        :param ports: the ports of the server; other sockets that reuse a descriptor are left alone
         :return: the number of closed connections
         """
         refused = [wanted for wanted in self._admitted if not may(*wanted)]
@@ -187,7 +220,7 @@ class Connections:
         for wanted in refused:
             del self._admitted[wanted]
         self._forgotten_hosts.clear()
-        return sum(shut_down(each.descriptor, hosts, ports) for each in self._open.values()) if hosts else 0
+        return sum(each.close() for each in self._open.values() if each.host in hosts) if hosts else 0
 
 
 @contextmanager
@@ -206,22 +239,20 @@ def socket_of(descriptor: int) -> Iterator[socket.socket]:
         yield found
 
 
-def peer_of(port: int, descriptor: int) -> str:
-    """Return the address at the other end of the connection that *port* accepted."""
+def peer_of(port: int, descriptor: int) -> Peer:
+    """Return the address and the port at the other end of the connection that *port* accepted."""
     # The connection may be closed already, and the descriptor may be another file now.
     with suppress(OSError, IndexError, TypeError), socket_of(descriptor) as found:
-        if found.getsockname()[1] == port:
-            return _plain(found.getpeername()[0])
-    return UNKNOWN
+        ours, peer = _ends(found)
+        if ours == port:
+            return peer
+    return UNKNOWN, 0
 
 
-def shut_down(descriptor: int, hosts: Collection[str], ports: Collection[int]) -> bool:
-    """Shut *descriptor* down if it is a connection from one of *hosts* to one of *ports*; return whether it was."""
-    with suppress(OSError, IndexError, TypeError), socket_of(descriptor) as found:
-        if found.getsockname()[1] in ports and _plain(found.getpeername()[0]) in hosts:
-            found.shutdown(socket.SHUT_RDWR)
-            return True
-    return False
+def _ends(connection: socket.socket) -> tuple[int, Peer]:
+    """Return the port at this end of a connection, and the peer."""
+    host, port, *_ = connection.getpeername()
+    return connection.getsockname()[1], (_plain(host), port)
 
 
 def _plain(host: str) -> str:

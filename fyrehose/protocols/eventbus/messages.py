@@ -9,7 +9,7 @@ in: a socket      out: lists of frames; nothing is queued here
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -21,13 +21,14 @@ from fyrehose.records import Buffer
 
 log = Logger()
 
-#: The address of the peer that sent a message, and the file descriptor of its connection.
-Origin = tuple[str, int]
+#: The connection that a message came by: the peer's address, the file descriptor, and the number that the ZAP handler
+#: gave it (see ``zap.py``), or 0.  The descriptor may be that of another connection by now; the number never is.
+Origin = tuple[str, int, int]
 #: A message: the frames that were kept, the number of frames that it had, and its origin.
 Message = tuple[list[bytes], int, Origin]
 
 #: The origin of a message from within the process (inproc).
-NOWHERE: Origin = ("", -1)
+NOWHERE: Origin = ("", -1, 0)
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -107,6 +108,14 @@ class Messages:
         self._lent.append((tracker, size))
         self._held += size
 
+    def set_all(self, option: int, values: Iterable[bytes]) -> None:
+        """Set *option* of the socket to each of *values* in turn: many subscriptions, for example.
+
+        :raises zmq.ZMQError: the socket refuses one
+        """
+        for value in values:
+            self._socket.setsockopt(option, value)
+
     def held(self) -> tuple[int, int]:
         """Return the number of messages that were lent and not released, and the bytes of their frames."""
         # Released messages behind one that is not released still count here; the native kernel counts exactly.
@@ -117,9 +126,13 @@ class Messages:
 
 def _origin(frame: zmq.Frame) -> Origin:
     try:
-        return str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
+        host, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
         return NOWHERE
+    try:
+        return host, descriptor, int(frame.get("User-Id") or 0)
+    except zmq.ZMQError:  # the socket asks no ZAP handler
+        return host, descriptor, 0
 
 
 def _fastest() -> type[Messages]:

@@ -16,11 +16,7 @@ An event is sent twice, with its topic and with the key of its topic in front; Z
 once the receivers are chosen.  Keys of different prefixes may be equal: the subscriber's own socket then drops what it
 has not subscribed to.
 
-ZeroMQ names the sender of a subscription by the descriptor of its connection only, and messages of a connection may
-still wait to be read when it has ended.  So a descriptor is *stale* from the end of its connection until nothing waits
-any more: its messages are ignored, and a new connection that has it must be closed, so that it comes again.
-
-    in: the messages of XPUB, and the ends of connections      out: what to subscribe the sender to
+    in: the messages of XPUB with their connections, and the ends of connections      out: what to subscribe a sender to
 
 Specification: event-bus.md, "State Synchronization", for the form of subtrees.
 """
@@ -28,7 +24,7 @@ Specification: event-bus.md, "State Synchronization", for the form of subtrees.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import attrs
 
@@ -71,16 +67,15 @@ class Resubscribed:
 
 @attrs.define(eq=False)
 class RecognizedSubscribers:
-    """The subscribers of one PUBLISHER, by the descriptor of their connection.
+    """The subscribers of one PUBLISHER, by their connection.
 
     :ivar usual: the dialect of subscribers that have sent nothing distinguishable
     """
 
     usual: Dialect
     memory: FairShare[object] = attrs.field(factory=lambda: FairShare(MEMORY, each=MEMORY // 2), init=False)
-    _all: dict[int, _Subscriber] = attrs.field(factory=dict, init=False)
+    _all: dict[Hashable, _Subscriber] = attrs.field(factory=dict, init=False)
     _others: int = attrs.field(default=0, init=False)
-    _stale: set[int] = attrs.field(factory=set, init=False)
 
     @property
     def other(self) -> Dialect:
@@ -92,22 +87,20 @@ class RecognizedSubscribers:
         """Return the number of subscribers of the other dialect."""
         return self._others
 
-    def dialect(self, descriptor: int) -> Dialect:
+    def dialect(self, connection: Hashable) -> Dialect:
         """Return the dialect of a subscriber, as far as it is known."""
-        found = self._all.get(descriptor)
+        found = self._all.get(connection)
         return self.usual if found is None else found.dialect
 
-    def received(self, message: bytes, descriptor: int, network: str) -> Resubscribed:
+    def received(self, message: bytes, connection: Hashable, network: str) -> Resubscribed:
         """Process a message of XPUB: a byte 1 (subscribe) or 0 (unsubscribe), and a prefix.
 
         :raises RemoteProtocolError: the subscriber has too many subscriptions, and has to be disconnected
         """
-        if descriptor in self._stale:
-            return Resubscribed()
         subscribes, prefix = message[:1] == b"\1", message[1:]
-        found = self._all.get(descriptor)
+        found = self._all.get(connection)
         if found is None:
-            found = self._all[descriptor] = _Subscriber(network, self.usual)
+            found = self._all[connection] = _Subscriber(network, self.usual)
         marked = MARKS.get(prefix)
         if marked is not None:
             if found.marked or not subscribes:
@@ -122,26 +115,12 @@ class RecognizedSubscribers:
         added = self._subscribe(found, prefix)
         return Resubscribed((*before.added, *added), before.removed)
 
-    def left(self, descriptor: int) -> None:
+    def left(self, connection: Hashable) -> None:
         """Forget a subscriber whose connection has ended."""
-        self._stale.add(descriptor)
-        found = self._all.pop(descriptor, None)
+        found = self._all.pop(connection, None)
         if found is not None:
             self.memory.give(found.network, sum(map(_cost, found.prefixes)))
             self._others -= found.dialect is not self.usual
-
-    def is_stale(self, descriptor: int) -> bool:
-        """Return whether messages of an earlier connection with this descriptor may still wait to be read."""
-        return descriptor in self._stale
-
-    def drained(self) -> None:
-        """Note that no message waits to be read."""
-        self._stale.clear()
-
-    @property
-    def awaits_drain(self) -> bool:
-        """Return whether :meth:`drained` has something to note."""
-        return bool(self._stale)
 
     def key_of(self, topic: bytes) -> bytes:
         """Return the key of events of *topic* for subscribers of the other dialect."""

@@ -31,7 +31,7 @@ from fyrehose.errors import (
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
-from fyrehose.protocols.eventbus.connections import Connections
+from fyrehose.protocols.eventbus.connections import AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
 from fyrehose.protocols.eventbus.recognition import RecognizedSubscribers
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession
@@ -45,9 +45,13 @@ log = Logger()
 
 #: Causes that are counted and not logged, because they are normal.
 QUIET = frozenset({"duplicate", "snapshot-left"})
-#: Upper bounds of one turn, for broadcasts and for snapshots each: events, and bytes of data.
+#: Upper bounds of one turn of snapshots: events in all, and bytes of data for each client.
 EVENTS_TURN = 500
+#: Upper bounds of one turn of broadcasts, some of which make a round: bytes of data, events, and events times their
+#: subscribers, because ZeroMQ queues an event for each of these.
 BYTES_TURN = 256 << 10
+BROADCASTS_TURN = 64
+COPIES_TURN = 4_096
 #: Bytes that an active snapshot may send before a waiting one takes its place.
 SNAPSHOT_SHARE = 1 << 20
 #: Bytes that are read from the journal for a snapshot at a time.
@@ -106,7 +110,7 @@ class EventBusServer:
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[tuple[bytes | None, Frames]] | None = None
         self._sent = (0, 0)
-        self._pumping: IDelayedCall | None = None
+        self._waiting: IDelayedCall | None = None  #: for subscribers that read slowly
         # Snapshots.
         self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
@@ -182,8 +186,9 @@ class EventBusServer:
 
     def request_received(self, message: list[bytes], count: int) -> None:
         """Process a message of SNAPSHOT; see :meth:`EventBusServerSession.receive_request`."""
-        host, descriptor = self._snapshot.origin
-        answer = self._session.receive_request(message, count, host, network_of(host), descriptor)
+        host, descriptor, number = self._snapshot.origin
+        close = partial(self._connections.close, self._number, descriptor, number)
+        answer = self._session.receive_request(message, count, host, network_of(host), close)
         if isinstance(answer, RemoteProtocolError):
             self._drop(answer, self._snapshot, message[0])
             return
@@ -213,37 +218,25 @@ class EventBusServer:
 
     def subscription_received(self, message: list[bytes], count: int) -> None:
         """Process a message of PUBLISHER, if it is a XPUB; see :meth:`RecognizedSubscribers.received`."""
-        host, descriptor = self._publisher.origin
-        self._publisher.process_events()  # the descriptor may be that of another connection by now
-        connection = self._connections.find(self._number + 1, descriptor)
+        host, descriptor, number = self._publisher.origin
+        self._publisher.process_events()  # the subscriber may have left
+        connection = self._connections.find(self._number + 1, descriptor, number)
         if count != 1 or connection is None:
             return
-        before = self._subscribers.dialect(descriptor)
+        before = self._subscribers.dialect(connection)
         try:
-            change = self._subscribers.received(message[0], descriptor, network_of(host))
+            change = self._subscribers.received(message[0], connection, network_of(host))
         except RemoteProtocolError as error:
             self._drop(error, self._publisher, b"")
             connection.close()
             return
         self._publisher.resubscribe(change.added, change.removed)
-        if self._subscribers.dialect(descriptor) is not before:
-            self._broker.counters.add(PROTOCOL, f"{self._subscribers.dialect(descriptor)}-subscribers")
+        if self._subscribers.dialect(connection) is not before:
+            self._broker.counters.add(PROTOCOL, f"{self._subscribers.dialect(connection)}-subscribers")
 
-    def subscriber_connected(self, descriptor: int) -> None:
-        """Close a connection of PUBLISHER if messages of an earlier one may look like its own; it comes again."""
-        connection = self._connections.find(self._number + 1, descriptor)
-        if connection is not None and self._subscribers.is_stale(descriptor):
-            connection.close()
-
-    def subscriber_left(self, descriptor: int) -> None:
-        """Forget the subscriber whose connection had this descriptor."""
-        self._subscribers.left(descriptor)
-        self._publisher.schedule_turn()
-
-    def subscriptions_read(self) -> None:
-        """Note, at the end of a turn of PUBLISHER, that no subscription waits, if that is so."""
-        if self._subscribers.awaits_drain and self._publisher.drained():
-            self._subscribers.drained()
+    def subscriber_left(self, connection: AcceptedConnection) -> None:
+        """Forget the subscriptions of a connection that has ended."""
+        self._subscribers.left(connection)
 
     def serve_snapshots(self) -> None:
         """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
@@ -268,7 +261,7 @@ class EventBusServer:
         assert self._subscription is not None
         self._subscription.pauseProducing()
         self._outgoing = chain.from_iterable(map(self._broadcasts, delivery.runs))
-        self._pump()
+        self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
         """Yield the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
@@ -347,11 +340,12 @@ class EventBusServer:
 
     # Broadcasting.
 
-    def _pump(self) -> None:
-        """Broadcast one turn's worth of the delivered records, and schedule the next turn."""
-        self._pumping = None
+    def take_turn(self) -> int:
+        """Broadcast some of the delivered records, and ask for another turn if there are more; return their size."""
         outgoing, publisher, memory, audience = self._outgoing, self._publisher, self._memory, self.audience
-        assert outgoing is not None
+        if outgoing is None:  # the server has stopped
+            return 0
+        most = max(min(BROADCASTS_TURN, COPIES_TURN // max(audience, 1)), 1)
         publisher.process_commands()
         if memory.size(audience) <= memory.limit // 2:
             self._slow_subscribers.forget()
@@ -365,7 +359,7 @@ class EventBusServer:
                     publisher.lend_by_key(key, frames)
             elif self._wait_for_subscribers():
                 self._outgoing = chain(((key, frames),), outgoing)
-                self._pumping = self._clock.callLater(BROADCAST_LOOK, self._pump)
+                self._waiting = self._clock.callLater(BROADCAST_LOOK, self.take_turn)
                 break
             else:
                 # No slow subscriber can be found, so the event is dropped for all; they request it again.
@@ -373,26 +367,28 @@ class EventBusServer:
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
             size += length
-            if sent >= EVENTS_TURN or size >= BYTES_TURN:
-                self._pumping = self._clock.callLater(0, self._pump)
+            if sent >= most or size >= BYTES_TURN:
+                self._broker.ready(self)
                 break
+        else:
+            self._outgoing = None
         self._broker.counters.add(PROTOCOL, "broadcasts", sent)
         # ZeroMQ does not tell which connections the filter by topic lets an event pass to.
         self._sent = (self._sent[0] + sent * audience, self._sent[1] + size * audience)
-        if self._pumping is None:
-            self._outgoing = None
+        if self._outgoing is None:
             if self._subscription is not None:
                 self._subscription.resumeProducing()
             self._check_stopped()
+        return size
 
     def _wait_for_subscribers(self) -> bool:
         """Close the connections of slow subscribers; return whether to continue to wait."""
         slow = self._slow_subscribers.slow(self._clock.seconds(), self._memory.released)
-        for host, descriptor in slow or ():
+        for connection in slow or ():
             detail = "it delays events for other subscribers: connection closed, it can request missed events"
-            where = f"{host} at {self._publisher.name}"
+            where = f"{connection.host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
-            self._connections.close(self._number + 1, host, descriptor)
+            connection.close()
         return slow is not None
 
     # Snapshots.
@@ -480,7 +476,7 @@ class EventBusServer:
         detail = f"it has read nothing for {timeout:g} s: connection closed, it has to send SYNCSTART again"
         self._cancel(snapshot, "snapshot-stalled", detail)
         # Closing the connection frees the messages that ZeroMQ holds for it.
-        self._connections.close(self._number, snapshot.host, snapshot.descriptor)
+        snapshot.close()
         return True
 
     def _cancel(self, snapshot: SnapshotAnswer, cause: str, detail: str = "") -> None:
@@ -520,7 +516,7 @@ class EventBusServer:
             return
         self._reading_ended = True
         self._update_reading()
-        for timer in (*self._deadlines, self._retrying, self._pumping, self._serving):
+        for timer in (*self._deadlines, self._retrying, self._waiting, self._serving):
             if timer is not None and timer.active():
                 timer.cancel()
         if self._subscription is not None:
@@ -528,5 +524,6 @@ class EventBusServer:
             self._subscription = None
         for batch in self._unwritten:
             self._broker.counters.refuse(log, PROTOCOL, "not-published-at-stop", f"{batch.count} events")
+        self._outgoing = None
         self._account.close()
         stopped.callback(None)

@@ -13,7 +13,7 @@ and passed as arguments.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -90,7 +90,12 @@ class EventBusServerSession:
         return None
 
     def receive_request(
-        self, message: Sequence[bytes], count: int, host: str, network: str, descriptor: int
+        self,
+        message: Sequence[bytes],
+        count: int,
+        host: str,
+        network: str,
+        close: Callable[[], object] = lambda: None,
     ) -> Requested | RemoteProtocolError:
         """Process a message of SNAPSHOT.
 
@@ -98,16 +103,14 @@ class EventBusServerSession:
         :param count: number of frames of the whole message
         :param host: the address of the client
         :param network: the network of that address, with whose other clients it shares memory
-        :param descriptor: the file descriptor of the client's connection
+        :param close: closes the client's connection
         """
         listener, identity = self._settings.sequence, message[0]
         try:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
             request = self._parse(frames)
             account = self.pool.account(identity, network)
-            snapshot = SnapshotAnswer(
-                identity, request, delimiter, request.dialect or listener, account, host, descriptor
-            )
+            snapshot = SnapshotAnswer(identity, request, delimiter, request.dialect or listener, account, host, close)
             replaced = self.snapshots.add(snapshot)
         except RemoteProtocolError as error:
             return error

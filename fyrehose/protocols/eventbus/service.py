@@ -231,7 +231,7 @@ class EventBusService(Service):
         self._connections.change(settings.max_connections)
         if self._server is not None:
             self._server.change(settings)
-        ended = self._connections.end_forbidden(authenticator.may, range(self._port, self._port + 3))
+        ended = self._connections.end_forbidden(authenticator.may)
         if ended:
             log.info(
                 "{protocol}: closed {count} connections, which have to be admitted again",
@@ -313,7 +313,7 @@ class EventBusService(Service):
         server = self._server = EventBusServer(reactor, self._broker, self._settings, self._connections)
         names = [f"{name} (port {port})" for port, name in enumerate(NAMES, self._port)]
         requests = ZMQPort(reactor, snapshot, server.request_received, server.serve_snapshots, names[0])
-        broadcasts = ZMQPort(reactor, publisher, server.subscription_received, server.subscriptions_read, names[1])
+        broadcasts = ZMQPort(reactor, publisher, server.subscription_received, name=names[1])
         pubs = ZMQPort(reactor, collector, server.pub_received, server.publish_turn, names[2])
         self._ports[0].start()
         self._ports += [requests, broadcasts, pubs]
@@ -327,18 +327,13 @@ class EventBusService(Service):
         :param value: the error number of a failed handshake, otherwise a file descriptor
         """
         before = len(self._connections)
-        recognizing = self._server if self._settings.recognize and port == self._port + 1 else None
         if event == CONNECTED:
             handshakes.succeeded()
         elif event == ACCEPTED:
             if self._admits(port, value):
                 handshakes.accepted(value)
-            if recognizing is not None:
-                recognizing.subscriber_connected(value)
         elif event == DISCONNECTED:
             self._disconnected(port, value, handshakes.ended(value))
-            if recognizing is not None:
-                recognizing.subscriber_left(value)
         else:
             handshakes.failed(value, protocol=event == FAILED_PROTOCOL, refused=event == FAILED_AUTH)
         self._broker.counters.gauge(PROTOCOL, "connections", len(self._connections) - before)
@@ -368,6 +363,8 @@ class EventBusService(Service):
         counters, gone = self._broker.counters, self._connections.disconnected(port, descriptor)
         if gone is not None and gone.ending is not None and gone.ending.active():
             gone.ending.cancel()
+        if gone is not None and self._server is not None:
+            self._server.subscriber_left(gone)
         if cause is None or (gone is not None and gone.refused):
             return
         where = self._where(port, UNKNOWN if gone is None else gone.host)
@@ -404,7 +401,7 @@ class EventBusService(Service):
         self._delayed.add(call)
 
     def _authenticate(self, zap: ZMQPort, envelope: list[bytes], question: list[bytes]) -> None:
-        answer = self._authenticator.answer(question)
+        answer = self._authenticator.answer(question, self._connections.number())
         if answer.cause is not None:
             detail = "{} may not {}".format(*answer.wanted) if answer.wanted is not None else ""
             number = self._port + 2 if answer.wanted and answer.wanted[1] is Action.PUBLISH else self._port

@@ -19,7 +19,7 @@ from termios import TIOCOUTQ
 
 import attrs
 
-from fyrehose.protocols.eventbus.connections import socket_of
+from fyrehose.protocols.eventbus.connections import AcceptedConnection, socket_of
 
 #: How long the others wait before the send queues are looked at, in seconds.  Most waits are shorter, because only
 #: ZeroMQ is busy, and looking at thousands of queues takes long.
@@ -33,24 +33,21 @@ FACTOR = 4
 #: How long others wait for subscribers that are behind but not slow, in seconds.
 LONGEST = 4.0
 
-#: The address of a subscriber, and the descriptor of its connection.
-Subscriber = tuple[str, int]
-
 
 @attrs.define(eq=False)
 class SlowSubscribers:
     """The subscribers whose send queue has not been empty since others wait for them.
 
-    :ivar connected: returns all connected subscribers
+    :ivar connected: returns the connections of all subscribers
     """
 
-    connected: Callable[[], Collection[Subscriber]]
+    connected: Callable[[], Collection[AcceptedConnection]]
     #: when the others began to wait, when the send queues were first looked at, or None, and when for slow subscribers
     _waiting: float | None = attrs.field(default=None, init=False)
     _since: float | None = attrs.field(default=None, init=False)
     _checked: float = attrs.field(default=0.0, init=False)
     #: subscribers that were behind at every call, and the bytes that each had acknowledged at the beginning
-    _behind: dict[Subscriber, int] = attrs.field(factory=dict, init=False)
+    _behind: dict[AcceptedConnection, int] = attrs.field(factory=dict, init=False)
     #: events that had been released when the others began to wait
     _released: int = attrs.field(default=0, init=False)
 
@@ -58,7 +55,7 @@ class SlowSubscribers:
         """Record that no subscriber waits any more."""
         self._waiting = self._since = None
 
-    def slow(self, now: float, released: int = 0) -> list[Subscriber] | None:
+    def slow(self, now: float, released: int = 0) -> list[AcceptedConnection] | None:
         """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
 
         :param released: number of events that all subscribers have received, or left, so far
@@ -70,12 +67,14 @@ class SlowSubscribers:
             return []
         if self._since is None:
             self._since = self._checked = now
-            self._behind = {each: _acknowledged(each[1]) for each in self.connected() if _queued(each[1])}
-        self._behind = {each: before for each, before in self._behind.items() if _queued(each[1])}
+            self._behind = {
+                each: _acknowledged(each.descriptor) for each in self.connected() if _queued(each.descriptor)
+            }
+        self._behind = {each: before for each, before in self._behind.items() if _queued(each.descriptor)}
         if now - self._checked < WAIT:
             return []
         self._checked, elapsed = now, now - self._since
-        taken = {each: _acknowledged(each[1]) - before for each, before in self._behind.items()}
+        taken = {each: _acknowledged(each.descriptor) - before for each, before in self._behind.items()}
         best = max(taken.values(), default=0)
         others_wait = len(taken) < len(self.connected())
         least = max(best // FACTOR, int(LEAST_RATE * elapsed) if others_wait else 1)

@@ -13,7 +13,7 @@ in: requests, pieces of the journal, the time      out: the next message of each
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import attrs
 
@@ -39,7 +39,7 @@ class SnapshotAnswer:
     :ivar dialect: encoding of sequences
     :ivar account: memory that the socket holds for the client
     :ivar host: address of the client
-    :ivar descriptor: file descriptor of the client's connection, or -1
+    :ivar close: closes the client's connection
     :ivar next: the sequence to read from
     :ivar last: the last sequence of the snapshot
     :ivar highest: the greatest sequence sent, or that of the request; never beyond the end of the stream
@@ -56,7 +56,7 @@ class SnapshotAnswer:
     dialect: Dialect
     account: QueuedMessages
     host: str = ""
-    descriptor: int = -1
+    close: Callable[[], object] = lambda: None
     next: int = attrs.field(init=False)
     last: int = attrs.field(default=0, init=False)
     highest: int = attrs.field(init=False)

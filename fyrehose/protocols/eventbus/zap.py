@@ -3,6 +3,9 @@
     request   version  request id  domain  address  identity  mechanism  credentials...
     reply     version  request id  status  text  user id  metadata
 
+The user id is a number that no other connection of the server has.  ZeroMQ attaches it to each message of the
+connection; the peer cannot change it.
+
 A libzmq client that is answered with status 400 never reconnects.
 
 in: the frames of a request      out: the frames of the reply, and the cause if the connection is refused
@@ -54,8 +57,11 @@ class Authenticator:
     clients: frozenset[bytes] | None = None
     curve: bool = False
 
-    def answer(self, frames: Sequence[bytes]) -> Answer:
-        """Return the answer to a ZAP request; never raises."""
+    def answer(self, frames: Sequence[bytes], number: int) -> Answer:
+        """Return the answer to a ZAP request; never raises.
+
+        :param number: the number of the connection
+        """
         request = frames[1] if len(frames) > 1 else b""
         action = next((action for action, domain in DOMAINS.items() if frames[2:3] == [domain]), None)
         if len(frames) < 6 or frames[0] != VERSION or action is None:
@@ -65,7 +71,7 @@ class Authenticator:
         identity = Identity(host=address, key=z85.encode(frames[6]).decode() if self.curve and not cause else None)
         if cause is None and not self.may(identity, action):
             cause = "Forbidden"
-        reply = _reply(request, b"200" if cause is None else b"400", (cause or "OK").encode())
+        reply = _reply(request, b"200" if cause is None else b"400", (cause or "OK").encode(), b"%d" % number)
         return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
     def may(self, identity: Identity, action: Action) -> bool:
@@ -86,5 +92,5 @@ def address_of(frames: Sequence[bytes]) -> str:
     return frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
 
 
-def _reply(request: bytes, status: bytes, text: bytes) -> list[bytes]:
-    return [VERSION, request, status, text, b"", b""]
+def _reply(request: bytes, status: bytes, text: bytes, user: bytes = b"") -> list[bytes]:
+    return [VERSION, request, status, text, user, b""]

@@ -24,9 +24,9 @@ import zmq
 from zmq.backend.cython import _zmq
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdlib cimport calloc
+from libc.stdlib cimport atoll, calloc
 from libc.string cimport memcpy, strcmp
 
 cdef extern from *:
@@ -76,16 +76,18 @@ cdef extern from *:
     ctypedef struct parcel_t:
         char* data
     void disown(lent_t*) noexcept
-    parcel_t* make_parcel(lent_t*, const void*, size_t, long long) noexcept
+    parcel_t* make_parcel(lent_t*, const void*, size_t, long long) noexcept nogil
     void release_parcel(void*, void*) noexcept
     long long read_count(long long*) noexcept
 
-NOWHERE = ("", -1)
+NOWHERE = ("", -1, 0)
 
 cdef enum:
     DONTWAIT = 1
     SNDMORE = 2
     SRCFD = 2
+    # Copies of at least so many bytes let other threads run meanwhile: a commit waits for the interpreter several times.
+    LARGE = 256 << 10
 
 cdef int EMPTY = errno.EAGAIN
 cdef int INTERRUPTED = errno.EINTR
@@ -101,6 +103,7 @@ cdef const char* (*msg_gets)(message_t*, const char*) noexcept
 cdef int (*send_bytes)(void*, const void*, size_t, int) noexcept
 cdef int (*msg_init_data)(message_t*, void*, size_t, void (*)(void*, void*) noexcept, void*) noexcept
 cdef int (*msg_send)(message_t*, void*, int) noexcept
+cdef int (*set_option)(void*, int, const void*, size_t) noexcept
 cdef int (*last_error)() noexcept
 
 
@@ -110,7 +113,7 @@ cdef size_t find(library, name) except 0:
 
 cdef int find_all() except -1:
     global msg_init, msg_close, msg_recv, msg_more, msg_data, msg_size, msg_get, msg_gets, send_bytes, last_error
-    global msg_init_data, msg_send
+    global msg_init_data, msg_send, set_option
     if zmq.zmq_version_info() < (4, 1):
         raise ImportError("a message of this libzmq has another size")
     try:
@@ -128,6 +131,7 @@ cdef int find_all() except -1:
             library, "zmq_msg_init_data"
         )
         msg_send = <int (*)(message_t*, void*, int) noexcept>find(library, "zmq_msg_send")
+        set_option = <int (*)(void*, int, const void*, size_t) noexcept>find(library, "zmq_setsockopt")
         last_error = <int (*)() noexcept>find(library, "zmq_errno")
     except (AttributeError, OSError) as error:
         raise ImportError(f"pyzmq hides the functions of its libzmq: {error}") from error
@@ -137,7 +141,19 @@ cdef int find_all() except -1:
 find_all()
 
 
-# The GIL is not released: no call blocks, and each takes less time than releasing and acquiring it.
+cdef bytes copy(const void* data, Py_ssize_t size):
+    cdef bytes copied = PyBytes_FromStringAndSize(NULL, size)
+    cdef char* to = PyBytes_AS_STRING(copied)
+    if size < LARGE:
+        memcpy(to, data, size)
+    else:
+        with nogil:
+            memcpy(to, data, size)
+    return copied
+
+
+# The GIL is not released, except to copy large frames: no call blocks, and each takes less time than releasing and
+# acquiring it.
 cdef class Messages:
     cdef object socket
     cdef void* handle
@@ -145,7 +161,7 @@ cdef class Messages:
     cdef list frames
     cdef Py_ssize_t count
     cdef tuple origin
-    cdef bytes address
+    cdef bytes user
     cdef lent_t* lent
 
     def __cinit__(self, *_):
@@ -165,19 +181,22 @@ cdef class Messages:
         self.frames = []
         self.count = 0
         self.origin = NOWHERE
-        self.address = b""
+        self.user = b""
 
     cdef int find_origin(self, message_t* message) except -1:
         # Most messages come from the same connection as the one before, so the origin is used again.
-        cdef const char* address = msg_gets(message, b"Peer-Address")
-        cdef int descriptor
-        if address == NULL:
-            self.origin, self.address = NOWHERE, b""
+        cdef const char* user = msg_gets(message, b"User-Id")
+        cdef const char* address
+        if user == NULL:
+            user = b""
+        if user[0] and not strcmp(user, self.user):
             return 0
-        descriptor = msg_get(message, SRCFD)
-        if descriptor != <int>self.origin[1] or strcmp(address, self.address):
-            self.address = address
-            self.origin = (self.address.decode("ascii", "replace"), descriptor)
+        address = msg_gets(message, b"Peer-Address")
+        if address == NULL:
+            self.origin, self.user = NOWHERE, b""
+            return 0
+        self.user = user
+        self.origin = ((<bytes>address).decode("ascii", "replace"), msg_get(message, SRCFD), atoll(self.user))
         return 0
 
     cdef int check_open(self) except -1:
@@ -206,7 +225,7 @@ cdef class Messages:
                 if not self.count:
                     self.find_origin(&message)
                 if self.count < self.kept:
-                    data = PyBytes_FromStringAndSize(<const char*>msg_data(&message), <Py_ssize_t>msg_size(&message))
+                    data = copy(msg_data(&message), <Py_ssize_t>msg_size(&message))
                     self.frames.append(data)
                     size -= len(data)
                 self.count += 1
@@ -253,7 +272,11 @@ cdef class Messages:
             size += len(frame)
         self.send(frames[:last], True)
         PyObject_GetBuffer(frames[last], &view, PyBUF_SIMPLE)
-        parcel = make_parcel(self.lent, view.buf, view.len, size)
+        if view.len < LARGE:
+            parcel = make_parcel(self.lent, view.buf, view.len, size)
+        else:
+            with nogil:
+                parcel = make_parcel(self.lent, view.buf, view.len, size)
         error = parcel == NULL or msg_init_data(&message, parcel.data, view.len, release_parcel, parcel)
         PyBuffer_Release(&view)
         if error:
@@ -268,6 +291,18 @@ cdef class Messages:
                 PyErr_CheckSignals()
         finally:
             msg_close(&message)  # a message that was sent is empty now
+
+    def set_all(self, int option, values):
+        cdef const char* value
+        cdef int error
+        self.check_open()
+        for each in values:
+            value = each
+            while set_option(self.handle, option, value, len(each)) < 0:
+                error = last_error()
+                if error != INTERRUPTED:
+                    raise zmq.ZMQError(error)
+                PyErr_CheckSignals()
 
     def held(self):
         return read_count(&self.lent.messages), read_count(&self.lent.size)

@@ -184,10 +184,8 @@ class ZMQPort:
 
     def resubscribe(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Change what the sender of the message that is being received is subscribed to; for XPUB in manual mode."""
-        for key in removed:
-            self.socket.setsockopt(zmq.UNSUBSCRIBE, key)
-        for key in added:
-            self.socket.setsockopt(zmq.SUBSCRIBE, key)
+        self._messages.set_all(zmq.UNSUBSCRIBE, removed)
+        self._messages.set_all(zmq.SUBSCRIBE, added)
 
     def held(self) -> tuple[int, int]:
         """Return the number of messages that the socket has not released, and the bytes of their frames."""

@@ -22,8 +22,10 @@ import attrs
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer, Column
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Column, Run
 
+#: The name of the protocol, and the source of what is published by it.
+PROTOCOL = "figg"
 VERSION = 1
 
 #: Flag of ATTACH: the offset field is used.  figg.md says "bit 1"; like the reference programs we send the highest bit.
@@ -355,27 +357,16 @@ class DataRun(MessageRun):
     type = FrameType.DATA
 
 
-@attrs.define(kw_only=True, slots=True)
-class ReceivedRun(Column):
-    """Received PUBLISH frames of one topic, as a column.
-
-    :ivar numbers: the first ``seq_num`` if they are consecutive, otherwise u64 x n
-    """
-
-    topic: str
-    numbers: int | Buffer
-
-
-@attrs.frozen(kw_only=True, slots=True)
+@attrs.define(slots=True)
 class Published:
-    """Consecutive PUBLISH frames with rising numbers, grouped by topic.
+    """Consecutive PUBLISH frames with rising numbers, grouped by topic; nobody changes it.
 
     :ivar last: the number of the last frame; its ACK covers all of them
-    :ivar runs: one run for each topic, its messages in the order of arrival
+    :ivar runs: one run of drafts for each topic, its messages in the order of arrival, with their numbers
     """
 
     last: int
-    runs: tuple[ReceivedRun, ...]
+    runs: list[Run]
 
 
 FRAMES: dict[FrameType, type[Frame]] = {

@@ -13,7 +13,8 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.client import FiggClient
-from fyrehose.protocols.figg.server import PROTOCOL, FiggFactory, FiggSettings
+from fyrehose.protocols.figg.frames import PROTOCOL
+from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 
 
 @implementer(IClientPlugin)

@@ -26,11 +26,9 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, exact_size, option, size
 from fyrehose.pieces import piece_of
-from fyrehose.protocols.figg.frames import Attach, Detach, Ping, Published
+from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Publish, Run
-
-PROTOCOL = "figg"
 
 
 @attrs.frozen(kw_only=True)
@@ -115,19 +113,7 @@ class FiggProtocol(SessionProtocol):
 
     def published(self, event: Published) -> None:
         """Publish the messages, and acknowledge the last one when all of them are durable."""
-        runs = []
-        for run in event.runs:
-            runs.append(
-                Run(
-                    stream=run.topic,
-                    source=PROTOCOL,
-                    producer=self.producer,
-                    producer_seq=run.numbers,
-                    lengths=run.lengths,
-                    payload=run.payload,
-                )
-            )
-        self.publish(runs, event.last)
+        self.publish(event.runs, event.last)
 
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
@@ -168,27 +154,23 @@ class FiggProtocol(SessionProtocol):
 
     # Called by the TCP shell.
 
+    def use_rights(self) -> None:
+        super().use_rights()
+        self.session.producer = self.producer
+
     def finish(self) -> None:
         super().finish()
         self._drop_postponed()
 
-    def publish(self, runs: list[Run], note: Any = None, key: str | None = None) -> None:
-        """Publish *runs*; if they are refused, publish the messages before the refused one."""
-        self.unsettled += 1
-        try:
-            self.publisher.publish(runs, note)
-        except (PublishError, Forbidden) as error:
-            self.unsettled -= 1
-            if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
-                if not self.keep_refused(runs, note, error):
-                    self.refused(error)
-                    self.settled()
-                return
-            # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as
-            # they would be if they had arrived alone.
-            for part, last in _split_in_half(runs):
-                if self.phase is Phase.OPEN:
-                    self.publish(part, last)
+    def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
+        if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
+            super().not_published(runs, note, error)
+            return
+        # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
+        # would be if they had arrived alone.
+        for part, last in _split_in_half(runs):
+            if self.phase is Phase.OPEN:
+                self.publish(part, last)
 
     def durable(self, items: Sequence[Publish]) -> None:
         numbers = []

@@ -21,6 +21,7 @@ from fyrehose.protocols.figg.frames import (
     HEADER,
     NUMBER,
     NUMBER_FRAME,
+    PROTOCOL,
     SERVER_FRAMES,
     SIZE,
     VERSION,
@@ -37,7 +38,6 @@ from fyrehose.protocols.figg.frames import (
     Publish,
     Published,
     PublishRun,
-    ReceivedRun,
     decode_topic,
 )
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
@@ -62,6 +62,8 @@ class _Session(ByteSession):
     _message: ClassVar[type[Frame]]
     #: the most events of one turn
     _most_events: ClassVar[int] = sys.maxsize
+    #: whether parsing has stopped there
+    more: bool = False
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
@@ -71,7 +73,6 @@ class _Session(ByteSession):
         self._parse_at = 0  # size of the buffer at which parsing can make progress
         self._broken = False
         self.out: list[bytes] = []
-        self._stopped = False  # whether parsing has stopped at the most events of one turn
 
     @property
     def buffered(self) -> int:
@@ -92,23 +93,39 @@ class _Session(ByteSession):
             if len(source) < self._parse_at:
                 return []
         events: list[Event] = []
-        end = 0
+        position, end, left = 0, len(source), self._most_events
+        self.more = False
+        self.expected = self._parse_at = HEADER.size
         try:
-            end = self._parse(source, events)
+            while end - position >= HEADER.size:
+                if left <= 0:
+                    self.more = True
+                    break
+                # Nearly all frames are whole messages, whose headers the kernel checks, too.
+                end_of_run, event, cost = self._parse_messages(source, position)
+                if event is None:
+                    end_of_run, event = self._parse_frame(source, position, end)
+                    if event is None:
+                        break
+                events.append(event)
+                position = end_of_run
+                left -= cost
+            else:
+                if position == end:
+                    self.expected = 0
         except RemoteProtocolError as error:
             events.append(self._break(error))
+            return events
+        if self.more:
+            self.expected = 0
         if source is self._buffer:
-            del self._buffer[:end]
-        elif not self._broken:
-            self._buffer += data[end:]
+            del self._buffer[:position]
+        elif position < end:
+            self._buffer += data[position:]
         return events
 
-    @property
-    def more(self) -> bool:
-        return self._stopped
-
     def next_events(self) -> list[Event]:
-        return self.receive_data(b"") if self._stopped else []
+        return self.receive_data(b"") if self.more else []
 
     def receive_eof(self) -> list[Event]:
         """Handle the end of the peer's data: ``Broken`` if it ends within a frame, otherwise no event."""
@@ -122,39 +139,21 @@ class _Session(ByteSession):
         return out
 
     def _break(self, error: RemoteProtocolError) -> Broken:
-        self._broken, self._stopped = True, False
+        self._broken, self.more = True, False
         self.expected = 0
         self._buffer.clear()
         return Broken(error=error)
 
-    def _parse(self, source: bytes | bytearray, events: list[Event]) -> int:
-        """Append an event for each complete frame; return the position of the first incomplete one."""
-        position, end, left = 0, len(source), self._most_events
-        self._stopped = False
+    def _parse_frame(self, source: bytes | bytearray, position: int, end: int) -> tuple[int, Event | None]:
+        """Parse the frame at *position*, which is no whole message; return its end and its event, or None."""
+        kind = self._check_header(source, position, end)
+        if end - position < self.expected:
+            return position, None
+        if kind is self._message.type:
+            self._malformed(source, position)
+        begin, position = position + HEADER.size, position + self.expected
         self.expected = self._parse_at = HEADER.size
-        while end - position >= HEADER.size:
-            if left <= 0:
-                self._stopped, self.expected = True, 0
-                return position
-            # Nearly all frames are whole messages, whose headers the kernel checks, too.
-            end_of_run, event = self._parse_messages(source, position)
-            if event is not None:
-                events.append(event)
-                position = end_of_run
-                left -= self._cost(event)
-                continue
-            kind = self._check_header(source, position, end)
-            if end - position < self.expected:
-                return position
-            if kind is self._message.type:
-                self._malformed(source, position)
-            begin, position = position + HEADER.size, position + self.expected
-            events.append(FRAMES[kind].parse(bytes(source[begin:position])))
-            self.expected = self._parse_at = HEADER.size
-            left -= 1
-        if position == end:
-            self.expected = 0
-        return position
+        return position, FRAMES[kind].parse(bytes(source[begin:position]))
 
     def _check_header(self, source: bytes | bytearray, position: int, end: int) -> FrameType:
         """Check the header at *position*, set ``expected`` to the size of the frame, and return its type.
@@ -198,16 +197,13 @@ class _Session(ByteSession):
         if data < 0:
             raise RemoteProtocolError("bad-length", f"{kind.name} of {size} bytes cannot hold a topic of {topic} bytes")
 
-    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
+    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None, int]:
         """Parse the run of messages at *position*.
 
-        :return: the end of the run and its event; None if no whole, well-formed message is at *position*
+        :return: the end of the run; its event, None if no whole, well-formed message is at *position*; and how many
+            events it counts for
         """
         raise NotImplementedError
-
-    def _cost(self, event: Event) -> int:
-        """Return how many events a run of messages counts for."""
-        return 1
 
     def _malformed(self, source: bytes | bytearray, position: int) -> NoReturn:
         """Raise the reason why the message at *position* is malformed."""
@@ -222,21 +218,31 @@ class FiggServerSession(_Session):
     Events: Attach, Detach, Ping, Published, Broken.
 
     :param max_payload: limit of the data of one PUBLISH, in bytes
+    :ivar producer: of the runs that are published; the owner sets it
     """
 
     _accepted = CLIENT_FRAMES
     _message = Publish
     _most_events = MOST_EVENTS
 
-    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
-        end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
-        runs = []
-        for topic, numbers, lengths, payload in found:
-            runs.append(ReceivedRun(topic=topic, numbers=numbers, lengths=lengths, payload=payload))
-        return end, Published(last=last, runs=tuple(runs)) if runs else None
+    producer: str | None = None
 
-    def _cost(self, event: Event) -> int:
-        return len(event.runs) if isinstance(event, Published) else 1
+    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None, int]:
+        end, last, found = kernel.gather(source, position, Publish.type, self.max_payload, MAX_RUN)
+        if not found:
+            return end, None, 1
+        runs, producer = [], self.producer
+        for topic, numbers, lengths, payload in found:
+            run = Run(
+                stream=topic,
+                source=PROTOCOL,
+                producer=producer,
+                producer_seq=numbers,
+                lengths=lengths,
+                payload=payload,
+            )
+            runs.append(run)
+        return end, Published(last, runs), len(runs)
 
     def send_attached(self, topic: str, offset: int) -> None:
         """Send ATTACHED: the messages of *topic* that follow *offset* come next."""
@@ -303,11 +309,11 @@ class FiggClientSession(_Session):
     _accepted = SERVER_FRAMES
     _message = Data
 
-    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None]:
+    def _parse_messages(self, source: bytes | bytearray, position: int) -> tuple[int, Event | None, int]:
         end, topic, first, count, lengths, payload = kernel.scan(source, position, Data.type, self.max_payload, MAX_RUN)
         if not count:
-            return end, None
-        return end, DataRun(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload)
+            return end, None, 1
+        return end, DataRun(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload), 1
 
     def send_attach(self, topic: str, offset: int | None) -> None:
         """Subscribe to the messages that follow *offset*, or to new messages if it is None."""

@@ -5,28 +5,23 @@ Manage -> broker.named.sharing -> what to answer with: an object, the bytes of o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
-from fyrehose.broker.consumers.progress import FinalNumbers, packed_ranges
+from fyrehose.broker.consumers.settling import Settling, answer_to
 from fyrehose.broker.consumers.table import LeasedRun
-from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
-from fyrehose.interfaces import IBroker
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.session import PROTOCOL
-from fyrehose.protocols.http.working import Creation, LeaseRequest, Redrive, Settling
-from fyrehose.records import Run
+from fyrehose.protocols.http.working import Creation, LeaseRequest, Redrive
 
 
 class LeasingConnection(Protocol):
     """The connection that a request came from, which is an HttpProtocol."""
-
-    broker: IBroker
 
     @property
     def producer(self) -> str: ...
@@ -34,10 +29,14 @@ class LeasingConnection(Protocol):
 
 @attrs.define(eq=False)
 class Leasing:
-    """One request about a shared subscription."""
+    """One request about a shared subscription.
+
+    :ivar sharing: the shared subscriptions, as the peer may use them
+    """
 
     connection: LeasingConnection
     event: Manage
+    sharing: Any
     _waiting: Deferred[Any] | None = attrs.field(default=None, init=False)
 
     def start(self, shared: Any | None) -> Any:
@@ -46,7 +45,7 @@ class Leasing:
         :param shared: the subscription; None: there is none of this name
         :return: what to answer with, or a Deferred of it
         """
-        event, sharing = self.event, self.connection.broker.named.sharing
+        event, sharing = self.event, self.sharing
         if isinstance(event.work, Creation):
             created: Deferred[Any] = sharing.create(event.name, event.work.options, event.work.first)
             return created.addCallback(sharing.show)
@@ -82,18 +81,9 @@ class Leasing:
             waiting.cancel()
 
     def _settle(self, shared: Any, work: Settling) -> Any:
-        runs = [
-            Run.of(
-                result.stream,
-                [result.payload],
-                source=PROTOCOL,
-                producer=self.connection.producer,
-                content_type=result.content_type,
-            )
-            for result in work.results
-        ]
-        done: Deferred[Any] = self.connection.broker.named.sharing.act(shared, work.items, work.consumer, runs)
-        return done.addCallback(lambda answer: _settled(work, bool(shared.options.pattern), bool(runs), *answer))
+        runs = work.runs(PROTOCOL, self.connection.producer)
+        done: Deferred[Any] = self.sharing.act(shared, work.items, work.consumer, runs)
+        return done.addCallback(lambda answer: answer_to(work, bool(shared.options.pattern), *answer))
 
 
 def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
@@ -107,47 +97,3 @@ def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
             records.append(ndjson.joined(part.run.slice(at, at + len(leased)), b", ", begin))
             at += len(leased)
     return b'{"lease": %d, "records": [%b]}\n' % (lease, b"".join(records)[:-2])
-
-
-def _settled(
-    work: Settling,
-    pattern: bool,
-    whole: bool,
-    refused: list[tuple[WorkerAction, str]],
-    extended: list[tuple[WorkerAction, tuple[int, int]]],
-) -> dict[str, object]:
-    """Return the answer to a request to settle."""
-
-    def places(action: WorkerAction) -> Iterator[dict[str, object]]:
-        for seq in range(action.first, action.last + 1):
-            yield {"seq": seq, **({"stream": action.lane.stream} if pattern else {})}
-
-    listed = [{**place, "why": why} for action, why in refused for place in places(action)]
-    answer: dict[str, object] = {"refused": listed}
-    if refused and whole:
-        return {"error": "some records cannot be settled, so nothing was done or published", **answer}
-    done = {item.stream if pattern else "": FinalNumbers() for item in work.items if item.kind == "done"}
-    gone = {stream: FinalNumbers() for stream in done}
-    for action, _ in refused:
-        if action.kind == "done":
-            gone[action.lane.stream if pattern else ""].add(action.first, action.last)
-    for item in work.items:
-        if item.kind == "done":
-            stream = item.stream if pattern else ""
-            for first, last in gone[stream].gaps(item.first, item.last):
-                done[stream].add(first, last)
-    ranges = {stream: numbers.all() for stream, numbers in done.items()}
-    answer["settled"] = (
-        [
-            {"stream": stream, "seq": seq}
-            for stream, found in ranges.items()
-            for first, last in found
-            for seq in range(first, last + 1)
-        ]
-        if pattern
-        else packed_ranges(ranges.get("", []))
-    )
-    answer["extended"] = [
-        {**place, "token": f"{token[0]}.{token[1]}"} for action, token in extended for place in places(action)
-    ]
-    return answer

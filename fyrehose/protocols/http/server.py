@@ -294,11 +294,11 @@ class HttpProtocol(WebProtocol):
             self._respond({"subscriptions": listed})
             return
         try:
-            shared = self.broker.named.sharing.find(event.name)
+            shared = (sharing := named.sharing).find(event.name)
         except errors.NoSuchSubscription:
             shared = None
         if event.action in BODIES or shared is not None:
-            self._leasing = Leasing(self, event)
+            self._leasing = Leasing(self, event, sharing)
             done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
         else:
             done = maybeDeferred(self._manage, event, named)

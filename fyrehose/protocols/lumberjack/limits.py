@@ -6,6 +6,7 @@ import attrs
 
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, MAX_FRAME
 
+PROTOCOL = "lumberjack"
 #: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
 MAX_INFLATED = 1 << 30
 

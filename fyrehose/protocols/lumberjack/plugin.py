@@ -14,7 +14,8 @@ from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.net.tls import add_tls
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.server import PROTOCOL, LumberjackFactory, LumberjackSettings
+from fyrehose.protocols.lumberjack.limits import PROTOCOL
+from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 
 #: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
 PIPELINING = 2

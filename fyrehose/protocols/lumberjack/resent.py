@@ -124,9 +124,15 @@ def _stretch_of(run: Run, network: str) -> Stretch:
     return Stretch(run.stream, run.first_seq, len(run), len(run.payload), size, network)
 
 
+def _keys(run: Run) -> list[int | None]:
+    """Return the hash of the identity of each event of *run*; None for an event without one."""
+    identities = kernel.identify(run.lengths, run.payload, IDENTITIES)
+    return [None if identity is None else hash(identity) for identity in identities]
+
+
 @attrs.define(eq=False)
 class Repetitions:
-    """What the writers of one listener may send again.
+    """What the writers of the listeners that share it may send again.
 
     :ivar read: the journal's ``read``
     :ivar seconds: the monotonic clock
@@ -180,16 +186,22 @@ class Repetitions:
         self._connections += 1
         return sender
 
-    def recover(self, runs: Iterable[Run], network: Callable[[Run], str]) -> None:
-        """Count *runs*, the end of the log, as those of lost connections.
+    def recover(self, run: Run, network: str) -> None:
+        """Count *run*, which *network* has sent, as that of a lost connection: call it with the newest run first."""
+        if run.content_type != JSON:
+            return
+        stretch = _stretch_of(run, network)
+        keys = _keys(run)
+        if not any(key is not None and key not in self._index for key in keys) or not self._admit_older(stretch):
+            return
+        stretch.until = self.seconds() + self.age
+        self._ages[stretch] = None
+        self._ages.move_to_end(stretch, last=False)
+        self._enter(stretch, [None if key in self._index else key for key in keys])
 
-        :param network: returns the network that has sent a run
-        :raises JournalCorrupt: reading them fails; those before are counted
-        """
-        for run in runs:
-            if run.content_type == JSON:
-                self._lose(_stretch_of(run, network(run)))
-        self._read_all()
+    def open(self) -> None:
+        """Expect connections."""
+        self._closed = False
 
     def close(self) -> None:
         """Forget everything when the last connection has ended: no other one will be made."""
@@ -256,10 +268,7 @@ class Repetitions:
         if run.content_type != JSON:
             return None
         index = self._index
-        hits = [
-            None if identity is None else index.get(hash(identity))
-            for identity in kernel.identify(run.lengths, run.payload, IDENTITIES)
-        ]
+        hits = [None if key is None else index.get(key) for key in _keys(run)]
         if not any(hits):
             return None
         stored = _Stored(self.read)
@@ -304,6 +313,23 @@ class Repetitions:
         if not stretch.keys:
             self._unread[stretch] = None
 
+    def _admit_older(self, stretch: Stretch) -> bool:
+        """Admit *stretch*, which is older than all others, to the lost ones; return False if there is no room for it.
+
+        It displaces only what is of a network that has more than its own has then.
+        """
+        table, size = self._lost, stretch.size
+        while not table.fits(size):
+            oldest = table.first_out(stretch.network)
+            if oldest is None or table.used_by(stretch.network) + size > table.used_by(oldest.network):
+                self.forgot(stretch.count)
+                return False
+            self.forgot(oldest.count)
+            self.forget(oldest)
+        table.add(stretch, stretch.network, size)
+        table.of(stretch.network).move_to_end(stretch, last=False)
+        return True
+
     def _end_overlap(self, network: str) -> None:
         if self._overlaps.pop(network, None) is not None:
             for stretch in list(self._live.of(network)):
@@ -313,20 +339,24 @@ class Repetitions:
         """Read the events of stretches that are not in the index yet."""
         unread, self._unread = self._unread, {}
         for stretch in unread:
-            identities: list[bytes | None] = []
+            keys: list[int | None] = []
             try:
                 for run in [stretch.run] if stretch.run is not None else self._runs(stretch):
-                    identities += kernel.identify(run.lengths, run.payload, IDENTITIES)
+                    keys += _keys(run)
             except JournalCorrupt:
                 pass  # the rest is not searched for, and the journal reports the damage where it is read for a peer
-            stretch.keys = [None if identity is None else hash(identity) for identity in identities]
-            before = len(self._index)
-            for at, key in enumerate(stretch.keys):
-                if key is not None:
-                    self._index[key] = stretch, at
-            self.charge(ENTRY * (len(self._index) - before))
+            self._enter(stretch, keys)
             if not any(stretch.keys):
                 self.forget(stretch)
+
+    def _enter(self, stretch: Stretch, keys: Sequence[int | None]) -> None:
+        """Enter the events of *stretch*, whose hashes are *keys*, in the index."""
+        stretch.keys = keys
+        before = len(self._index)
+        for at, key in enumerate(keys):
+            if key is not None:
+                self._index[key] = stretch, at
+        self.charge(ENTRY * (len(self._index) - before))
 
     def _runs(self, stretch: Stretch) -> Iterable[Run]:
         """Yield the records of *stretch* as the journal has them, up to the first one that is gone."""

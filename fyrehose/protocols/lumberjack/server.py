@@ -18,8 +18,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker import letters
-from fyrehose.errors import Closed, FyrehoseError, JournalCorrupt
-from fyrehose.identity import Action, network_of
+from fyrehose.errors import Closed, FyrehoseError
+from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -29,7 +29,8 @@ from fyrehose.options import count, duration, name, option, size
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, LumberjackLimits
+from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, PROTOCOL, LumberjackLimits
+from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
@@ -37,13 +38,10 @@ from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Publish, Run
 
-PROTOCOL = "lumberjack"
 #: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.
 KEEP_ALIVE = 4.0
 #: Silence within a window after which a writer of version 1 gets an acknowledgement of the durable events, in seconds.
 SILENCE = 1.0
-#: How much of the end of the log is searched for events that may be sent again after a start, in bytes.
-READ_BACK = 128 << 20
 
 
 def _path(text: str) -> str:
@@ -129,14 +127,14 @@ class LumberjackProtocol(SessionProtocol):
         return False
 
     def take(self, data: bytes) -> None:
-        """Pass *data* to the session, and start the timers that keep a waiting writer connected."""
+        """Pass *data* to the session, or let it wait for a turn."""
         if self.phase is not Phase.OPEN:
             return
         session, small = self.session, len(data) <= SMALL_READ
         self._received_at = self.clock.seconds()
         if not self._busy and not session.ack_pending:
             self._acknowledged_at = self._received_at
-        if (not small or self._published) and self._turns.saturated:
+        if self._turns.held or ((not small or self._published) and self._turns.saturated):
             session.postpone()
         # A frame of several reads is worth a turn: its events then share a commit.
         whole = small and not session.expected
@@ -144,10 +142,6 @@ class LumberjackProtocol(SessionProtocol):
         super().take(data)
         if session.more_work:
             self._start_working()
-        if session.version == 1:
-            self.timers.start(SILENCE, self._acknowledge_silence)
-        else:
-            self.timers.start(KEEP_ALIVE, self._keep_alive)
 
     def take_eof(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
@@ -179,6 +173,10 @@ class LumberjackProtocol(SessionProtocol):
         if self.session.frames != self._frames:
             self._frames = self.session.frames
             self.active_at = self.clock.seconds()
+        if self.session.version == 1:
+            self.timers.start(SILENCE, self._acknowledge_silence)
+        else:
+            self.timers.start(KEEP_ALIVE, self._keep_alive)
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
@@ -427,6 +425,7 @@ class LumberjackFactory(SessionFactory):
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
+        self._shared: SharedRepetitions | None = None  #: also while the last connections end, for a new listener
         self.repetitions: Repetitions | None = None
         self.configure(self.settings)
         self.refused = RefusedFrames(self.clock.seconds)
@@ -440,35 +439,13 @@ class LumberjackFactory(SessionFactory):
         """Find in the journal what writers may send again, because this server or another one has stopped."""
         super().startFactory()  # type: ignore[no-untyped-call]
         if self.settings.resent == resent.DROP:
-            self.repetitions = self._repetitions()
+            settings = self.settings
+            shared = SharedRepetitions.of(self.broker, self.clock, settings.resent_events, settings.resent_age)
+            self._shared, self.repetitions = shared, shared.table
+            self.turns.hold()
+            shared.open(self.turns.resume)
 
     def stopFactory(self) -> None:
         super().stopFactory()  # type: ignore[no-untyped-call]
-        if self.repetitions is not None:
-            self.repetitions.close()
-
-    def _repetitions(self) -> Repetitions:
-        budget, settings = self.broker.budget, self.settings
-        most = max(1, min(settings.resent_events, budget.limit // 32 // resent.ENTRY))
-
-        def charge(size: int) -> None:
-            if size > 0:
-                budget.set_aside(size)
-            else:
-                budget.put_back(-size)
-
-        def forgot(count: int) -> None:
-            self.broker.counters.add(PROTOCOL, "resent-forgotten", count)
-
-        found = Repetitions(self.broker.read, self.clock.seconds, most, settings.resent_age, charge, forgot)
-        try:
-            found.recover((run for run in self.broker.latest(READ_BACK) if run.source == PROTOCOL), _network)
-        except JournalCorrupt as damage:
-            self.log.warn("lumberjack: events that are sent again may be stored twice: {damage}", damage=str(damage))
-        self.log.info("lumberjack: {count} events are recognized if they are sent again", count=found.suspects)
-        return found
-
-
-def _network(run: Run) -> str:
-    """Return the network of the writer of *run*, whose producer is HOST:PORT or NAME (HOST:PORT)."""
-    return network_of((run.producer or "").rpartition("(")[2].rpartition(":")[0])
+        if self._shared is not None:
+            self._shared.close(self.turns.resume)

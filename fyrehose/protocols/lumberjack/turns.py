@@ -63,11 +63,13 @@ class Turns:
     :ivar clock: the reactor, or a Clock
     :ivar budget: memory budget of all protocols
     :ivar in_flight: bytes that the connections published and that are not durable; the connections update it
+    :ivar held: whether no connection takes a turn before :meth:`resume`
     """
 
     clock: IReactorTime
     budget: Budget
     in_flight: int = attrs.field(default=0, init=False)
+    held: bool = attrs.field(default=False, init=False)
     _waiting: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
     _running: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
     _grants: dict[TurnTaker, int] = attrs.field(factory=dict, init=False)
@@ -76,8 +78,17 @@ class Turns:
 
     @property
     def saturated(self) -> bool:
-        """True if so much data is in flight that no connection takes a turn."""
-        return self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
+        """True if no connection takes a turn, because turns are held, or so much data is in flight."""
+        return self.held or self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
+
+    def hold(self) -> None:
+        """Let all connections wait until :meth:`resume`."""
+        self.held = True
+
+    def resume(self) -> None:
+        """Let connections take turns again."""
+        self.held = False
+        self.schedule()
 
     def grant_now(self, size: int) -> int:
         """Return how much memory a connection may use at once, without a turn, for work that needs *size* bytes."""

@@ -90,8 +90,8 @@ class Decoder:
     receiver_size: int
     limits: LinkLimits = attrs.field(factory=LinkLimits)
     owner: DecoderOwner | None = None
-    #: The received bytes, of which those before ``_at`` are decoded already.
-    _buffer: bytes | bytearray = attrs.field(default=b"", init=False)
+    #: The received bytes, of which those before ``_at`` are decoded already; empty if all are.
+    buffer: bytes | bytearray = attrs.field(default=b"", init=False)
     _at: int = attrs.field(default=0, init=False)
     #: Largest number of channels whose messages are gathered into one result.
     _max_channels: int = attrs.field(default=kernel.CHANNELS, init=False)
@@ -100,59 +100,64 @@ class Decoder:
 
     @property
     def expected(self) -> int:
-        """The least size of the packet that is arriving, in bytes, as far as it is known; 0 between packets."""
-        return max(self._needed, 8) if self._buffer else 0
+        """The least size of the packet that is arriving, as far as it is known; 0 between packets, or if it is here."""
+        if not self.buffer or len(self.buffer) - self._at >= self._needed:
+            return 0
+        return max(self._needed, 8)
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`next_packet` may return a packet without more bytes."""
-        return len(self._buffer) - self._at >= self._needed
+        return len(self.buffer) - self._at >= self._needed
 
     @property
     def size(self) -> int:
         """The number of bytes that are not decoded yet."""
-        return len(self._buffer) - self._at
+        return len(self.buffer) - self._at
 
     @property
     def rest(self) -> bytes:
         """The bytes that are not decoded yet."""
-        return bytes(self._buffer[self._at :])
+        return bytes(self.buffer[self._at :])
 
     def feed(self, data: bytes) -> None:
         """Append received bytes; they are copied only if an incomplete packet is in the buffer."""
-        if not self._buffer:
-            self._buffer = data
+        if not self.buffer:
+            self.buffer = data
             return
-        if isinstance(self._buffer, bytes):
-            self._buffer = bytearray(self.rest)
+        if isinstance(self.buffer, bytes):
+            self.buffer = bytearray(self.rest)
         else:
-            del self._buffer[: self._at]
+            del self.buffer[: self._at]
         self._at = 0
-        self._buffer += data
+        self.buffer += data
 
     def drop(self, size: int) -> None:
         """Remove the next *size* bytes."""
         self._at += size
-        if self._at >= len(self._buffer):
+        if self._at >= len(self.buffer):
             self.clear()
 
     def clear(self) -> None:
         """Remove all bytes."""
-        self._buffer, self._at = b"", 0
+        self.buffer, self._at = b"", 0
 
     def next_packet(self) -> Incoming | None:
         """Return the next packet, or None if it has not arrived completely.
 
         :raises RemoteProtocolError: the packet is invalid or exceeds a limit
         """
-        while len(self._buffer) - self._at >= self._needed:
+        while len(self.buffer) - self._at >= self._needed:
+            at, found = self._at, None
             try:
-                packet, end = self._gathered(self._at) or self._packet(self._at)
+                if self.owner is not None and self.buffer[at] & ~_UNUSED == _SIMPLE and self.buffer[at + 1] == 1:
+                    found = self._gathered(at, self.owner)
+                packet, end = found or self._packet(at)
             except _MoreNeeded as more:
                 self._needed = more.size
                 continue
-            if end >= len(self._buffer):
-                self._buffer, self._at = b"", 0
+            if end >= len(self.buffer):
+                self.buffer, self._at = b"", 0
             else:
                 self._at = end
             self._needed = 2
@@ -160,17 +165,15 @@ class Decoder:
         return None
 
     def _require(self, size: int) -> None:
-        if len(self._buffer) - self._at < size:
+        if len(self.buffer) - self._at < size:
             raise _MoreNeeded(size)
 
-    def _gathered(self, at: int) -> tuple[Incoming, int] | None:
+    def _gathered(self, at: int, owner: DecoderOwner) -> tuple[Incoming, int] | None:
         """Return the messages of one part that follow each other from *at*, and the offset of their end.
 
-        :return: None if there is no such message at *at*, or no owner that takes them
+        :return: None if no such message is complete
         """
-        buffer, owner = self._buffer, self.owner
-        if owner is None or buffer[at] & ~_UNUSED != _SIMPLE or buffer[at + 1] != 1:
-            return None
+        buffer = self.buffer
         each, size = owner.room()
         largest = self.limits.message_size
         end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
@@ -188,7 +191,7 @@ class Decoder:
 
     def _packet(self, at: int) -> tuple[Incoming, int]:
         """Return the packet at *at*, and the offset of its end."""
-        first = self._buffer[at]
+        first = self.buffer[at]
         kind = first >> 5
         if not first & 1:
             if kind >= len(_GENERAL):
@@ -208,9 +211,10 @@ class Decoder:
         ids, place = self._channels(at, self.receiver_size if form & 1 else self.sender_size, multicast)
         if form & 2:
             place = (place + 3 & ~3) + NUMBER.size
-        size = aligned(place)
-        self._require(size)
-        number = NUMBER.unpack_from(self._buffer, at + place - NUMBER.size)[0] if form & 2 else None
+        size = place + 7 & ~7
+        if len(self.buffer) - at < size:
+            raise _MoreNeeded(size)
+        number = NUMBER.unpack_from(self.buffer, at + place - NUMBER.size)[0] if form & 2 else None
         return make(kind=kinds[kind], channels=self._ids(at, *ids), number=number, multicast=multicast), at + size
 
     def _channels(self, at: int, id_size: int, multicast: bool) -> tuple[tuple[int, int, int], int]:
@@ -221,7 +225,7 @@ class Decoder:
         if not multicast:
             return (2, 1, id_size), 2 + id_size
         self._require(8)
-        count = NUMBER.unpack_from(self._buffer, at + 4)[0]
+        count = NUMBER.unpack_from(self.buffer, at + 4)[0]
         if count > self.limits.targets:
             raise RemoteProtocolError(
                 "too-many-targets", f"{count} channel ids in one packet; the limit is {self.limits.targets}"
@@ -231,7 +235,7 @@ class Decoder:
     def _ids(self, at: int, place: int, count: int, id_size: int) -> tuple[int, ...]:
         if not id_size:
             return (0,) * count
-        channels: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self._buffer, at + place)
+        channels: tuple[int, ...] = Struct(f"<{count}{_ID_CODES[id_size]}").unpack_from(self.buffer, at + place)
         return channels
 
     def _message(
@@ -241,10 +245,10 @@ class Decoder:
         place += place & 1
         if flags & LONG:
             self._require(place + NUMBER.size)
-            count = NUMBER.unpack_from(self._buffer, at + place)[0]
+            count = NUMBER.unpack_from(self.buffer, at + place)[0]
             place += NUMBER.size
         else:
-            count = self._buffer[at + 1]
+            count = self.buffer[at + 1]
         if count > self.limits.parts:
             raise RemoteProtocolError(
                 "too-many-parts", f"{count} parts in one message; the limit is {self.limits.parts}"
@@ -253,7 +257,7 @@ class Decoder:
         if flags & LARGE:
             place = aligned(place)
         self._require(place + width * count)
-        sizes = Struct(f"<{count}{code}").unpack_from(self._buffer, at + place)
+        sizes = Struct(f"<{count}{code}").unpack_from(self.buffer, at + place)
         place = aligned(place + width * count)
         whole = sum(map(aligned, sizes))
         if whole + (0 if count == 1 else 4 + 4 * count) > self.limits.message_size:
@@ -262,7 +266,7 @@ class Decoder:
         self._require(place + whole)
         parts = []
         begin = at + place
-        with memoryview(self._buffer) as view:
+        with memoryview(self.buffer) as view:
             for size in sizes:
                 parts.append(bytes(view[begin : begin + size]))
                 begin += aligned(size)

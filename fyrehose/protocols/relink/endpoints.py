@@ -76,9 +76,15 @@ class Shell(Protocol):
     registry: Registry
     settings: RelinkSettings
     timers: Timers
+    unsettled: int
+    producer: str
+    peer_left: bool
 
     @property
     def named(self) -> Any: ...
+
+    @property
+    def shared(self) -> Any: ...
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
@@ -101,6 +107,10 @@ class Shell(Protocol):
     def reject(self, error: RemoteProtocolError) -> None: ...
 
     def refuse_subscription(self, failure: Failure) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def settled(self) -> None: ...
 
     def count_refusal(self, cause: str, detail: str) -> None: ...
 
@@ -206,7 +216,9 @@ class Publishing(Endpoint):
         if self._decided:
             decided, self._decided = self._decided, []
             runs = self._committed_runs(decided)
-            staged = {event.channel: event.last for event in decided}
+            staged: dict[int, int | None] = {}
+            for event in decided:
+                staged[event.channel] = event.last
             self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
 
     def _write_plain(self, plain: list[tuple[int, int, MessageSequence]]) -> None:
@@ -281,11 +293,10 @@ class Publishing(Endpoint):
                 found.append((event.channel, event.first, []))
             found[-1][2].extend(event.messages.pieces)
             expected = (event.channel, event.last + 1)
-        return [
-            run
-            for channel, first, pieces in found
-            for run in self._runs(channel, first, MessageSequence(tuple(pieces)))
-        ]
+        runs: list[Run] = []
+        for channel, first, pieces in found:
+            runs += self._runs(channel, first, MessageSequence(tuple(pieces)))
+        return runs
 
     def _write_separately(self, decided: list[events.Decided], error: PublishError) -> bool:
         """Write each commit by itself, because the stream has refused one of them for good, and so the whole batch.

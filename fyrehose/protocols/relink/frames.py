@@ -156,22 +156,6 @@ class _ChannelPacket:
             raise LocalProtocolError(f"a unicast packet has 1 channel, not {len(self.channels)}; use multicast")
         return HEADER.pack(0b01 | form << 2 | data << 5, short) + ids
 
-    def _without_payload(self, form: int, kind: int, number: int | None, id_size: int) -> bytes:
-        """Return a whole packet that has only a head and possibly a sequence number."""
-        if self.multicast or len(self.channels) != 1 or self.channels[0] >> 8 * id_size:
-            packet = self._head(form, kind, 0, id_size)
-            if number is not None:
-                packet += bytes(-len(packet) & 3) + NUMBER.pack(number & NUMBER_MASK)
-            return packet + bytes(-len(packet) & 7)
-        # Nearly all packets are unicast.  They are built faster as one little-endian integer.
-        whole = 0b01 | form << 2 | kind << 5 | self.channels[0] << 16
-        size = 2 + id_size
-        if number is not None:
-            size = size + 3 & ~3
-            whole |= (number & NUMBER_MASK) << 8 * size
-            size += NUMBER.size
-        return whole.to_bytes(size + 7 & ~7, "little")
-
 
 @attrs.frozen(kw_only=True, slots=True)
 class _Targeted(_ChannelPacket):
@@ -187,11 +171,22 @@ class _Targeted(_ChannelPacket):
         :param id_size: size of the ids of the targeted channels
         :raises LocalProtocolError: a channel id does not fit, or close or closed has a sequence number
         """
-        if self.number is None:
-            return self._without_payload(self.form, self.kind, None, id_size)
-        if self.kind is Op.CLOSE or self.kind is Ack.CLOSED:
+        form, number = self.form if self.number is None else self.form + 2, self.number
+        if number is not None and (self.kind is Op.CLOSE or self.kind is Ack.CLOSED):
             raise LocalProtocolError(f"{self.kind.name.lower()} has no sequence number")
-        return self._without_payload(self.form + 2, self.kind, self.number, id_size)
+        if self.multicast or len(self.channels) != 1 or self.channels[0] >> 8 * id_size:
+            packet = self._head(form, self.kind, 0, id_size)
+            if number is not None:
+                packet += bytes(-len(packet) & 3) + NUMBER.pack(number & NUMBER_MASK)
+            return packet + bytes(-len(packet) & 7)
+        # Nearly all packets are unicast.  They are built faster as one little-endian integer.
+        whole = 0b01 | form << 2 | self.kind << 5 | self.channels[0] << 16
+        size = 2 + id_size
+        if number is not None:
+            size = size + 3 & ~3
+            whole |= (number & NUMBER_MASK) << 8 * size
+            size += NUMBER.size
+        return whole.to_bytes(size + 7 & ~7, "little")
 
 
 @attrs.frozen(kw_only=True, slots=True)

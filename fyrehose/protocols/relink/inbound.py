@@ -35,7 +35,7 @@ class Inbound(LinkState):
     def blocked(self) -> bool:
         """Whether reading has to stop until the owner has settled some messages."""
         full = self.held >= self.limits.backlog_size
-        return bool(self._full) or (full and any(channel.waiting for channel in self.receiving.values()))
+        return bool(self.full) or (full and any(channel.waiting for channel in self.receiving.values()))
 
     def room(self) -> tuple[int, int]:
         """Return how many messages of one channel, and how many bytes of all channels, may be decoded in one step.
@@ -89,7 +89,7 @@ class Inbound(LinkState):
         """
         if channel.dropped is not None:
             return 0, channel.why_dropped
-        count = min(len(sizes), 2 * self.limits.backlog - channel.undecided)
+        count = min(len(sizes), 2 * self.limits.backlog - (channel.next - 1 - channel.dec))
         available = 2 * self.limits.backlog_size + self.limits.message_size - self.held
         if count == len(sizes) and cost <= available:
             return count, DropReason.COUNT
@@ -198,8 +198,10 @@ class Inbound(LinkState):
         self._charge(found, -freed)
         for packet in packets:
             self.emit(packet, self.peer_size)
-        self._trim(found)
-        self._barrier(found)
+        if found.unconfirmed > self.limits.results:
+            self._trim(found)
+        if found.mode is Receiving.CLOSING:
+            self._barrier(found)
 
     def consume(self, channel: int, through: int, result: Ack | None = None) -> None:
         """Stage and settle the peer's messages up to *through* in one step, for owners that keep nothing on disk."""
@@ -216,7 +218,7 @@ class Inbound(LinkState):
 
     def _drop(self, channel: int) -> None:
         del self.receiving[channel]
-        for ids in (self._filling, self._full, self._unacknowledged):
+        for ids in (self._filling, self.full, self._unacknowledged):
             ids.discard(channel)
 
     def _received(self, channel: int) -> ReceiveChannel:
@@ -243,7 +245,7 @@ class Inbound(LinkState):
         limit = self.limits.backlog
         waiting = (channel.dec if channel.transactional else channel.next - 1) - channel.consumed
         (self._filling.add if waiting >= limit // 2 else self._filling.discard)(channel.id)
-        (self._full.add if waiting >= limit else self._full.discard)(channel.id)
+        (self.full.add if waiting >= limit else self.full.discard)(channel.id)
 
     # Called by the link.
 

@@ -18,6 +18,7 @@ class KeepAliveTimer:
     :ivar drop_after: silence after which the peer is given up, in seconds
     :ivar ping: sends a ping
     :ivar drop: called with the length of the silence in seconds; pings end
+    :ivar heard_at: when data of the peer arrived last, on the clock of *timers*
     :ivar paused: returns whether the connection is not being read at present, so that silence means nothing
     """
 
@@ -27,7 +28,7 @@ class KeepAliveTimer:
     ping: Callable[[], object]
     drop: Callable[[float], object]
     paused: Callable[[], bool]
-    _heard: float = attrs.field(default=0.0, init=False)
+    heard_at: float = attrs.field(default=0.0, init=False)
 
     def start(self) -> None:
         """Begin, because the handshake is complete."""
@@ -36,10 +37,10 @@ class KeepAliveTimer:
 
     def heard(self) -> None:
         """Record that data of the peer has arrived."""
-        self._heard = self.timers.clock.seconds()
+        self.heard_at = self.timers.clock.seconds()
 
     def _check(self) -> None:
-        silence = self.timers.clock.seconds() - self._heard
+        silence = self.timers.clock.seconds() - self.heard_at
         if self.paused():
             self.heard()
         elif silence >= self.drop_after:

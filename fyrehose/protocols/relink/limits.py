@@ -6,9 +6,9 @@ import attrs
 
 from fyrehose.records import MAX_PAYLOAD
 
-#: Extra size that a message may have beyond the largest record when it carries the record's number (``?seq``), in
-#: bytes.
-NUMBERED = 64
+#: Extra size that a message may have beyond the largest record when it carries the record's number (``?seq``), or the
+#: head of leases.py (``?share``), in bytes.
+NUMBERED, LEASED = 64, 320
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -72,8 +72,10 @@ REFUSALS = (
     "message-after-close",
     "message-to-subscription",
     "message-too-large",
+    "notices-unconsumed",
     "operation-not-transactional",
     "operation-on-unreceived",
+    "request-invalid",
     "result-not-transactional",
     "result-unasked",
     "results-unconfirmed",

@@ -57,7 +57,7 @@ class LinkState:
     #: ids of the peer's channels on which at least half of ``limits.backlog`` messages wait for the owner
     _filling: set[int] = attrs.field(factory=set, init=False)
     #: ids of the peer's channels on which ``limits.backlog`` messages or more wait for the owner
-    _full: set[int] = attrs.field(factory=set, init=False)
+    full: set[int] = attrs.field(factory=set, init=False)
     #: ids of channels with messages from the current read that need a received acknowledgement
     _unacknowledged: set[int] = attrs.field(factory=set, init=False)
 

@@ -82,7 +82,7 @@ class MessageSequence:
         """
         runs = []
         for single, group in groupby(self._columns(), itemgetter(0)):
-            columns = [column for _, column in group]
+            columns = list(map(itemgetter(1), group))
             joined = columns[0]
             if len(columns) > 1:
                 joined = Column(b"".join(map(_LENGTHS, columns)), b"".join(map(_PAYLOAD, columns)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 import attrs
 
@@ -27,6 +28,7 @@ from fyrehose.protocols.relink.tables import RECEIVING, ChannelEvent, Receiving
 
 #: Estimated memory of a message besides its payload, in bytes; charged so that empty messages count, too.
 OVERHEAD = 64
+_LAST = attrgetter("last")
 
 
 @attrs.define(eq=False)
@@ -234,8 +236,10 @@ class ReceiveChannel:
         if not first <= through <= self.done:
             raise LocalProtocolError(f"channel {self.id} has no staged message up to number {through}")
         # Many results may be kept until the peer confirms them, but only the last ones can be new.
-        begin = bisect_left(self.results, first, key=lambda run: run.last)
-        packets = [self._result_packet(run, first, through) for run in self.results[begin:] if run.first <= through]
+        packets = []
+        for run in self.results[bisect_left(self.results, first, key=_LAST) :]:
+            if run.first <= through:
+                packets.append(self._result_packet(run, first, through))
         packets.append(self._consumed_packet(through))
         self.consumed, self.acknowledged = through, max(through, self.acknowledged)
         return packets, self._release(through - first + 1)

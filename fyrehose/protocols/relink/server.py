@@ -10,9 +10,11 @@ before is stored and acknowledged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import attrs
+from twisted.internet.error import ConnectionAborted
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -27,6 +29,7 @@ from fyrehose.errors import (
     ReadOnly,
     RemoteProtocolError,
     StreamFull,
+    SubscriptionConflict,
     SubscriptionError,
     TooManyStreams,
     Unreplicated,
@@ -46,6 +49,7 @@ from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server_session import ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
+from fyrehose.protocols.relink.working import WorkerEndpoint
 from fyrehose.records import Publish, Run
 
 #: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
@@ -61,6 +65,7 @@ LINK_EVENTS = (
     events.ChannelClosed,
     events.PeerShutdown,
 )
+_NOTE = attrgetter("note")
 
 
 @attrs.frozen(slots=True)
@@ -86,9 +91,13 @@ class RelinkProtocol(SessionProtocol):
         super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
         self.entry: LinkEntry | None = None
-        self.endpoint: Publishing | Subscribing | None = None
+        self.endpoint: Publishing | Subscribing | WorkerEndpoint | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
+        #: the shared subscription of whose workers the peer is one
+        self.shared: Any = None
+        #: whether the peer has ended the connection, and so knows that its link is lost
+        self.peer_left = False
         self._unread_paused = False
         silence = settings.ping_after, settings.drop_after
         self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
@@ -100,15 +109,17 @@ class RelinkProtocol(SessionProtocol):
         self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
 
     def dataReceived(self, data: bytes) -> None:
-        self._keepalive.heard()
+        self._keepalive.heard_at = self.clock.seconds()
         super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         """Keep the link for the connector's next connection, and release what only this connection held."""
         self.session.fenced()
+        self.peer_left = reason.check(ConnectionAborted) is None
         if self.endpoint is not None:
             self.endpoint.end()
         if self.entry is not None and self.entry.holder is self:
+            self.entry.ending |= self.shared is not None
             self.registry.detached(self.entry)
         if self.named is not None:
             self.broker.named.detach(self.named, self)
@@ -139,13 +150,21 @@ class RelinkProtocol(SessionProtocol):
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
         self.reading.pauseProducing()  # Read nothing more until the registry has decided about the link.
         opened = self.registry.when_open()
-        if place.name is not None:
+        if place.share:
+            opened.addCallback(lambda _: self._find_shared(place)).addErrback(self.refuse_subscription)
+        elif place.name is not None:
             opened.addCallback(lambda _: self.broker.named.open(place.name, place.stream, place.after))
             opened.addCallbacks(self._subscription_opened, self.refuse_subscription)
         opened.addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
 
     def _subscription_opened(self, named: Any) -> None:
         self.named = named
+
+    def _find_shared(self, place: EndpointName) -> None:
+        shared = self.broker.named.sharing.find(place.name)
+        if shared.options.stream != place.stream:
+            raise SubscriptionConflict(f"subscription {place.name!r} is one of {shared.options.stream!r}")
+        self.shared = shared
 
     def refuse_subscription(self, failure: Failure) -> None:
         """Close the connection of a peer that may not have the named subscription; it may try again later."""
@@ -165,9 +184,10 @@ class RelinkProtocol(SessionProtocol):
         hello, registry = event.hello, self.registry
         certificate = certificate_of(self.transport)
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
-        if self.phase is not Phase.OPEN or (place.name is not None and self.named is None):
+        if self.phase is not Phase.OPEN or (place.name is not None and self.named is self.shared is None):
             return
-        entry = registry.find(hello, identity, self.peer)
+        # The link of a worker is never resumed, because others may have its records since.
+        entry = None if place.share else registry.find(hello, identity, self.peer)
         if entry is not None and self.named is not None and self.broker.named.owner(self.named) != entry.label:
             registry.discard(entry)  # Another consumer had the subscription since, or it was rewound.
             entry = None
@@ -185,6 +205,11 @@ class RelinkProtocol(SessionProtocol):
             if entry is None:
                 detail = f"all {self.settings.max_links} links have a connection"
                 self.drop(RemoteProtocolError("too-many-links", detail))
+                return
+            if place.share:
+                entry.saved = False
+                self._attach(entry)
+                self._link_ready(entry, place, resumed=False)
                 return
             if self.named is not None:
                 try:
@@ -225,7 +250,8 @@ class RelinkProtocol(SessionProtocol):
         if entry.link.over:
             self.finish()
             return
-        self.endpoint = (Subscribing if place.subscribe else Publishing)(self, entry, place)
+        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
+        self.endpoint = kind(self, entry, place)
         self.received(self.session.accept(entry.link, resumed=resumed))
         if self.phase is Phase.OPEN:
             self.received(self.session.receive_data(b""))
@@ -320,7 +346,7 @@ class RelinkProtocol(SessionProtocol):
             self._settle_writes((write,), error)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        self._settle_writes([item.note for item in items], error)
+        self._settle_writes(list(map(_NOTE, items)), error)
 
     def _settle_writes(self, writes: Sequence[LinkWrite], error: Exception | None) -> None:
         """Handle the end of writes that one commit has decided, and acknowledge them together."""

@@ -11,14 +11,14 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import ReadOnly
+from fyrehose.errors import OutcomeUnknown, ReadOnly
 from fyrehose.net.endpoints import TCPService
 from fyrehose.protocols.relink.endpoints import PROTOCOL
 from fyrehose.protocols.relink.server import RelinkFactory
 
 log = Logger()
 
-#: Delay before a listener that could not open because of a full disk tries again, in seconds.
+#: Delay before a listener that could not write its links, because of a full disk for example, tries again, in seconds.
 DISK_FULL_RETRY = 2.0
 
 
@@ -35,12 +35,12 @@ class RelinkService(TCPService):
         return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen.  While the disk is full, only this listener stays closed."""
+        """Recover the links, then listen.  While the journal takes none, only this listener stays closed."""
         Service.startService(self)
         return self._open()
 
     def _open(self) -> Deferred[Any]:
-        return self.registry.open().addCallback(self._links_recovered).addErrback(self._disk_full)
+        return self.registry.open().addCallback(self._links_recovered).addErrback(self._not_written)
 
     def _links_recovered(self, _: None) -> Deferred[IListeningPort] | None:
         if self.running:
@@ -48,8 +48,10 @@ class RelinkService(TCPService):
         self.registry.close()  # The service was stopped in the meantime.
         return None
 
-    def _disk_full(self, failure: Failure) -> None:
-        failure.trap(ReadOnly)
+    def _not_written(self, failure: Failure) -> None:
+        failure.trap(ReadOnly, OutcomeUnknown)
+        if not self.running:
+            return
         log.warn(
             "relink: the listener stays closed until its links can be written; retrying: {why}",
             why=failure.getErrorMessage(),

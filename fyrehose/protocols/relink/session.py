@@ -60,7 +60,7 @@ class RelinkSession(ByteSession):
         """The least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held back."""
         if not self.linked:
             return int(self.awaited is not None)
-        return 0 if self._decoder.ready else self._decoder.expected
+        return self._decoder.expected
 
     @property
     def buffered(self) -> int:
@@ -82,7 +82,8 @@ class RelinkSession(ByteSession):
         """Whether :meth:`next_events` can return events, because the peer sent more than one turn handles, or because
         packets are no longer held back.
         """
-        return self.ready and self.link is not None and not (self.link.blocked or self.link.over)
+        link = self.link
+        return self.linked and link is not None and self._decoder.ready and not (link.blocked or link.over)
 
     def next_events(self) -> list[SessionEvent]:
         """Return the events of the next turn."""
@@ -104,7 +105,8 @@ class RelinkSession(ByteSession):
         except RemoteProtocolError as error:
             self._stop_decoding()
             self._events.append(Broken(error=error))
-        return self._take_events()
+        found, self._events = self._events, []
+        return found
 
     def fenced(self) -> list[SessionEvent]:
         """Detach the link; nothing that this connection has received or still receives has an effect (L4)."""
@@ -183,8 +185,11 @@ class RelinkSession(ByteSession):
         return found
 
     def _receive_packets(self, link: Link) -> None:
-        while len(self._events) < self.most_events and not (link.blocked or link.over):
-            packet = self._decoder.next_packet()
+        decoder, backlog = self._decoder, link.limits.backlog_size
+        while decoder.buffer and len(self._events) < self.most_events and not link.over:
+            if (link.full or link.held >= backlog) and link.blocked:
+                break
+            packet = decoder.next_packet()
             if packet is None:
                 break
             if packet is RESUME:

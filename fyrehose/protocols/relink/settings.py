@@ -7,7 +7,7 @@ import attrs
 from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, exact_size, fixed, name, option, size
-from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
+from fyrehose.protocols.relink.limits import LEASED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
 
@@ -71,7 +71,7 @@ class RelinkSettings(TLSSettings):
         """The limits of each link."""
         return LinkLimits(
             message_size=self.max_message,
-            sent_size=MAX_PAYLOAD + NUMBERED,
+            sent_size=MAX_PAYLOAD + LEASED,
             channels=self.max_channels,
             backlog=self.backlog,
             backlog_size=self.backlog_size,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
-from fyrehose.spark import rounds
+from fyrehose.spark import memory, rounds
 from fyrehose.spark.counting import Ahead, Behind, RangeCounts
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
@@ -73,10 +74,6 @@ class ArchiveState:
     behind: Behind
     files: int
     size: int
-
-    def age(self) -> float:
-        """Return the age of the oldest record that is not in the lake, in seconds; 0 if there is none."""
-        return 0.0 if self.behind.since is None else max(0.0, time.time() - self.behind.since / 1e6)
 
 
 def archive(
@@ -182,7 +179,11 @@ class _Run:
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
     ) -> Archived:
         progress(self.done, self.source.view())
-        repeated(lambda: self.step(every if follow else None, progress), follow, stop, f"the archive of {self.journal}")
+        try:
+            step = partial(self.step, every if follow else None, progress)
+            repeated(step, follow, stop, f"the archive of {self.journal}")
+        finally:
+            memory.release()
         with suppress(JournalUnreachable):  # What was committed is durable all the same.
             self.report(0)
             self.observe(self.source.view(), 0)
@@ -217,6 +218,7 @@ class _Run:
             return 0.0
         if every is None:
             return None
+        memory.release()
         self.report(HEARTBEAT)
         self.optimize()
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))

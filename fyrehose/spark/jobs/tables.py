@@ -32,7 +32,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUn
 from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import memory
-from fyrehose.spark.counting import account_of
+from fyrehose.spark.counting import Ahead, Behind, account_of
 from fyrehose.spark.deltalog import changes
 from fyrehose.spark.lake import File, Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
@@ -74,6 +74,8 @@ ROUND, PART = 256 << 20, 32 << 20
 WIDEN = 1 << 30
 #: How often tables without new rows commit their position, and the subscription is updated, in seconds.
 HEARTBEAT = 60.0
+#: How often the state is passed to ``monitor``, in seconds, while there is nothing to fill.
+MONITORED = 5.0
 #: How many files there have to be for a merge, and the age at which a file that is not used is removed, in hours.
 MANY, AGE = 32, 24
 #: How many files before one of an archive may have the first parts of its events.
@@ -102,6 +104,24 @@ class TableState:
     name: str
     rows: int
     counts: Mapping[str, int]
+
+
+@attrs.frozen(kw_only=True)
+class TablesState:
+    """State of a run, for its metrics.
+
+    :ivar output: where the tables are
+    :ivar position: all tables have every record of the journal before it
+    :ivar rounds: how many rounds were committed; they took ``seconds``, and the last one ``last_seconds``
+    """
+
+    output: str
+    position: int
+    behind: Behind
+    rounds: int
+    seconds: float
+    last_seconds: float
+    tables: list[TableState]
 
 
 def on_spark(spark: SparkSession) -> Engine:
@@ -138,6 +158,7 @@ def fill_tables(
     round_bytes: int = ROUND,
     optimize_every: float = 3600.0,
     progress: Callable[[int, int], object] = lambda done, mark: None,
+    monitor: Callable[[TablesState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[TableState]:
     """Fill the tables with what the journal has; with ``follow``, continue until ``stop()``.
@@ -147,12 +168,15 @@ def fill_tables(
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
     :param progress: called with the position that all tables have reached, and that of the journal's end
+    :param monitor: called with the state before the first round, after each, and every few seconds while there is
+        nothing to fill
     :raises ConfigError: a table has other columns than the configuration, or belongs to another journal
     :raises ExpectationFailed: a row does not meet an expectation that must be met; its round is not committed
     :raises JournalCorrupt: data is damaged, or was deleted before it was in the tables
     :raises JournalLocked: another run writes to one of the tables
     """
     with opened(spark, config, round_bytes) as run:
+        run.monitor = monitor
         repeated(
             lambda: run.step(every if follow else None, optimize_every, progress),
             follow,
@@ -225,15 +249,23 @@ class TablesRun:
     identity: bytes
     engine: Engine
     round_bytes: int
+    monitor: Callable[[TablesState], object] | None = None
     outputs: list[_Output] = attrs.field(factory=list, init=False)
     summaries: list[_Summary] = attrs.field(factory=list, init=False)
     _began: float = attrs.field(default=float("-inf"), init=False)
     _settled: float = attrs.field(default=float("-inf"), init=False)
+    _monitored: float = attrs.field(default=float("-inf"), init=False)
+    _ahead: Ahead = attrs.field(init=False)
+    #: how many rounds were committed, and the duration of each
+    _rounds: int = attrs.field(default=0, init=False)
+    _seconds: float = attrs.field(default=0.0, init=False)
+    _last_seconds: float = attrs.field(default=0.0, init=False)
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
     #: whether a step has failed, so that what is known of the tables has to be read again
     _doubtful: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._ahead = Ahead(self.source, self.round_bytes)
         for table in self.config.tables:
             self.outputs.append(_Output(table, self._lake(table.name, table.schema), False))
             if table.quarantines:
@@ -314,6 +346,7 @@ class TablesRun:
         check_identity(self.source, self.identity, view)
         at = min(output.position for output in self.outputs)
         progress(at, view.mark)
+        self.observe(view, MONITORED)
         if time.monotonic() - self._settled >= HEARTBEAT:
             self.settle()
         behind, waited = view.mark - at, time.monotonic() - self._began
@@ -325,7 +358,11 @@ class TablesRun:
         if behind and (every is None or behind >= self.round_bytes or waited >= every):
             self._began = time.monotonic()
             self.round(view)
+            self._rounds += 1
+            self._last_seconds = time.monotonic() - self._began
+            self._seconds += self._last_seconds
             progress(min(output.position for output in self.outputs), view.mark)
+            self.observe(view, 0)
             return 0.0
         self.summarize()  # A kill may have come between a table and its aggregates.
         if every is None:
@@ -333,6 +370,24 @@ class TablesRun:
         if optimize_every and time.monotonic() - self._optimized >= optimize_every:
             self.optimize()
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
+
+    def observe(self, view: View, at_least: float) -> None:
+        """Pass the state to the monitor, if there is one and if that did not happen within so many seconds."""
+        at = min(output.position for output in self.outputs)
+        if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < at:
+            return
+        self.monitor(
+            TablesState(
+                output=self.config.output,
+                position=at,
+                behind=self._ahead.behind(view, at),
+                rounds=self._rounds,
+                seconds=self._seconds,
+                last_seconds=self._last_seconds,
+                tables=self.states(),
+            )
+        )
+        self._monitored = time.monotonic()
 
     def round(self, view: View) -> None:
         """Fill the tables that are behind, up to where the others are or the round is full."""

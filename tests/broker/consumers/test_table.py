@@ -15,7 +15,7 @@ from fyrehose.broker.consumers.progress import STREAM, ShareOptions
 from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
 from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import NoRoomForSubscription, SubscriptionConflict, SubscriptionError
+from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -206,6 +206,16 @@ def test_a_server_that_may_be_deposed_does_not_ask_again_and_again() -> None:
     assert seqs(leased) == [1]
 
 
+def test_requests_that_end_while_nothing_can_be_written_are_refused_once() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto, world.journal.leads_alone = False, False
+    waiting = [world.lease(shared, consumer=f"w{number}", wait=1) for number in range(2)]
+    world.journal.enter(JournalState.READ_ONLY, "the shared log does not answer")
+    world.clock.advance(1)
+    assert [type(failure(each)) for each in waiting] == [ReadOnly, ReadOnly]
+
+
 def test_an_idle_subscription_writes_nothing() -> None:
     world = World()
     shared = world.create(first=10)
@@ -258,3 +268,76 @@ def test_a_start_knows_the_same_as_the_server_before() -> None:
     lane = again.work.lanes["s"]
     assert (lane.progress.settled, lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
+
+
+def test_a_stream_that_is_created_while_a_pattern_is_belongs_to_it() -> None:
+    world = World()
+    world.journal.auto = False
+    world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    first, rest = world.journal._pending[:1], world.journal._pending[1:]
+    world.journal._pending = first
+    world.journal.commit()
+    world.journal._pending = rest
+    world.journal.auto = True
+    world.journal.commit()
+    assert seqs(world.lease(world.table.find("work"))) == [1]
+
+
+def test_a_pattern_without_streams_is_rewound() -> None:
+    world = World()
+    shared = world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {}).result
+    assert failure(world.table.rewind(shared, {})) is None
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    assert seqs(world.lease(shared)) == [1]
+
+
+def test_a_second_rewind_is_refused_while_the_first_is_written() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto = False
+    world.table.rewind(shared, {"s": 3})
+    assert isinstance(failure(world.table.rewind(shared, {"s": 5})), SubscriptionConflict)
+    world.journal.auto = True
+    world.journal.commit()
+    assert seqs(world.lease(shared)) == [4]
+
+
+def test_nothing_is_settled_while_a_subscription_is_being_deleted() -> None:
+    world = World()
+    shared = world.create()
+    leased = world.lease(shared, 2).result
+    world.journal.auto = False
+    deleted = world.table.delete(shared)
+    refused, _ = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result
+    assert [why for _, why in refused] == ["rewound"]
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert failure(deleted) is not None
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert world.settle(shared, leased).result == ([], [])
+
+
+def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_name() -> None:
+    world = World()
+    old = world.create()
+    (leased,) = world.lease(old).result
+    world.table.delete(old)
+    new = world.create()
+    world.lease(new)
+    (lease,) = leased.leases
+    action = WorkerAction("done", new.work.lanes["s"], lease.first, lease.last, lease.token)
+    refused, _ = world.table.act(new, [action], "w").result
+    assert [why for _, why in refused] == ["lease-lost"]
+    assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
+
+
+def test_dead_letters_are_published_again_once_although_the_subscription_is_another_one() -> None:
+    world = World()
+    for _ in range(2):
+        shared = world.create(dead="dead")
+        (leased,) = world.lease(shared).result[0].leases
+        world.table.act(shared, [WorkerAction("reject", leased.lane, 1, 1, leased.token, why="no")], "w")
+        assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
+        world.table.delete(shared)
+    assert world.journal.bounds("s")[1] == 12

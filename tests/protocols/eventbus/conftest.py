@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.eventbus.connections import AcceptedConnection
+from fyrehose.protocols.eventbus.messages import NOWHERE, Origin
 from fyrehose.protocols.eventbus.queued_memory import Full, QueuedMessages
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
@@ -64,7 +65,7 @@ class FakePort:
     """
 
     name: str = "PORT"
-    origin: tuple[str, int] = ("10.0.0.1", 7)
+    origin: Origin = ("10.0.0.1", 7, 1)
     reading: bool = False
     sent: list[list[bytes]] = attrs.field(factory=list)
     room: dict[bytes, int] = attrs.field(factory=dict)
@@ -138,8 +139,9 @@ class FakeConnection(AcceptedConnection):
 
     world: World
 
-    def close(self) -> None:
+    def close(self) -> bool:
         self.world.ended.append((self.host, self.descriptor))
+        return True
 
 
 @attrs.define
@@ -147,22 +149,25 @@ class FakeConnections:
     """The subscribers of a world, and the connections that its server has closed."""
 
     world: World
+    _made: dict[tuple[str, int], FakeConnection] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return 0  # nobody is connected when a server is made
 
-    def of(self, port: int) -> list[tuple[str, int]]:
-        return self.world.subscribers
+    def of(self, port: int) -> list[FakeConnection]:
+        return [self._made.setdefault(each, self._make(port, *each)) for each in self.world.subscribers]
+
+    def _make(self, port: int, host: str, descriptor: int) -> FakeConnection:
+        return FakeConnection(port, descriptor, (host, 1), world=self.world)
 
     def count(self, port: int) -> int:
         return len(self.world.subscribers)
 
-    def find(self, port: int, descriptor: int) -> AcceptedConnection | None:
-        found = next((host for host, number in self.world.subscribers if number == descriptor), None)
-        return None if found is None else FakeConnection(port, descriptor, found, world=self.world)
+    def find(self, port: int, descriptor: int, number: int) -> FakeConnection | None:
+        return next((each for each in self.of(port) if each.descriptor == descriptor and number == 1), None)
 
-    def close(self, port: int, host: str, descriptor: int) -> None:
-        self.world.ended.append((host, descriptor))
+    def close(self, port: int, descriptor: int, number: int) -> None:
+        self.world.ended.append(("SNAPSHOT", descriptor))
 
 
 class World:
@@ -180,7 +185,8 @@ class World:
         """Start a server, possibly another one on the same journal."""
         self.ended: list[tuple[str, int]] = []
         self.subscribers: list[tuple[str, int]] = []
-        self.server = EventBusServer(self.clock, self.broker, self.settings, FakeConnections(self))
+        self.connections = FakeConnections(self)
+        self.server = EventBusServer(self.clock, self.broker, self.settings, self.connections)
         self.snapshot, self.publisher, self.collector = FakePort(), FakePort(), FakePort()
         self.server.start(self.snapshot, self.publisher, self.collector)
         self.run()
@@ -206,10 +212,17 @@ class World:
         self.server.publish_turn()
         self.run()
 
+    def leave(self, descriptor: int) -> None:
+        """End the connection of a subscriber."""
+        connection = self.connections.find(0, descriptor, 1)
+        assert connection is not None
+        self.subscribers.remove((connection.host, descriptor))
+        self.server.subscriber_left(connection)
+
     def subscribe(self, descriptor: int, *prefixes: bytes) -> None:
         """Receive the subscriptions of a subscriber."""
         for prefix in prefixes:
-            self.publisher.origin = ("10.0.0.1", descriptor)
+            self.publisher.origin = ("10.0.0.1", descriptor, 1)
             self.server.subscription_received([b"\1" + prefix], 1)
 
     def ask(self, *frames: bytes, identity: bytes = b"c") -> None:
@@ -339,7 +352,9 @@ class FakeZMQPort:
     monitors: list[FakeMonitor]
     full: bool = True
     reading: bool = False
+    origin: Origin = NOWHERE
     sent: list[list[bytes]] = attrs.field(factory=list)
+    resubscribed: list[bytes] = attrs.field(factory=list)  #: keys that were added
 
     def start(self) -> None:
         self.reading = True
@@ -363,6 +378,9 @@ class FakeZMQPort:
 
     def held(self) -> tuple[int, int]:
         return 0, 0
+
+    def resubscribe(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self.resubscribed += added
 
     def watch(self, events: int, happened: Any) -> None:
         self.monitors.append(FakeMonitor(happened))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.identity import Action, Identity
 from fyrehose.protocols.eventbus import connections
-from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, Connections
+from fyrehose.protocols.eventbus.connections import REMEMBERED, UNKNOWN, AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 PUBLISH, SUBSCRIBE = Action.PUBLISH, Action.SUBSCRIBE
@@ -66,29 +67,32 @@ def test_forbidden_connections_are_closed(connect: Any, host: str, identified: s
     peers.accepted(pair.port, pair.server.fileno())
     peers.admit(Identity(host=identified), PUBLISH)
     peers.admit(Identity(host=identified), SUBSCRIBE)
-    assert peers.end_forbidden(lambda identity, action: True, [pair.port]) == 0
+    assert peers.end_forbidden(lambda identity, action: True) == 0
     assert not pair.lost
-    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 1
+    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE) == 1
     assert pair.lost
     peers.disconnected(pair.port, pair.server.fileno())
     assert len(peers) == 0
-    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE, [pair.port]) == 0, (
-        "the identity is forgotten"
-    )
+    assert peers.end_forbidden(lambda identity, action: action is SUBSCRIBE) == 0, "the identity is forgotten"
 
 
 def test_other_connections_stay_open(connect: Any) -> None:
-    ours, not_ours, gone = connect(), connect(), connect()
+    ours, gone, reused = connect(), connect(), connect()
     peers = Connections()
-    for pair in (ours, not_ours, gone):
+    for pair in (ours, gone, reused):
         peers.accepted(pair.port, pair.server.fileno())
     gone.server.close()
+    later = socket.create_connection(("127.0.0.1", reused.port), timeout=10)
+    os.dup2(reused.listening.accept()[0].detach(), reused.server.fileno())
     peers.accepted(1, 100_000)
     peers.admit(Identity(host="10.0.0.1"), PUBLISH)
-    assert peers.end_forbidden(lambda *_: False, [ours.port, gone.port]) == 0, "no connection from that host"
+    assert peers.end_forbidden(lambda *_: False) == 0, "no connection from that host"
     peers.admit(Identity(host="127.0.0.1"), PUBLISH)
-    assert peers.end_forbidden(lambda *_: False, [ours.port, gone.port]) == 1
-    assert (ours.lost, not_ours.lost) == (True, False)
+    assert peers.end_forbidden(lambda *_: False) == 1
+    later.setblocking(False)
+    with later, pytest.raises(BlockingIOError):
+        later.recv(1)
+    assert ours.lost
 
 
 def test_descriptor_reused_by_a_file_is_left_alone(connect: Any, tmp_path: Any) -> None:
@@ -96,7 +100,7 @@ def test_descriptor_reused_by_a_file_is_left_alone(connect: Any, tmp_path: Any) 
     with tmp_path.joinpath("file").open("w") as file:
         peers.accepted(1, file.fileno())
         peers.admit(Identity(), PUBLISH)
-        assert peers.end_forbidden(lambda *_: False, [1]) == 0
+        assert peers.end_forbidden(lambda *_: False) == 0
         file.write("still open")
 
 
@@ -107,7 +111,7 @@ def test_connections_of_forgotten_identities_are_closed(connect: Any) -> None:
     for n in range(REMEMBERED):
         peers.admit(Identity(host=f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"), PUBLISH)
     assert len(peers._admitted) == REMEMBERED
-    assert peers.end_forbidden(lambda *_: True, [pair.port]) == 1
+    assert peers.end_forbidden(lambda *_: True) == 1
     assert pair.lost
 
 
@@ -118,8 +122,8 @@ class Crowd:
         self.peers = Connections(most)
         self.hosts: dict[int, str] = {}
         self.ended: list[int] = []
-        monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: self.hosts[descriptor])
-        monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: self.ended.append(descriptor))
+        monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: (self.hosts[descriptor], 1))
+        monkeypatch.setattr(AcceptedConnection, "close", lambda connection: self.ended.append(connection.descriptor))
 
     def join(self, host: str = "10.0.0.1", count: int = 1) -> list[int]:
         """Connect; return the descriptors that were refused."""
@@ -182,22 +186,40 @@ def test_descriptors_of_two_ports_may_have_the_same_number(connect: Any) -> None
     descriptor = pair.server.fileno()
     peers.accepted(pair.port, descriptor)
     peers.accepted(1, descriptor)
-    assert (peers.of(pair.port), peers.of(1)) == ([("127.0.0.1", descriptor)], [(UNKNOWN, descriptor)])
+    assert [each.host for each in (*peers.of(pair.port), *peers.of(1))] == ["127.0.0.1", UNKNOWN]
     hosts = [gone.host for port in (1, pair.port) if (gone := peers.disconnected(port, descriptor)) is not None]
     assert hosts == [UNKNOWN, "127.0.0.1"]
     assert peers.disconnected(1, descriptor) is None
     assert len(peers) == 0
 
 
-def test_only_the_named_connection_is_closed(connect: Any) -> None:
+def test_only_the_connection_of_a_message_is_closed(connect: Any) -> None:
     pair, peers = connect(), Connections()
     descriptor = pair.server.fileno()
-    peers.close(pair.port, "127.0.0.2", descriptor)
-    peers.close(pair.port + 1, "127.0.0.1", descriptor)
-    peers.close(pair.port, "127.0.0.1", 100_000)
+    earlier = peers.number()
+    peers.accepted(pair.port, descriptor)
+    number = peers.number()
+    peers.close(pair.port, descriptor, earlier)
+    peers.close(pair.port + 1, descriptor, number)
+    peers.close(pair.port, 100_000, number)
     assert not pair.lost
-    peers.close(pair.port, "127.0.0.1", descriptor)
+    peers.close(pair.port, descriptor, number)
     assert pair.lost
+
+
+def test_messages_of_an_ended_connection_are_not_those_of_the_next_with_its_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = Crowd(monkeypatch, 100)
+    crowd.join()
+    first = crowd.peers.number()
+    assert crowd.peers.find(1, 0, first) in crowd.peers.of(1)
+    crowd.peers.disconnected(1, 0)
+    assert crowd.peers.find(1, 0, first) is None
+    crowd.peers.accepted(1, 0)
+    assert crowd.peers.find(1, 0, first) is None
+    assert crowd.peers.find(1, 0, crowd.peers.number()) in crowd.peers.of(1)
+    assert crowd.peers.find(2, 0, crowd.peers.number()) is None
 
 
 def test_connection_whose_end_was_not_reported_is_counted_once(connect: Any) -> None:
@@ -208,7 +230,7 @@ def test_connection_whose_end_was_not_reported_is_counted_once(connect: Any) -> 
 
 
 def test_limit_changes_without_closing_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))
     open_ones = Connections(2)
     assert [open_ones.accepted(1, descriptor) for descriptor in (7, 8)] == [None, None]
     open_ones.change(1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import struct
 import time
 from collections.abc import Callable, Iterator
+from socket import create_connection
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fyrehose import kernels
+from fyrehose.bench.wires.zmtp import GREETING, ready
+from fyrehose.bench.wires.zmtp import frame as zmtp_frame
+from fyrehose.identity import Action
 from fyrehose.protocols.eventbus import messages as pure
-from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest
+from fyrehose.protocols.eventbus.messages import NOWHERE, Fastest, Origin
+from fyrehose.protocols.eventbus.zap import ADDRESS, DOMAINS, Authenticator
 
 try:
     from fyrehose.protocols.eventbus import zeromq as native
@@ -98,7 +104,7 @@ def test_message_has_its_origin(kernel: ModuleType) -> None:
         router.setsockopt(zmq.RCVTIMEO, 20_000)
         port = router.bind_to_random_port("tcp://127.0.0.1")
         messages = kernel.Messages(router, 16)
-        origins: list[tuple[str, int]] = []
+        origins: list[Origin] = []
         dealers = [context.socket(zmq.DEALER) for _ in range(2)]
         for dealer in (*dealers, dealers[0]):
             dealer.connect(f"tcp://127.0.0.1:{port}") if dealer not in dealers[: len(origins)] else None
@@ -109,9 +115,35 @@ def test_message_has_its_origin(kernel: ModuleType) -> None:
             origins.append(origin)
     finally:
         context.destroy(0)
-    assert [host for host, _ in origins] == ["127.0.0.1"] * 3
+    assert [(host, number) for host, _, number in origins] == [("127.0.0.1", 0)] * 3
     assert origins[0] == origins[2] != origins[1]
-    assert all(descriptor > 0 for _, descriptor in origins)
+    assert all(descriptor > 0 for _, descriptor, _ in origins)
+
+
+@both
+def test_message_has_the_number_that_the_zap_handler_gave_its_connection(kernel: ModuleType) -> None:
+    """Also if the peer itself sends a property of that name in its READY."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    numbers = []
+    try:
+        handler, router = context.socket(zmq.REP), context.socket(zmq.ROUTER)
+        handler.setsockopt(zmq.RCVTIMEO, 20_000)
+        handler.bind(ADDRESS)
+        router.setsockopt(zmq.ZAP_DOMAIN, DOMAINS[Action.SUBSCRIBE])
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        messages = kernel.Messages(router, 16)
+        for number in (7, 12_345_678_901):
+            with create_connection(("127.0.0.1", port)) as peer:
+                forged = b"\x07User-Id" + struct.pack(">I", 2) + b"99"
+                peer.sendall(GREETING + zmtp_frame(ready(b"DEALER")[2:] + forged, 4))
+                handler.send_multipart(Authenticator().answer(handler.recv_multipart(), number).frames)
+                for _ in range(2):
+                    peer.sendall(zmtp_frame(b"x"))
+                    assert router.poll(20_000)
+                    numbers += [origin[2] for _, _, origin in messages.receive(MUCH, MUCH)[0]]
+    finally:
+        context.destroy(0)
+    assert numbers == [7, 7, 12_345_678_901, 12_345_678_901]
 
 
 @both
@@ -208,6 +240,28 @@ def test_lent_messages_are_counted_until_the_last_subscriber_has_them(kernel: Mo
             messages.lend((b"/a/", "text"))
     finally:
         context.destroy(0)
+
+
+@both
+def test_option_is_set_to_each_of_many_values(kernel: ModuleType) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        subscriber, publisher = context.socket(zmq.SUB), context.socket(zmq.XPUB)
+        publisher.bind("inproc://all")
+        subscriber.connect("inproc://all")
+        messages = kernel.Messages(subscriber, 16)
+        messages.set_all(zmq.SUBSCRIBE, [b"a", b"\0b", b""])
+        messages.set_all(zmq.UNSUBSCRIBE, [b"a"])
+        heard = []
+        while publisher.poll(1_000 if len(heard) < 4 else 0):
+            heard.append(publisher.recv())
+        with pytest.raises(zmq.ZMQError):
+            messages.set_all(zmq.LAST_ENDPOINT, [b"is read only"])
+    finally:
+        context.destroy(0)
+    assert heard == [b"\1a", b"\1\0b", b"\1", b"\0a"]
+    with pytest.raises(zmq.ZMQError):
+        messages.set_all(zmq.SUBSCRIBE, [b"closed"])
 
 
 @both

@@ -129,19 +129,6 @@ def test_subscriber_that_left_is_forgotten() -> None:
     assert one.subscribers.dialect(7) is BINARY
 
 
-def test_messages_of_an_ended_connection_do_not_count_for_the_next_with_its_descriptor() -> None:
-    one = socket()
-    one.subscribers.left(7)
-    assert one.subscribers.is_stale(7)
-    assert one.subscribers.received(b"\1/a", 7, NETWORK) == Resubscribed()
-    assert one.subscribers.dialect(7) is BINARY
-    assert one.subscribers.awaits_drain
-    one.subscribers.drained()
-    assert not one.subscribers.is_stale(7)
-    one.subscribe(7, b"/a")
-    assert one.subscribers.dialect(7) is DECIMAL
-
-
 def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recognition, "MOST", 3)
     one = socket()

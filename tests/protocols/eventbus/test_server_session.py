@@ -27,7 +27,7 @@ def pub(session: EventBusServerSession, *frames: bytes, identity: bytes = b"c", 
 
 
 def ask(session: EventBusServerSession, *frames: bytes, identity: bytes = b"c") -> Any:
-    answer = session.receive_request([identity, *frames][:16], 1 + len(frames), "10.0.0.1", "10.0.0.1", -1)
+    answer = session.receive_request([identity, *frames][:16], 1 + len(frames), "10.0.0.1", "10.0.0.1")
     return answer.cause if isinstance(answer, RemoteProtocolError) else answer
 
 
@@ -169,7 +169,7 @@ class TestRequests:
         assert answers.count("too-many-snapshots") == 40_000 - (32 << 20) // COST
         assert "too-many-snapshots" not in answers[:5_000], "5,000 clients of one address are accepted"
         assert ask(session, b"SYNCSTART", b"", b"0", identity=b"0") == Requested(replaced=True, wrong_dialect=True)
-        other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2", -1)
+        other = session.receive_request([b"other", b"SYNCSTART", b"", b"0"], 4, "10.0.0.2", "10.0.0.2")
         assert isinstance(other, Requested), "another network has its own half"
 
 

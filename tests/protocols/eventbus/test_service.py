@@ -21,6 +21,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections
+from fyrehose.protocols.eventbus.connections import AcceptedConnection
 from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import EventBusSettings
@@ -212,15 +213,15 @@ def test_policy_decides_who_may_connect(make_service: Any) -> None:
 def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     running = make_service(max_connections=2)
     running.start()
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
-    ended: list[Any] = []
-    monkeypatch.setattr(connections, "shut_down", lambda *args: ended.append(args))
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(AcceptedConnection, "close", lambda each: ended.append((each.port, each.descriptor)))
     monitors = running.fake.monitors
     for n in range(2):
         monitors[n].happened(ACCEPTED, 0)
         assert running.ask() == b"200"
     monitors[2].happened(ACCEPTED, 7)
-    assert ended == [(7, ["127.0.0.1"], [5558])]
+    assert ended == [(5558, 7)]
     monitors[2].happened(DISCONNECTED, 7)
     monitors[1].happened(DISCONNECTED, 0)
     monitors[2].happened(ACCEPTED, 7)
@@ -232,20 +233,24 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
     assert running.broker.counters.gauges["eventbus", "connections"] == 0
 
 
-@pytest.mark.parametrize(("recognize", "closed"), [(True, [(7, ["127.0.0.1"], [5557])]), (False, [])])
-def test_connection_with_the_descriptor_of_one_that_just_ended_is_closed(
-    make_service: Any, monkeypatch: pytest.MonkeyPatch, recognize: bool, closed: list[Any]
+def test_connection_with_the_descriptor_of_one_that_just_ended_is_served(
+    make_service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its subscriptions could not be told from those of the earlier one."""
-    running = make_service(recognize=recognize)
+    """Subscriptions of the earlier one may still wait to be read; they have its number."""
+    running = make_service()
     running.start()
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
-    ended: list[Any] = []
-    monkeypatch.setattr(connections, "shut_down", lambda *args: ended.append(args))
-    publisher = running.fake.monitors[1]
-    for event in (ACCEPTED, DISCONNECTED, ACCEPTED):
-        publisher.happened(event, 7)
-    assert ended == closed
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))
+    monkeypatch.setattr(AcceptedConnection, "close", lambda connection: pytest.fail("a connection is closed"))
+    _, _, publisher, _ = running.fake.ports
+    for number, prefix in ((1, b"/a"), (2, b"/b/")):
+        running.fake.monitors[1].happened(ACCEPTED, 7)
+        assert running.ask() == b"200"
+        for origin, known in ((0, b"/x"), (number - 1, b"/y"), (number, prefix)):
+            publisher.origin = ("127.0.0.1", 7, origin)
+            publisher.receive([b"\1" + known], 1)
+        running.fake.monitors[1].happened(DISCONNECTED, 7)
+        publisher.receive([b"\1/z"], 1)
+    assert publisher.resubscribed == [b"\xffa", b"/b/"]
     running.service.stopService()
 
 
@@ -276,9 +281,9 @@ def test_a_handshake_that_fails_is_counted_and_logged(make_service: Any, log_lin
 
 
 def test_a_refused_connection_is_kept_open_for_a_second(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))
     ended: list[int] = []
-    monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
+    monkeypatch.setattr(AcceptedConnection, "close", lambda connection: ended.append(connection.descriptor))
     running = make_service(max_connections=48)
     running.start()
     for n in range(48):
@@ -298,9 +303,9 @@ def test_zap_requests_wait_while_a_refused_connection_from_that_address_is_open(
     make_service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request does not tell its connection: an early answer could refuse another one, or admit the refused one."""
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: f"127.0.0.{descriptor // 100}")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: (f"127.0.0.{descriptor // 100}", 1))
     ended: list[int] = []
-    monkeypatch.setattr(connections, "shut_down", lambda descriptor, hosts, ports: ended.append(descriptor))
+    monkeypatch.setattr(AcceptedConnection, "close", lambda connection: ended.append(connection.descriptor))
     running = make_service(max_connections=16)
     running.start()
     (monitor, *_) = running.fake.monitors
@@ -328,7 +333,7 @@ def test_zap_requests_wait_while_a_refused_connection_from_that_address_is_open(
 
 
 def test_stop_drops_zap_requests_that_wait(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: "127.0.0.1")
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))
     running = make_service(max_connections=16)
     running.start()
     for descriptor in range(16):
@@ -354,16 +359,18 @@ def test_clients_need_a_key_with_curve(make_service: Any, tmp_path: Path) -> Non
 
 def test_policy_change_closes_forbidden_connections(make_service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
-    monkeypatch.setattr(connections, "shut_down", lambda *args: closed.append(args) or True)
+    monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: (f"127.0.0.{descriptor}", 1))
+    monkeypatch.setattr(AcceptedConnection, "close", lambda each: closed.append((each.port, each.descriptor)) or True)
     running = make_service(port=5556)
     running.start()
-    running.fake.monitors[0].happened(ACCEPTED, 77)
+    for descriptor in (1, 2):
+        running.fake.monitors[0].happened(ACCEPTED, descriptor)
     assert running.ask() == b"200"
     running.service.prepare(running.service._settings)()
     assert closed == []
     running.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
     running.service.prepare(running.service._settings)()
-    assert closed == [(77, {"127.0.0.1"}, range(5556, 5559))]
+    assert closed == [(5556, 1)]
     assert running.ask() == b"400"
     running.service.stopService()
 

@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 
 from fyrehose.protocols.eventbus import slow_subscribers
+from fyrehose.protocols.eventbus.connections import AcceptedConnection
 from fyrehose.protocols.eventbus.slow_subscribers import LEAST_RATE, LONGEST, SOON, SlowSubscribers
 
-A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
+A, B, C = (AcceptedConnection(1, n, (f"10.0.0.{n}", 1)) for n in (1, 2, 3))
 FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
 
 
@@ -32,18 +33,19 @@ FAST, SLOW = 10 * LEAST_RATE, LEAST_RATE // 2
 )
 def test_slow_subscribers_are_found(
     monkeypatch: pytest.MonkeyPatch,
-    behind: list[tuple[str, int]],
+    behind: list[AcceptedConnection],
     taken: list[int],
     elapsed: float,
-    slow: list[tuple[str, int]],
+    slow: list[AcceptedConnection],
 ) -> None:
     """Equally slow subscribers are not disconnected, because none of them delays another."""
     now = dict.fromkeys((1, 2, 3), 0)
-    monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: descriptor in [each for _, each in behind])
+    full = [each.descriptor for each in behind]
+    monkeypatch.setattr(slow_subscribers, "_queued", full.__contains__)
     monkeypatch.setattr(slow_subscribers, "_acknowledged", now.__getitem__)
     found = SlowSubscribers(lambda: [A, B, C])
     assert found.slow(5.0 - SOON) == found.slow(5.0) == []
-    now.update({descriptor: size for (_, descriptor), size in zip(behind, taken, strict=True)})
+    now.update({each.descriptor: size for each, size in zip(behind, taken, strict=True)})
     assert found.slow(5.9) == [], "not yet"
     assert found.slow(5.0 + elapsed) == (slow if behind else None)
 
@@ -73,7 +75,8 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         reader, stopped = (socket.create_connection(listening.getsockname()) for _ in range(2))
         ours = [listening.accept()[0] for _ in range(2)]
-    found = SlowSubscribers(lambda: [("127.0.0.1", each.fileno()) for each in ours])
+    connections = [AcceptedConnection(1, each.fileno(), ("127.0.0.1", 1)) for each in ours]
+    found = SlowSubscribers(lambda: connections)
     for each in ours:
         each.setblocking(False)
         while True:
@@ -86,7 +89,7 @@ def test_send_queue_shows_the_subscriber_that_does_not_read() -> None:
     while slow_subscribers._queued(ours[0].fileno()):
         with suppress(TimeoutError):
             reader.recv(1 << 20)
-    assert found.slow(1.0) == [("127.0.0.1", ours[1].fileno())]
+    assert found.slow(1.0) == connections[1:]
     assert slow_subscribers._acknowledged(ours[0].fileno()) > 1 << 16
     for each in (reader, stopped, *ours):
         each.close()

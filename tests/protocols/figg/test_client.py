@@ -90,16 +90,9 @@ class Bench:
         for event in self.session.receive_data(wire):
             if isinstance(event, Published):
                 messages = []
-                for taken in event.runs:
-                    run = Run(
-                        stream=taken.topic,
-                        source="x",
-                        producer_seq=taken.numbers,
-                        lengths=taken.lengths,
-                        payload=taken.payload,
-                    )
+                for run in event.runs:
                     messages += [
-                        Publish(topic=taken.topic, number=number, data=bytes(data))
+                        Publish(topic=run.stream, number=number, data=bytes(data))
                         for number, data in zip(run.producer_seqs() or (), run.payloads(), strict=True)
                     ]
                 events += sorted(messages, key=lambda message: message.number)

@@ -51,7 +51,7 @@ def singles(events: list[Any]) -> list[Any]:
             flat += split(event.topic, Data, event.first, event.lengths, event.payload)
         elif isinstance(event, Published):
             messages = [
-                m for run in event.runs for m in split(run.topic, Publish, run.numbers, run.lengths, run.payload)
+                m for run in event.runs for m in split(run.stream, Publish, run.producer_seq, run.lengths, run.payload)
             ]
             flat += sorted(messages, key=lambda message: message.number)
             assert flat[-1].number == event.last
@@ -97,7 +97,7 @@ def test_consecutive_messages_are_one_run() -> None:
     (event,) = FiggServerSession().receive_data(wire)
     assert isinstance(event, Published)
     (run,) = event.runs
-    assert (event.last, run.numbers, len(run)) == (100, 1, 100)
+    assert (event.last, run.producer_seq, len(run)) == (100, 1, 100)
     assert run.payload == b"".join(b"%d" % i for i in range(1, 101))
 
 
@@ -105,7 +105,7 @@ def test_alternating_topics_become_one_run_each() -> None:
     wire = b"".join(Publish(topic=f"t{i % 3}", number=i, data=b"%d" % i).serialize() for i in range(1, 10))
     (event,) = FiggServerSession().receive_data(wire)
     assert isinstance(event, Published)
-    assert [(run.topic, run.numbers, run.payload) for run in event.runs] == [
+    assert [(run.stream, run.producer_seq, run.payload) for run in event.runs] == [
         ("t1", pack("<3Q", 1, 4, 7), b"147"),
         ("t2", pack("<3Q", 2, 5, 8), b"258"),
         ("t0", pack("<3Q", 3, 6, 9), b"369"),

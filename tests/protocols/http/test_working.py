@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 
 from fyrehose.broker.consumers.progress import ShareOptions
-from fyrehose.broker.consumers.work import Item
 from fyrehose.protocols.http.working import (
     Creation,
     LeaseRequest,
-    Result,
-    Settling,
     creation,
     lease_request,
     paused,
-    settling,
 )
 
 from .test_leasing import World
@@ -33,27 +29,6 @@ def test_a_request_for_records_has_defaults() -> None:
     assert lease_request({"consumer": "w"}) == LeaseRequest("w", None, 1, 0.0)
     fields = {"consumer": "w", "request": 3, "most": 9, "wait": 0.5}
     assert lease_request(fields) == LeaseRequest("w", 3, 9, 0.5)
-
-
-def test_a_settling_has_numbers_ranges_streams_and_options() -> None:
-    fields = {
-        "done": [[7, "3.1"], [[8, 9], "3.2"], ["logs.a", 4, "3.1"]],
-        "failed": [[5, "3.1", {"delay": 60}]],
-        "reject": [[6, "3.1", {"why": "no address"}]],
-        "publish": [
-            {"stream": "s", "payload": "\u00e9"},
-            {"stream": "s", "payload_base64": "AAE=", "content_type": "x/y"},
-        ],
-        "consumer": "w",
-    }
-    done = [
-        Item("done", 7, 7, (3, 1)),
-        Item("done", 8, 9, (3, 2)),
-        Item("done", 4, 4, (3, 1), "logs.a"),
-    ]
-    others = [Item("failed", 5, 5, (3, 1), delay=60.0), Item("reject", 6, 6, (3, 1), why="no address")]
-    results = [Result("s", b"\xc3\xa9"), Result("s", b"\0\1", "x/y")]
-    assert settling(fields) == Settling([*done, *others], results, "w")
 
 
 def test_a_pause_is_true_or_false() -> None:

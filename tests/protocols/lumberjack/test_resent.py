@@ -370,16 +370,45 @@ def test_run_is_compared_by_a_bounded_number_of_reads() -> None:
     assert door.connect().send(*events) == events[resent.MOST_READS :]
 
 
-def test_no_more_is_read_than_may_come_again_and_in_the_order_of_the_log() -> None:
-    """A server that takes over reads thousands of small windows at once, and answers nobody meanwhile."""
+def test_end_of_the_log_is_hashed_as_it_is_read_and_compared_by_what_may_come_again() -> None:
     door, events = Door(), [event(n) for n in range(10, 20)]
-    runs = [Door.run(each, first=n) for n, each in enumerate(events, 1)]
     door.stored += events
-    door.repetitions.recover(runs, lambda run: "n")
-    assert door.asked == list(range(1, 11))
-    assert door.limits == [len(each) for each in events]
+    for n in range(10, 0, -1):
+        door.repetitions.recover(Door.run(events[n - 1], first=n), "n")
+    assert (door.asked, door.repetitions.suspects) == ([], 10)
     assert door.connect().send(events[3]) == []
-    assert door.limits[10:] == [len(events[3])]
+    assert (door.asked, door.limits) == ([4], [len(events[3])])
+
+
+def test_newest_of_two_records_with_one_identity_is_found_after_a_start() -> None:
+    door, events = Door(), [event(1, more="a"), event(1, more="b")]
+    door.stored += events
+    for n in (2, 1):
+        door.repetitions.recover(Door.run(events[n - 1], first=n), "n")
+    writer = door.connect()
+    assert (writer.send(events[1]), door.charged) == ([], resent.ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("log", "kept"),
+    [
+        ("aaaaaaaa", "----aaaa"),
+        ("bbbbaaaa", "--bb--aa"),
+        ("aabbaabb", "----aabb"),
+        ("bcaaaaaa", "bc----aa"),
+        ("aaaaaabc", "----aabc"),
+    ],
+)
+def test_start_shares_the_table_between_networks(log: str, kept: str) -> None:
+    door = Door(capacity=4)
+    door.stored += [event(n) for n in range(len(log))]
+    for n in reversed(range(len(log))):
+        door.repetitions.recover(Door.run(door.stored[n], first=n + 1), log[n])
+    found = [stretch.first - 1 for stretch in door.repetitions._ages]
+    assert "".join(log[n] if n in found else "-" for n in range(len(log))) == kept
+    assert found == sorted(found)
+    assert door.forgotten == len(log) - 4
+    assert door.charged == 4 * resent.ENTRY
 
 
 def test_events_without_identity_are_not_watched() -> None:
@@ -427,6 +456,16 @@ def dropping(server: Any) -> Callable[..., Any]:
         return made
 
     return make
+
+
+def restart(made: Any, *peers: Any) -> None:
+    """Close the listener and its connections, and open another one."""
+    made.factory.doStop()
+    for peer in peers:
+        peer.lose()
+    assert made.factory.repetitions.suspects == 0
+    made.factory = type(made.factory)(made.broker, made.factory.settings, made.clock)
+    made.factory.doStart()
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -497,15 +536,51 @@ def test_repetition_is_refused_with_its_original(dropping: Any) -> None:
 
 def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) -> None:
     made = dropping()
-    made.connect().send(frames(event(1), b'{"message":"ok"}'))
+    peer = made.connect()
+    peer.send(frames(event(1), b'{"message":"ok"}'))
     made.settle()
-    made.factory = type(made.factory)(made.broker, made.factory.settings, made.clock)
-    made.factory.doStart()
+    restart(made, peer)
     peer = made.connect(host="10.9.9.9")
     peer.send(frames(event(1), b'{"message":"ok"}', event(2)))
     made.settle()
     assert made.payloads == [event(1), b'{"message":"ok"}', b'{"message":"ok"}', event(2)]
     assert peer.acks == [(2, 3)]
+
+
+def test_start_reads_the_end_of_the_log_in_short_turns(dropping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes over after many commits of one event each serves its other peers meanwhile."""
+    made, events = dropping(), [event(n) for n in range(1000)]
+    peer = made.connect()
+    for each in events:
+        peer.send(frames(each))
+    made.settle()
+    read: list[int] = []
+    identify = kernel.identify
+    monkeypatch.setattr(kernel, "identify", lambda *column: read.append(1) or identify(*column))
+    restart(made, peer)
+    assert len(read) <= 100
+    peer = made.connect()
+    peer.send(frames(events[0], event(1000)))
+    made.settle()
+    assert (peer.acks, made.payloads) == ([(2, 2)], [*events, event(1000)])
+
+
+def test_writer_that_moves_to_another_listener_repeats_nothing(dropping: Any) -> None:
+    made = dropping()
+    first, second = made.factory, type(made.factory)(made.broker, made.factory.settings, made.clock)
+    second.doStart()
+    events = [event(n) for n in range(4)]
+    peer = made.connect()
+    peer.send(frames(*events[:2]))
+    peer.lose()
+    made.factory = second
+    other = made.connect()
+    other.send(frames(*events[:3]))
+    made.factory = first
+    half_open = made.connect()
+    half_open.send(frames(*events[2:]))
+    made.settle()
+    assert (other.acks, half_open.acks, made.payloads) == ([(2, 3)], [(2, 2)], events)
 
 
 def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:

@@ -129,11 +129,11 @@ def test_decoded_bytes_are_released() -> None:
     decoder = Decoder(0, 0)
     whole = NOP.serialize() + Message(channels=(0,), parts=(b"x" * 1_000,)).serialize(0)
     decoder.feed(whole)
-    assert decoder._buffer is whole, "no incomplete packet was buffered, so the bytes are not copied"
+    assert decoder.buffer is whole, "no incomplete packet was buffered, so the bytes are not copied"
     assert decoder.next_packet() == NOP
     assert (decoder.size, decoder.rest) == (len(whole) - 8, whole[8:])
     assert decoder.next_packet() is not None
-    assert (decoder.size, decoder.rest, decoder._buffer, decoder.expected) == (0, b"", b"", 0)
+    assert (decoder.size, decoder.rest, decoder.buffer, decoder.expected) == (0, b"", b"", 0)
     decoder.feed(whole[:10])
     assert decoder.next_packet() == NOP
     decoder.feed(whole[10:11])

@@ -10,6 +10,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import OutcomeUnknown
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.plugin import links_stream, plugin
 from fyrehose.protocols.relink.registry import wall_clock
@@ -52,6 +53,33 @@ def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None
     reactor.advance(DISK_FULL_RETRY)
     assert [server[0] for server in reactor.tcpServers] == [7733]
     assert service.stopService().called
+    assert not reactor.getDelayedCalls()
+
+
+def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_listener_closed() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    reactor = MemoryReactorClock()
+    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    started: list[Any] = []
+    service.startService().addBoth(started.append)
+    journal._fail(OutcomeUnknown("another server has taken over; whether this is stored is unknown"))
+    assert started == [None], "an error would end the server"
+    assert not reactor.tcpServers
+    service.stopService()
+    assert not reactor.getDelayedCalls()
+
+
+def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    reactor = MemoryReactorClock()
+    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    service.startService()
+    service.stopService()
+    journal._fail(OutcomeUnknown("this server is stopping; whether this is stored is unknown"))
     assert not reactor.getDelayedCalls()
 
 

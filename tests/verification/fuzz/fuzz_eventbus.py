@@ -173,7 +173,7 @@ class Fuzzer:
         self.now += self.random.choice([0, 0.1, 100])
         count = 1 + len(message)
         session.receive_pub([identity, *message][:16], count, self.now)
-        session.receive_request([identity, *message][:16], count, "", "", -1)
+        session.receive_request([identity, *message][:16], count, "", "")
         batch = session.take()
         if batch is not None:
             for run in batch.runs:
@@ -201,7 +201,7 @@ class Fuzzer:
 
     def zap(self) -> None:
         """Any ZAP request gets an answer."""
-        assert len(Authenticator(curve=True, clients=frozenset()).answer(self.message()).frames) == 6
+        assert len(Authenticator(curve=True, clients=frozenset()).answer(self.message(), 1).frames) == 6
 
 
 def limits(data: bytes) -> None:
@@ -224,7 +224,7 @@ def limits(data: bytes) -> None:
         spec = b"/" + b"x" * (specimen.size - 2) + b"/"
         if specimen.which == "subtrees":
             spec = b";".join(b"/%d/" % n for n in range(specimen.size))
-        found = session.receive_request([b"c", b"SYNCSTART", spec, bytes(8)], 4, "", "", -1)
+        found = session.receive_request([b"c", b"SYNCSTART", spec, bytes(8)], 4, "", "")
         assert isinstance(found, RemoteProtocolError) is specimen.over, (specimen.which, specimen.size)
         return
     place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]

@@ -84,7 +84,7 @@ def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
         elif isinstance(event, frames.DataRun):
             flat += messages(event.topic, event.first, event.lengths, event.payload)
         elif isinstance(event, frames.Published):
-            taken = [m for run in event.runs for m in messages(run.topic, run.numbers, run.lengths, run.payload)]
+            taken = [m for run in event.runs for m in messages(run.stream, run.producer_seq, run.lengths, run.payload)]
             flat += sorted(taken, key=lambda message: message[1])  # those that are taken together have rising numbers
             assert flat[-1][1] == event.last
             assert len({number for _, number, _ in taken}) == len(taken)

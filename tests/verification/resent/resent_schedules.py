@@ -178,8 +178,11 @@ class World:
 
     def start(self):
         self.repetitions = Repetitions(self.read_journal, lambda: self.now, self.capacity, self.age)
-        if self.journal:
-            self.repetitions.recover([self.run(self.journal[: self.durable], 1)], lambda run: "nat")
+        end = self.durable
+        while end:
+            begin = max(0, end - 1 - end % 4)  # runs of 1 to 4 records
+            self.repetitions.recover(self.run(self.journal[begin:end], begin + 1), "nat")
+            end = begin
 
     @staticmethod
     def run(records, first):
@@ -388,7 +391,7 @@ MISSING = {
     "lost": {(Repetitions, "disconnected"): _forgetful},
     "acknowledged-windows": {(resent, "WINDOWS"): 0},
     "half-open": {(Repetitions, "watch"): lambda self, stretch: None},
-    "start": {(Repetitions, "recover"): lambda self, runs, network: None},
+    "start": {(Repetitions, "recover"): lambda self, run, network: None},
 }
 
 

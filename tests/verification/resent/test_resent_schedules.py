@@ -22,5 +22,5 @@ def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice
 
 @pytest.mark.parametrize("rule", schedules.MISSING)
 def test_a_missing_rule_is_noticed(rule: str) -> None:
-    found, _, _ = schedules.search_without(rule, 1, 2_000)
+    found, _, _ = schedules.search_without(rule, 3, 2_000)
     assert found

@@ -273,7 +273,7 @@ BUGS = {
         "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
     ),
     "lumberjack: the end of the log is not searched": Bug(
-        "lumberjack", (Repetitions, "recover", lambda repetitions, runs, network: None)
+        "lumberjack", (Repetitions, "recover", lambda repetitions, run, network: None)
     ),
     "lumberjack: a lost connection is not searched": Bug(
         "lumberjack", (Repetitions, "disconnected", lambda repetitions, sender: None)

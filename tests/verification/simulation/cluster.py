@@ -50,7 +50,7 @@ class Cluster:
         self.fills_itself = dice.random() < 0.7
         self.log = SharedLog(world, self._check_purge)
         self.lost, self._needed = False, 0
-        self.fills = self.wipes = self.freezes = self.faults = 0
+        self.fills = self.wipes = self.freezes = self.faults = self.reopenings = 0
         self.names = tuple("abc"[:count])
         self.on_crash: list[Callable[[str], None]] = []
         self.members = [Member(world, history, root, name, self) for name in self.names]

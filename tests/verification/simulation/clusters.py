@@ -36,6 +36,7 @@ class ClusterOutcome(Outcome):
     :ivar freezes: how often a server was frozen
     :ivar faults: how often the disk of one was about to fail
     :ivar wipes: how often one lost its disk; :ivar fills: how often one was filled from another
+    :ivar reopenings: how often a server has opened its journal again in the same process
     :ivar alone: messages that a leader acknowledged before the shared log had them
     :ivar given_up: how many of them were lost with that leader
     """
@@ -47,6 +48,7 @@ class ClusterOutcome(Outcome):
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    reopenings: int = 0
     alone: int = 0
     given_up: int = 0
 
@@ -240,6 +242,7 @@ class ClusterSimulation(Simulation):
             cluster.faults,
             cluster.wipes,
             cluster.fills,
+            cluster.reopenings,
             len(self.history.alone),
             self.history.given_up,
         )

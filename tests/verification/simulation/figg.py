@@ -42,17 +42,10 @@ class Tap:
     def read(self, data: bytes) -> None:
         for event in self._heard.receive_data(data):
             if isinstance(event, Published):
-                for taken in event.runs:
-                    run = Run(
-                        stream=taken.topic,
-                        source="x",
-                        producer_seq=taken.numbers,
-                        lengths=taken.lengths,
-                        payload=taken.payload,
-                    )
+                for run in event.runs:
                     numbers = run.producer_seqs() or ()
                     self.unsettled += [
-                        (number, taken.topic, bytes(payload))
+                        (number, run.stream, bytes(payload))
                         for number, payload in zip(numbers, run.payloads(), strict=True)
                     ]
 

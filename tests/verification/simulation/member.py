@@ -1,7 +1,8 @@
 """One whole server of a simulated cluster, and what has to be true of it.
 
 the bytes that it has released are those that count in the shared log, at their positions
-it stops only for a reason: it was deposed, its disk failed, or it is too far behind
+it stops only for a reason: its disk failed, or it is too far behind and has nobody to copy from
+it opens its journal again in the same process when it was deposed, or has to be filled
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
 #: Why a server may stop: its disk failed, the shared log begins behind its journal, or it is no member yet.
 REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed", "is not a member of the cluster")
+#: Why a server never opens its journal again, because the shared log loses nothing.
+LOST = "the shared log has lost entries"
 #: How long a leader may accept messages without an answer of the shared log, in seconds; a little more.
 UNANSWERED = 8.0
 
@@ -52,6 +55,7 @@ class Others(Protocol):
     wipes: int
     freezes: int
     faults: int
+    reopenings: int
 
     def lose(self) -> None: ...
 
@@ -64,13 +68,14 @@ class Member(Server):
     :ivar thawed: when it was frozen last
     :ivar pending_since: since when its appends wait for the shared log; None while none does
     :ivar alias: its name as a member; a machine that has lost its disk comes back under another one
+    :ivar reopens: whether its journal is opened again when it is closed, by the same process
     :ivar is_behind: whether the journal of another server is copied before the next start
     :ivar mark: up to here its released bytes were compared with what counts
     """
 
     def __init__(self, world: World, history: ClusterHistory, root: Path, name: str, cluster: Others) -> None:
         self.cluster, self.alias = cluster, name
-        self.is_behind = self.is_ending = self.faulted = False
+        self.is_behind = self.is_ending = self.faulted = self.reopens = False
         self.mark, self.thawed = 0, 0.0
         self.pending_since: float | None = None
         super().__init__(world, history, root, name=name)
@@ -80,10 +85,11 @@ class Member(Server):
         return self.cluster.settings
 
     def _make_disk(self, directory: Path) -> Disk:
+        self.faulted = False
         return FaultyDisk(directory, self.left, self)
 
     def _make_journal(self, directory: Path) -> FileJournal:
-        self.is_ending, self.faulted, self.mark = False, False, 0
+        self.is_ending, self.reopens, self.mark = False, False, 0
         cluster = self.cluster
         return replicated(
             self.host,
@@ -101,8 +107,7 @@ class Member(Server):
                 journal=self.name if cluster.fills_itself else "",
             ),
             shared_log=cluster.log.connect(self.host, self.alias),
-            on_deposed=self._deposed,
-            on_behind=self._behind,
+            on_reopen=self._reopen,
             copy=self._copy if cluster.fills_itself else None,
             in_thread=lambda copy, *what: self.worker.call(lambda: copy(*what)),
             incarnation=self.world.random.getrandbits(63),
@@ -110,19 +115,21 @@ class Member(Server):
 
     # Why it stops.
 
-    def _deposed(self, reason: str) -> None:
-        self.world.note(f"{self.name} is deposed: {reason}")
-        self._leave()
-
-    def _behind(self, reason: str) -> None:
-        self.world.note(f"{self.name} is to be filled: {reason}")
-        self._leave()
+    def _reopen(self, reason: str) -> None:
+        self.world.note(f"{self.name} is opened again: {reason}")
+        if LOST in reason:
+            self.failures.append(Violation(reason))
+        if not self.is_ending:
+            self.reopens = True
+            self.cluster.reopenings += 1
+            self._leave()
 
     def _plain(self, text: str) -> str:
         """Return *text* without the directory, which is another one in each run of a seed."""
         return text.replace(str(self.root), "")
 
     def _ended(self, reason: Exception) -> None:
+        self.reopens = False
         self.world.note(f"{self.name} ends: {self._plain(str(reason))}")
         self.is_behind = self.is_behind or REASONS[1] in str(reason)
         failed = self.faulted and self.journal.state is JournalState.FAILED
@@ -142,13 +149,24 @@ class Member(Server):
         self.world.note(f"{self.name} is stopping")
         self.service.stopService().addCallbacks(self._stopped, self._not_stopped)
 
+    def _stopped(self, result: Any) -> None:
+        if not self.reopens:
+            super()._stopped(result)
+        elif not self.host.dead:
+            self.world.note(f"{self.name} is closed, and opens again")
+            self.history.detach(self.name)
+            self.files.running = False
+            self._serve()
+
     def _not_stopped(self, failure: Failure) -> None:
+        self.reopens = False
         if FAULT in failure.getErrorMessage():
             self._stopped(None)
         else:
             self.failures.append(failure.value)
 
     def _failed(self, failure: Failure) -> None:
+        self.reopens = False
         why = self._plain(failure.getErrorMessage())
         if FAULT in why or (self.is_ending and not self.open):
             self.world.note(f"{self.name} does not start: {why}")

@@ -338,7 +338,10 @@ class Relink:
             self.clients.append(Publisher(self, self.made))
             return
         stream = dice.choice(self.readable)
-        known = len(self.history.truth.get(stream, ()))
+        known, leading = len(self.history.truth.get(stream, ())), self.server.leading_broker()
+        if leading is not None:
+            # A follower may show a record moments before the leader does, which docs/cluster.md says.
+            known = min(known, leading.bounds(stream)[1])
         kind = dice.choice((Subscriber, Numbered, Consumer))
         self.clients.append(kind(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
 

@@ -71,6 +71,7 @@ class Tally:
     faults: int = 0
     wipes: int = 0
     fills: int = 0
+    reopenings: int = 0
     alone: int = 0
     given_up: int = 0
     problems: list[str] = attrs.field(factory=list)
@@ -88,6 +89,7 @@ class Tally:
         cluster = (
             f"{self.takeovers} take-overs, {self.voids} void entries, {self.trimmed} entries trimmed, {self.freezes} "
             f"servers frozen, {self.faults} faults of disks, {self.wipes} disks lost, {self.fills} servers filled, "
+            f"{self.reopenings} opened again in place, "
         )
         if self.alone:
             cluster += f"{self.alone} messages acknowledged by a leader alone, {self.given_up} of them lost, "

@@ -183,8 +183,14 @@ class Server:
             self._hurt(directory)
         self.host = Host(self.world, self.name)
         self.files = self._make_disk(directory)
+        self._serve()
+        if self.world.random.random() < self.again:
+            self.host.callLater(0, self.crash)
+
+    def _serve(self) -> None:
+        """Open the journal, and the listeners."""
         self.worker = SimulatedWorker(self.host, self.files)
-        self.journal = self._make_journal(directory)
+        self.journal = self._make_journal(self.files.directory)
         self.service = Fyrehose(self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self._ended)
         self.service.broker.counters.seconds = self.host.seconds
         for make, only_leading in self.listeners:
@@ -194,8 +200,6 @@ class Server:
             else:
                 service.setServiceParent(self.service)
         self.service.startService().addCallback(self._started).addErrback(self._failed)
-        if self.world.random.random() < self.again:
-            self.host.callLater(0, self.crash)
 
     def _make_disk(self, directory: Path) -> Disk:
         return Disk(directory, self.left, self)

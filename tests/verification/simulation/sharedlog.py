@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from world import Host, Violation, World
 from zope.interface import implementer
 
-from fyrehose.replication.entries import EntryKind, LogEntry, Validity
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 #: How long a server waits for an answer, in seconds.
@@ -154,14 +154,18 @@ class Connection:
     name: str
     heard: Callable[[bytes], None] = lambda message: None
     asked: Callable[[bytes], None] = lambda message: None
+    writer: EntryWriter | None = None
     answered: float = 0.0
     stale: int = 0
 
     def open(
-        self, heard: Callable[[bytes], None], asked: Callable[[bytes], None] = lambda message: None
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.heard, self.asked = heard, asked
+            self.heard, self.writer, self.asked = heard, writer, asked
             self.log.connections[self.name] = self
             return []
 
@@ -202,6 +206,16 @@ class Connection:
         """A request of an operator arrives, if the server is not cut off; a frozen server finds it later."""
         if self.name not in self.log.away:
             self.host.callLater(0, self.asked, request)
+
+    def is_here(self, writer: EntryWriter) -> Deferred[bool]:
+        return self._ask(lambda: self._is_here(writer))
+
+    def _is_here(self, writer: EntryWriter) -> bool:
+        """Return whether the life of a server that has this name goes on; the answer is wrong now and then."""
+        other, dice = self.log.connections.get(writer.name), self.log.world.random
+        here = other is not None and other.writer == writer and not other.host.dead
+        cut_off = writer.name in self.log.away and dice.random() < 0.5
+        return (here and not cut_off) != (dice.random() < 0.03)
 
     def tell(self, message: bytes) -> None:
         """A message of another server arrives; a frozen server finds it later."""

@@ -151,7 +151,7 @@ class ServerPort(Port):
         turn_over: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(host.callLater)
-        self.name, self.origin = "SNAPSHOT", ("10.0.0.1", -1)
+        self.name, self.origin = "SNAPSHOT", ("10.0.0.1", -1, 0)
         self.host, self.waiting, self.wrote = host, waiting, wrote
         self.receive, self.turn_over = receive, turn_over
         self.peers: dict[bytes, Channel] = {}
@@ -230,7 +230,7 @@ class ServerPort(Port):
                 if self.heard and self.reading:
                     identity, frames = self.heard.popleft()
                     channel = self.peers.get(identity)
-                    self.origin = ("" if channel is None else channel.host, -1)
+                    self.origin = ("" if channel is None else channel.host, -1, 0)
                     self.receive([identity, *frames], 1 + len(frames))
         self.turn_over()
         if self.heard:

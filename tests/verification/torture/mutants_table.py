@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "the publisher hears before the readers",
         _JOURNAL,
-        "        self.show(commit.result)\n        settle(commit.items if rest is None else rest, None)\n",
-        "        settle(commit.items if rest is None else rest, None)\n        self.show(commit.result)\n",
+        "            self._observer.durable(ends)\n        settle(commit.items if rest is None else rest, None)\n",
+        "            settle(commit.items if rest is None else rest, None)\n            self._observer.durable(ends)\n",
         _TESTS_JOURNAL + " " + _TESTS_BROKER,
     ),
     Mutant(

@@ -2,13 +2,15 @@
 """Kills the real server under agents that send again what is not acknowledged, and counts what is stored twice.
 
     resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
-                   [--client raw|pylogbeat] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
+                   [--client raw|pylogbeat|figg] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
 
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
 events on a connection, each as one or two windows.  When a connection is lost, each of its batches comes again from its
 first event without an acknowledgement, on any connection and in other windows.  About every --cuts seconds an agent
 closes a connection itself, without reading what was acknowledged.  With --client pylogbeat each agent is one that sends
-a window and waits for it.  Events are those of Filebeat; with --plain they are different, and have no identity.
+a window and waits for it; with --client figg it has up to 256 messages without an ACK, numbered from 1, which all come
+again on its next connection (figg.md, "The client").  Events are those of Filebeat; with --plain they are different,
+and have no identity.  Figg stores whatever comes again.
 
 Each stop, by SIGKILL or SIGTERM in turn by chance, comes after up to --busy milliseconds of load.  With --takeovers the
 server is a cluster instead, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents
@@ -33,6 +35,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +48,8 @@ import servers
 from resent_takeovers import WAYS, Takeovers
 
 BATCH = 300
+#: How many messages of a Figg publisher are without an ACK at the most.
+WINDOW = 256
 #: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
 SILENCE, RETRY = 10.0, 0.05
 
@@ -224,12 +229,54 @@ class PyLogBeat(Agent):
                     client.close()
 
 
+class FiggAgent(Agent):
+    """A publisher of Figg: PUBLISH ahead of the ACKs, and all that have none again on a new connection."""
+
+    def work(self) -> None:
+        unacked: deque[int] = deque()  #: numbers of events; PUBLISH n + 1 has event n
+        while not self.done:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.next_port()), timeout=SILENCE) as peer:
+                self.resent += len(unacked)
+                self.publish(peer, unacked)
+                self.talk(peer, unacked)
+            time.sleep(RETRY)
+
+    def talk(self, peer: socket.socket, unacked: deque[int]) -> None:
+        until, heard = time.monotonic() + self.dice.expovariate(1 / self.cuts), bytearray()
+        while not self.done and time.monotonic() < until:
+            fresh = 0 if self.ending.is_set() else self.dice.randint(0, WINDOW - len(unacked))
+            numbers = list(range(self.made, self.made + fresh))
+            self.made += fresh
+            unacked.extend(numbers)
+            self.publish(peer, numbers)
+            if not unacked:
+                continue
+            data = peer.recv(1 << 16)
+            if not data:
+                return
+            heard += data
+            while len(heard) >= 16:
+                kind, _, _, last = struct.unpack_from(">HHIQ", heard)
+                del heard[:16]
+                if kind != 6 or not unacked or not unacked[0] < last <= unacked[-1] + 1:
+                    raise AssertionError(f"the server said {kind} {last}")
+                while unacked and unacked[0] < last:
+                    self.acked.add(unacked.popleft())
+
+    def publish(self, peer: socket.socket, numbers: Iterable[int]) -> None:
+        out = bytearray()
+        for number in numbers:
+            data = json.dumps(self.fields(number)).encode()
+            out += struct.pack(">HHII4sQI", 5, 1, 20 + len(data), 4, b"figg", number + 1, len(data)) + data
+        peer.sendall(out)
+
+
 class OneServer:
     """One server, which starts again after each stop."""
 
-    def __init__(self, root: Path, resent: str) -> None:
+    def __init__(self, root: Path, resent: str, listener: str) -> None:
         self.root = root
-        self.named = servers.free_ports(("lumberjack",))
+        self.named = servers.free_ports((listener,))
         self.ports = list(self.named.values())
         self.options = ("--option", f"lumberjack.resent={resent}", "--option", "journal.min-free=0")
 
@@ -277,7 +324,7 @@ def stored(directory: Path) -> Counter[str]:
     """Count the messages in the files."""
     found: Counter[str] = Counter()
     for record in plain_reader.records(directory / "data"):
-        if record.stream == "lumberjack":
+        if record.stream in ("lumberjack", "figg"):
             found[" ".join(json.loads(record.payload)["message"].split(" ", 2)[:2])] += 1
     return found
 
@@ -288,7 +335,7 @@ def main() -> int:
     parser.add_argument("--sigterms", type=int, default=50)
     parser.add_argument("--takeovers", type=int, default=0, help="lose the leader of a cluster so often instead")
     parser.add_argument("--resent", choices=("drop", "store"), default="drop")
-    parser.add_argument("--client", choices=("raw", "pylogbeat"), default="raw")
+    parser.add_argument("--client", choices=("raw", "pylogbeat", "figg"), default="raw")
     parser.add_argument("--plain", action="store_true", help="events without an identity")
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--busy", type=float, default=400.0, help="the longest load before a stop, in ms")
@@ -299,8 +346,8 @@ def main() -> int:
 
     root = Path(tempfile.mkdtemp(prefix="fyrehose-resent-", dir=arguments.directory))
     cluster = Takeovers(root, arguments.resent, random.Random(arguments.seed)) if arguments.takeovers else None
-    served = cluster or OneServer(root, arguments.resent)
-    kind = {"raw": Agent, "pylogbeat": PyLogBeat}[arguments.client]
+    served = cluster or OneServer(root, arguments.resent, "figg" if arguments.client == "figg" else "lumberjack")
+    kind = {"raw": Agent, "pylogbeat": PyLogBeat, "figg": FiggAgent}[arguments.client]
     agents = [
         kind(f"agent-{n}", served.ports, arguments.plain, arguments.cuts, f"{arguments.seed}-{n}")
         for n in range(arguments.agents)
@@ -330,7 +377,7 @@ def report(
     lost, doubled = acked - found.keys(), sum(found.values()) - len(found)
     if lost:
         problems.append(f"LOST: {sorted(lost)[:5]}")
-    if doubled and arguments.resent == "drop" and not arguments.plain:
+    if doubled and arguments.resent == "drop" and not arguments.plain and arguments.client != "figg":
         problems.append(f"stored twice: {[name for name, count in found.items() if count > 1][:5]}")
     events = "without an identity" if arguments.plain else "with an identity"
     print(

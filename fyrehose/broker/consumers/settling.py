@@ -1,0 +1,203 @@
+"""What workers say of the records that they have, and the answers, as JSON; each protocol carries the same objects.
+
+{"done": [[7, "3.1"], [[8, 20], "3.1"]], "failed": [[21, "3.1", {"delay": 60}]], "publish": [...]}
+    -> {"settled": [[7, 20]], "refused": [{"seq": 21, "why": "lease-lost"}], "extended": []}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from fyrehose.broker.consumers.progress import FinalNumbers, packed_ranges
+from fyrehose.broker.consumers.work import Item, WorkerAction
+from fyrehose.records import LAST_SEQ, MAX_NAME, Run
+
+#: The most records that one request settles or returns.
+MOST_SETTLED = 10_000
+#: The most results of one request.
+MOST_RESULTS = 1_000
+#: The longest time that a record waits after it was returned, in seconds.
+LONGEST_DELAY = 86_400
+#: The lists of a request to settle, and the kinds of their items.
+KINDS = ("done", "failed", "untried", "reject", "extend")
+
+
+@attrs.frozen(slots=True)
+class Result:
+    """A message that is published together with the settling."""
+
+    stream: str
+    payload: bytes
+    content_type: str | None = None
+
+
+@attrs.frozen(slots=True)
+class Settling:
+    """Settle, return, reject and extend records, and publish results in the same commit."""
+
+    items: list[Item]
+    results: list[Result]
+    consumer: str = ""
+
+    def runs(self, source: str, producer: str) -> list[Run]:
+        """Return the results as runs for the journal."""
+        fields = {"source": source, "producer": producer}
+        return [Run.of(each.stream, [each.payload], content_type=each.content_type, **fields) for each in self.results]
+
+
+def settling(fields: dict[str, Any]) -> Settling:
+    """Return the request to settle that the object *fields* is.
+
+    :raises ValueError: it is invalid
+    """
+    only(fields, {"publish", "consumer", *KINDS})
+    items: list[Item] = []
+    left = MOST_SETTLED
+    for kind in KINDS:
+        listed = fields.get(kind, [])
+        if not isinstance(listed, list):
+            raise ValueError(f'expected a list for "{kind}"')
+        for each in listed:
+            items += (found := list(_items(kind, each, left)))
+            left -= sum(item.last - item.first + 1 for item in found)
+    results = fields.get("publish", [])
+    if not isinstance(results, list) or len(results) > MOST_RESULTS:
+        raise ValueError(f'expected a list of at most {MOST_RESULTS} messages for "publish"')
+    if results and not fields.get("done"):
+        raise ValueError('"publish" needs "done": results are published together with the end of their records')
+    consumer = text_of(fields, "consumer") if "consumer" in fields else ""
+    return Settling(items, [_result(each) for each in results], consumer)
+
+
+def answer_to(
+    work: Settling,
+    pattern: bool,
+    refused: list[tuple[WorkerAction, str]],
+    extended: list[tuple[WorkerAction, tuple[int, int]]],
+) -> dict[str, object]:
+    """Return the answer to a request to settle."""
+
+    def places(action: WorkerAction) -> Iterator[dict[str, object]]:
+        for seq in range(action.first, action.last + 1):
+            yield {"seq": seq, **({"stream": action.lane.stream} if pattern else {})}
+
+    listed = [{**place, "why": why} for action, why in refused for place in places(action)]
+    answer: dict[str, object] = {"refused": listed}
+    if refused and work.results:
+        return {"error": "some records cannot be settled, so nothing was done or published", **answer}
+    done = {item.stream if pattern else "": FinalNumbers() for item in work.items if item.kind == "done"}
+    gone = {stream: FinalNumbers() for stream in done}
+    for action, _ in refused:
+        if action.kind == "done":
+            gone[action.lane.stream if pattern else ""].add(action.first, action.last)
+    for item in work.items:
+        if item.kind == "done":
+            stream = item.stream if pattern else ""
+            for first, last in gone[stream].gaps(item.first, item.last):
+                done[stream].add(first, last)
+    ranges = {stream: numbers.all() for stream, numbers in done.items()}
+    answer["settled"] = (
+        [
+            {"stream": stream, "seq": seq}
+            for stream, found in ranges.items()
+            for first, last in found
+            for seq in range(first, last + 1)
+        ]
+        if pattern
+        else packed_ranges(ranges.get("", []))
+    )
+    answer["extended"] = [
+        {**place, "token": f"{token[0]}.{token[1]}"} for action, token in extended for place in places(action)
+    ]
+    return answer
+
+
+def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
+    """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind.
+
+    Records that are done need one item, all others one each.
+    """
+    expected = f'expected [7, "3.1"] or [[7, 9], "3.1"] in "{kind}", not {each!r:.80}'
+    if not isinstance(each, list):
+        raise ValueError(expected)
+    stream = each[0] if each and isinstance(each[0], str) else ""
+    rest = each[1:] if stream else each
+    options = rest[2] if len(rest) == 3 else {}
+    if len(rest) not in (2, 3) or not isinstance(options, dict) or options.keys() - {"delay", "why"}:
+        raise ValueError(expected)
+    first, last = rest[0] if isinstance(rest[0], list) and len(rest[0]) == 2 else (rest[0], rest[0])
+    if not (_is_number(first) and _is_number(last) and 0 < first <= last <= LAST_SEQ):
+        raise ValueError(expected)
+    if last - first >= most:
+        raise ValueError(f"one request settles or returns at most {MOST_SETTLED} records")
+    delay = None if options.get("delay") is None else seconds_of(options["delay"], "delay", LONGEST_DELAY)
+    why = options.get("why", "")
+    if not isinstance(why, str) or len(why) > MAX_NAME:
+        raise ValueError(f'expected a text of at most {MAX_NAME} characters for "why"')
+    token = _token(rest[1])
+    step = last - first + 1 if kind == "done" else 1
+    for seq in range(first, last + 1, step):
+        yield Item(kind, seq, seq + step - 1, token, stream, delay, why)
+
+
+def _token(text: object) -> tuple[int, int]:
+    epoch, _, number = text.partition(".") if isinstance(text, str) else ("", "", "")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in (epoch, number)):
+        raise ValueError(f"invalid token {text!r:.80}: expected one as the answer to a lease has it")
+    return int(epoch), int(number)
+
+
+def _result(fields: Any) -> Result:
+    if not isinstance(fields, dict):
+        raise ValueError('expected {"stream": ..., "payload": ...} in "publish"')
+    only(fields, {"stream", "payload", "payload_base64", "content_type"})
+    content_type = fields.get("content_type")
+    if content_type is not None and not isinstance(content_type, str):
+        raise ValueError('expected a text for "content_type"')
+    stream = text_of(fields, "stream")
+    if isinstance(fields.get("payload"), str) and "payload_base64" not in fields:
+        return Result(stream, fields["payload"].encode(errors="surrogatepass"), content_type)
+    try:
+        return Result(stream, base64.b64decode(fields["payload_base64"], validate=True), content_type)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise ValueError('expected a text for "payload", or base64 for "payload_base64"') from error
+
+
+def only(fields: dict[str, Any], known: set[str]) -> None:
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        expected = f"use {', '.join(sorted(known))}" if known else "expected {}"
+        raise ValueError(f"unknown field {unknown[0][:80]!r}: {expected}")
+
+
+def text_of(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    try:
+        valid = isinstance(value, str) and 1 <= len(value.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise ValueError(f'expected a text of 1 to {MAX_NAME} bytes for "{name}"')
+    return str(value)
+
+
+def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
+    value = fields[name]
+    if not (_is_number(value) and least <= value <= most):
+        raise ValueError(f'expected a number from {least} to {most} for "{name}"')
+    return int(value)
+
+
+def seconds_of(value: object, name: str, most: int) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f'expected seconds from 0 to {most} for "{name}"')
+    return float(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

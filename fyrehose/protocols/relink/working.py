@@ -1,0 +1,294 @@
+"""The endpoint of a worker of a shared subscription (``subscribe:STREAM?name=NAME&share``).
+
+    room -> lease -> messages on channel 0 -> consumed -> settle
+                     messages of the worker -----------> settle, return, reject, extend -> durable -> consumed
+
+The link ends with its connection.  If the peer has ended that, the records that it had are returned as not tried.
+Otherwise the peer may not know of it yet, and still believe that it has them: they come again when their leases end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from fyrehose.broker.consumers.settling import Settling, answer_to
+from fyrehose.broker.consumers.table import LeasedRun
+from fyrehose.broker.consumers.work import Item
+from fyrehose.errors import Following, FyrehoseError, PublishError, RemoteProtocolError
+from fyrehose.interfaces import ISubscription
+from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.endpoints import PROTOCOL, RETRY, Endpoint, Shell
+from fyrehose.protocols.relink.leases import NOTICES, RECORDS, HeldRecord, HeldRecords, notices_of, read_request
+from fyrehose.protocols.relink.names import EndpointName
+from fyrehose.protocols.relink.parts import CONTENT_TYPE, views
+from fyrehose.protocols.relink.registry import LinkEntry
+from fyrehose.protocols.relink.tables import Sending
+
+log = Logger()
+
+#: How long a request for records waits, in seconds; then it is made again.
+WAIT = 30.0
+#: The most records that one request leases.
+MOST_LEASED = 1_000
+
+
+@attrs.define(eq=False)
+class WorkerRequest:
+    """A message of the worker; it is consumed when what it asks for is done, and all those before it."""
+
+    channel: int
+    message: int
+    done: bool = False
+
+
+@implementer(ISubscription)
+class WorkerEndpoint(Endpoint):
+    """Lease records for the peer, as far as it has room for them, and do what it says about them.
+
+    To the connection this is the subscription: records are leased only while the transport has room.
+    """
+
+    position = 0  #: a worker has none
+
+    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
+        super().__init__(protocol, entry, place)
+        self._shared = protocol.shared
+        self._consumer = place.consumer or entry.label
+        window = self.link.limits.window
+        self._records = HeldRecords(window if place.most is None else min(place.most, window))
+        self._transport_ready = False
+        self._waiting: Deferred[list[LeasedRun]] | None = None
+        self._requests: deque[WorkerRequest] = deque()
+        #: records that the peer has consumed, and whose end could not be written
+        self._unwritten: list[Item] = []
+        self._over = False
+
+    @property
+    def _sharing(self) -> Any:
+        return self.protocol.broker.named.sharing
+
+    # Events of the session.
+
+    def begin(self) -> None:
+        """Lease the first records."""
+        self.link.channel(RECORDS)
+        self.link.ping()
+        self.protocol.attach(self)
+
+    def handle(self, event: events.Event) -> None:
+        """Handle an event of the link."""
+        match event:
+            case events.Consumed():
+                if event.channel == RECORDS:
+                    self._settle(self._records.consumed(event.first, event.last))
+                    self._lease()
+            case events.Received():
+                for message, parts in enumerate(event.messages, event.first):
+                    if not self._receive(event.channel, message, parts):
+                        break
+            case events.Finished():
+                self.protocol.handle_events(self.link.forget(event.channel))
+            case events.PeerShutdown() | events.ChannelClosed():
+                self._cancel()
+                self._shut_down()
+
+    def _shut_down(self) -> None:
+        """End the link step by step: no new records, then no more notices, then shutdown."""
+        link = self.link
+        if self._over or not link.shutdown_received:
+            return
+        for channel in (RECORDS, NOTICES):
+            found = link.sending.get(channel)
+            if found is not None:
+                if not found.next:
+                    del link.sending[channel]  # Nothing was sent on it, so the peer never saw it open.
+                else:
+                    if found.mode is Sending.OPEN:
+                        link.close(channel)
+                    return
+            if self.protocol.unsettled or self._unwritten:
+                return  # What is not done yet may need a notice.
+        self.protocol.handle_events(link.shutdown())
+
+    def end(self) -> None:
+        """Return what the worker has, if it knows that its link is lost."""
+        if self._over:
+            return
+        self._over = True
+        self.protocol.timers.stop(self._lease)
+        self.protocol.timers.stop(self._settle_again)
+        self.protocol.detach(self)
+        unwritten, self._unwritten = self._unwritten, []
+        held = self._records.released() if self.protocol.peer_left else []
+        if not self._shared.gone:
+            for done in (
+                self._sharing.act(self._shared, unwritten, self._consumer),
+                self._sharing.give_back(self._shared, held, self._consumer),
+            ):
+                done.addErrback(self._not_returned)
+
+    def _not_returned(self, failure: Failure) -> None:
+        """Leave the records to the end of their leases, because nothing can be written."""
+        failure.trap(FyrehoseError)
+        log.info(
+            "relink: what worker {worker!r} had comes again when its leases end: {why}",
+            worker=self._consumer,
+            why=failure.getErrorMessage(),
+        )
+
+    # Called by the connection, as for any subscription.
+
+    def pauseProducing(self) -> None:
+        self._transport_ready = False
+        self._cancel()
+
+    def resumeProducing(self) -> None:
+        self._transport_ready = True
+        self._lease()
+
+    def stopProducing(self) -> None:
+        self._transport_ready = False
+        self._cancel()
+
+    # Leasing.
+
+    def _cancel(self) -> None:
+        """Take the request for records back."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _lease(self) -> None:
+        """Ask for as many records as the peer has room for."""
+        channel = self.link.sending.get(RECORDS)
+        idle = self._waiting is None and self._transport_ready and not self._over
+        if not idle or channel is None or self.link.shutdown_received or self._ended():
+            return
+        room = min(channel.room, self._records.room, MOST_LEASED)
+        if room:
+            self._waiting = maybeDeferred(self._sharing.lease, self._shared, self._consumer, None, room, WAIT)
+            self._waiting.addCallbacks(self._leased, self._not_leased)
+
+    def _leased(self, found: list[LeasedRun]) -> None:
+        self._waiting = None
+        pattern, lease = bool(self._shared.options.pattern), self._shared.options.lease
+        for part in found:
+            payloads = part.run.payloads()
+            for leased in part.leases:
+                stream = leased.lane.stream if pattern else ""
+                for seq in range(leased.first, leased.last + 1):
+                    record = HeldRecord(stream, seq, leased.token, leased.failures)
+                    parts = self._parts(next(payloads), part.run.content_type)
+                    (message,) = self.link.send((RECORDS,), (record.head(lease), *parts))
+                    self._records.sent(message, record)
+        if not self._over:
+            self.protocol.flush()
+            self.protocol.timers.start(0, self._lease)
+
+    def _parts(self, payload: memoryview, content_type: str | None) -> tuple[bytes, ...]:
+        if content_type == CONTENT_TYPE:
+            return tuple(map(bytes, views(payload, self.link.limits.parts - 1)))
+        return (bytes(payload),)
+
+    def _not_leased(self, failure: Failure) -> None:
+        self._waiting = None
+        failure.trap(FyrehoseError)
+        if self._over:
+            return
+        if failure.check(PublishError) and not failure.check(Following):
+            self.protocol.timers.start(RETRY, self._lease)
+        elif not self._ended():
+            self.protocol.refuse_subscription(failure)
+
+    def _ended(self) -> bool:
+        """End the link if its subscription was deleted; return whether it was."""
+        if self._shared.gone and not self.entry.ending:
+            self.protocol.reject(RemoteProtocolError("subscription-displaced", "the subscription was deleted"))
+        return bool(self._shared.gone)
+
+    # Settling.
+
+    def _receive(self, channel: int, message: int, parts: tuple[bytes, ...]) -> bool:
+        """Handle a message of the worker; return whether its link goes on."""
+        if self._ended():
+            return False
+        try:
+            work = read_request(parts)
+        except RemoteProtocolError as error:
+            self.protocol.reject(error)
+            return False
+        self.link.stage(channel, message)
+        self._records.taken(work)
+        request = WorkerRequest(channel, message)
+        self._requests.append(request)
+        runs = work.runs(PROTOCOL, self.protocol.producer)
+        self.protocol.unsettled += 1
+        done = maybeDeferred(self._sharing.act, self._shared, work.items, work.consumer or self._consumer, runs)
+        done.addCallbacks(lambda answer: self._answer(work, *answer), self._refuse)
+        done.addCallback(self._done, request)
+        done.addErrback(self.protocol.failed)
+        return True
+
+    def _settle(self, items: list[Item]) -> None:
+        """Settle what was consumed."""
+        if not items or self._ended():
+            return
+        work = Settling(items, [])
+        self.protocol.unsettled += 1
+        done = maybeDeferred(self._sharing.act, self._shared, items, self._consumer)
+        done.addCallbacks(lambda answer: self._answer(work, *answer), self._keep, errbackArgs=(items,))
+        done.addCallback(self._done, None)
+        done.addErrback(self.protocol.failed)
+
+    def _keep(self, failure: Failure, items: list[Item]) -> dict[str, object]:
+        """Settle *items* later, because that could not be written."""
+        failure.trap(PublishError)
+        self._unwritten += items
+        if failure.check(Following) and not self._over:
+            self.protocol.refuse_subscription(failure)
+        elif not self._over:
+            self.protocol.timers.start(RETRY, self._settle_again)
+        return {}
+
+    def _settle_again(self) -> None:
+        items, self._unwritten = self._unwritten, []
+        self._settle(items)
+
+    def _answer(self, work: Settling, refused: list[Any], extended: list[Any]) -> dict[str, object]:
+        changed = [(action, token) for action, token in extended if action.token != token]
+        return answer_to(work, bool(self._shared.options.pattern), refused, changed)
+
+    def _refuse(self, failure: Failure) -> dict[str, object]:
+        failure.trap(FyrehoseError)
+        return {"error": failure.getErrorMessage(), "retry": bool(getattr(failure.value, "retriable", False))}
+
+    def _done(self, answer: dict[str, object], request: WorkerRequest | None) -> None:
+        """Send the notice that *answer* needs, and consume the messages that are done."""
+        self.protocol.unsettled -= 1
+        if not self._over:
+            for notice in notices_of(None if request is None else (request.channel, request.message), answer):
+                self._notify(notice)
+        if request is not None:
+            request.done = True
+        while self._requests and self._requests[0].done:
+            first = self._requests.popleft()
+            if not self._over:
+                self.link.settle(first.channel, first.message)
+        if not self._over:
+            self._shut_down()
+            self._lease()
+            self.protocol.flush_soon()
+        self.protocol.settled()
+
+    def _notify(self, notice: bytes) -> None:
+        if self.link.channel(NOTICES).room:
+            self.link.send((NOTICES,), (notice,))
+        else:
+            detail = f"{self.link.limits.window} notices are not consumed"
+            self.protocol.reject(RemoteProtocolError("notices-unconsumed", detail))

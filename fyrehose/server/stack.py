@@ -1,0 +1,123 @@
+"""What a server opens from its configuration, and closes as a whole: the journal, the broker, and the listeners.
+
+Config -> FileJournal -> Fyrehose (with its broker) -> listeners as its children
+
+A process may open one after the other (see :mod:`fyrehose.server.tap`): a closed one is not opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+from twisted.application.service import IService
+from twisted.logger import Logger
+
+from fyrehose.broker.budget import Budget
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.journal.commit import Far
+from fyrehose.journal.journal import FileJournal
+from fyrehose.net.turns import TurnEnds
+from fyrehose.observe.counters import Counters
+from fyrehose.observe.meters import Stalls
+from fyrehose.replication.jetstream import JetStreamLog
+from fyrehose.replication.replicated import replicated
+from fyrehose.server.config import Config
+from fyrehose.server.filling import copy_journal
+from fyrehose.server.idle import IdleStreams
+from fyrehose.server.listeners import Listeners
+from fyrehose.server.service import Fyrehose
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class Stack:
+    """The parts of a server that belong to one opening of its journal.
+
+    :ivar counters: of the process; they count on when it opens another stack
+    :ivar stalls: turns of the reactor that took too long, since the process started
+    :ivar on_failure: called with the reason when the server cannot continue
+    :ivar on_reopen: called with the reason when the server can continue only with another stack
+    """
+
+    reactor: Any
+    config: Config
+    counters: Counters = attrs.field(factory=Counters)
+    stalls: Stalls = attrs.field(factory=Stalls)
+    on_failure: Callable[[Exception], None] = lambda reason: None
+    on_reopen: Callable[[str], object] = lambda reason: None
+    journal: FileJournal = attrs.field(init=False)
+    fyrehose: Fyrehose = attrs.field(init=False)
+    listeners: Listeners = attrs.field(init=False)
+    _idle: Any = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.journal = self._make_journal(config.streams.keep_age if config.streams.expire else None)
+        self.fyrehose = Fyrehose(
+            self.reactor,
+            self.journal,
+            max_streams=config.server.max_streams,
+            named_subscriptions=config.server.named_subscriptions,
+            keys_kept=config.server.keys_kept,
+            limits=config.server.peer_limits,
+            rules=config.streams,
+            budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
+            policy=config.policy,
+            counters=self.counters,
+            stalls=self.stalls,
+            on_open=self._opened,
+            on_failure=self.on_failure,
+        )
+        self.listeners = Listeners(self.reactor, self.fyrehose)
+        self.retire_idle(config.server.retire_idle)
+        reduced = self.listeners.within_descriptors(config.listeners)
+        for listener, within in zip(config.listeners, reduced, strict=True):
+            service = self.listeners.make(within, config)
+            if service is not None:
+                self.listeners.add(listener, service)
+
+    def _make_journal(self, stream_age: Callable[[str], float] | None) -> FileJournal:
+        config, cluster = self.config, self.config.replication
+        if cluster is None:
+            at_turn_end = TurnEnds(self.reactor).call
+            return FileJournal(
+                self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
+            )
+        if find_spec("nats") is None:
+            raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
+        options = cluster.connect_options()
+        shared_log = JetStreamLog(
+            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
+        )
+        return replicated(
+            self.reactor,
+            config.data_dir,
+            config.journal,
+            stream_age=stream_age,
+            pace=Far(),  # the other servers take longer than a hand-over to the writer thread
+            replication=cluster,
+            shared_log=shared_log,
+            on_reopen=self.on_reopen,
+            on_removed=lambda reason: self.on_failure(ConfigError(reason)),
+            copy=partial(copy_journal, cluster.token_file),
+        )
+
+    def _opened(self) -> None:
+        assert self.journal.report is not None
+        for line in self.journal.report.lines():
+            log.info("journal: {line}", line=line)
+
+    def retire_idle(self, seconds: float) -> None:
+        """Retire streams that have been empty for *seconds* from now on; 0: none."""
+        if self._idle is not None:
+            self.fyrehose.removeService(self._idle)
+            self._idle = None
+        if seconds:
+            self._idle = IdleStreams(self.reactor, self.fyrehose.broker, seconds)
+            self._idle.setName("idle streams")
+            self._idle.setServiceParent(IService(self.fyrehose))

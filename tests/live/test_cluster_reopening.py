@@ -1,0 +1,93 @@
+"""A server of a cluster opens its journal and all its listeners again and again; nothing piles up in its process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fyrehose.testing.nats import NatsNodes, program
+from fyrehose.testing.ports import free_ports
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
+]
+
+#: How often it is opened again, and after how many times the counts are compared with those at the end.
+TIMES, WARM = 12, 2
+LISTENERS = ("figg", "http", "admin", "relink", "eventbus", "lumberjack")
+
+#: Runs a server with the configuration in its argument, and opens it again whenever it leads; prints counts each time.
+SERVER = """
+import gc, json, os, sys, threading
+from twisted.internet import reactor
+from twisted.internet.task import LoopingCall
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.journal import FileJournal
+from fyrehose.server.stack import Stack
+from fyrehose.server import tap
+
+options = tap.Options()
+options.parseOptions(["--config", sys.argv[1]])
+server = tap.makeService(options)
+left = int(sys.argv[2])
+
+def look():
+    global left
+    stack = server.stack
+    if stack.fyrehose._unstarted() or stack.journal.state is not JournalState.WRITABLE or not server._serving:
+        return
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, (Stack, FileJournal))]
+    print(json.dumps({
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "sockets": len(reactor.getReaders()),
+        "timers": len(reactor.getDelayedCalls()),
+        "stacks": len(kept),
+    }), flush=True)
+    left -= 1
+    if left < 0:
+        reactor.stop()
+    else:
+        stack.on_reopen("a test asks for it")
+
+server.startService()
+reactor.addSystemEventTrigger("before", "shutdown", server.stopService)
+LoopingCall(look).start(0.05)
+reactor.run()
+"""
+
+
+def test_nothing_piles_up_when_a_server_is_opened_again_ten_times(tmp_path: Path) -> None:
+    ports = free_ports(len(LISTENERS))
+    listen = "".join(
+        f'{name} = "tcp:{port}:interface=127.0.0.1"\n' for name, port in zip(LISTENERS, ports, strict=True)
+    )
+    nats = NatsNodes(tmp_path, count=1)
+    config = tmp_path / "fyrehose.toml"
+    config.write_text(
+        f'data-dir = "{tmp_path / "data"}"\n[listen]\n{listen}[option.journal]\nmin-free = "16MiB"\n'
+        f'[option.server]\nretire-idle = "1h"\n'
+        f'[replication]\nservers = {json.dumps(nats.urls)}\nname = "a"\nmembers = 1\nreplicas = 1\n'
+        'takeover-after = "1s"\n'
+    )
+    with nats:
+        words = [sys.executable, "-c", SERVER, str(config), str(TIMES)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=250, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    counts = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert len(counts) == TIMES + 1, ended.stdout + ended.stderr
+    assert counts[WARM]["descriptors"] >= counts[-1]["descriptors"], counts
+    assert counts[WARM]["sockets"] >= counts[-1]["sockets"], counts
+    assert len(counts[WARM]["threads"]) >= len(counts[-1]["threads"]), counts
+    assert counts[WARM]["timers"] + 2 >= counts[-1]["timers"], counts
+    assert counts[-1]["stacks"] <= counts[WARM]["stacks"], counts

@@ -1,0 +1,227 @@
+"""The search for what writers may send again: bounds, turns, the listeners that wait for it and share what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel, capturedLogs
+
+from fyrehose.broker.callback import CallbackBroker
+from fyrehose.errors import JournalCorrupt
+from fyrehose.protocols.lumberjack import lookback
+from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
+from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
+from fyrehose.records import Run, column_of
+
+AGE = 600.0
+DAY = 86400 * 1_000_000
+
+
+def run_of(number: int, time: int = 0, source: str = "lumberjack", producer: str = "10.0.0.1:5000") -> Run:
+    """Return record *number* of a stream, an event with an identity."""
+    column = column_of([b'{"@metadata":{"_id":"%d"}}' % number])
+    return Run(
+        stream="s",
+        source=source,
+        producer=producer,
+        lengths=column.lengths,
+        payload=column.payload,
+        content_type="application/json",
+        first_seq=number,
+        time=time,
+    )
+
+
+class ReadingBroker(CallbackBroker):
+    """A broker whose log and turns are those of a world."""
+
+    world: World
+
+    def latest(self, size: int) -> Iterator[Run]:
+        return self.world.latest(size)
+
+    def ready(self, producer: Any) -> None:
+        self.world.turns.append(producer)
+
+
+@attrs.define
+class World:
+    """A log, of which the runs that were read are counted, and listeners that are ready or not."""
+
+    log: list[Run]
+    damaged_at: int = -1
+    read: int = 0
+    ready: list[str] = attrs.field(factory=list)
+    broker: Any = attrs.field(init=False)
+    turns: list[Any] = attrs.field(factory=list)
+    listeners: dict[str, Callable[[], object]] = attrs.field(factory=dict)
+    clock: Clock = attrs.field(factory=Clock)
+
+    def __attrs_post_init__(self) -> None:
+        self.broker = ReadingBroker(lambda run: None)
+        self.broker.world = self
+
+    def latest(self, size: int) -> Iterator[Run]:
+        assert size == lookback.READ_BACK
+        for n, run in enumerate(reversed(self.log)):
+            if n == self.damaged_at:
+                raise JournalCorrupt("damaged")
+            self.read += 1
+            yield run
+
+    @property
+    def shared(self) -> SharedRepetitions:
+        return SharedRepetitions.of(self.broker, self.clock, 100_000, AGE)
+
+    def open(self, name: str) -> SharedRepetitions:
+        shared = self.shared
+        self.listeners[name] = lambda: self.ready.append(name)
+        shared.open(self.listeners[name])
+        return shared
+
+    def run(self) -> None:
+        while self.turns:
+            self.turns.pop(0).take_turn()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    """Return the function that makes worlds, in which a turn reads ten runs."""
+    monkeypatch.setattr(lookback, "TURN_RUNS", 10)
+
+    def make(*runs: Run, **options: Any) -> World:
+        return World(list(runs), **options)
+
+    return make
+
+
+def test_listener_is_ready_after_turns_of_a_bounded_number_of_runs(world: Any) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    shared = made.open("a")
+    assert (made.read, made.ready, shared.ready) == (10, [], False)
+    made.turns.pop().take_turn()
+    assert (made.read, made.ready) == (20, [])
+    made.run()
+    assert (made.read, made.ready, shared.ready, shared.table.suspects) == (35, ["a"], True, 35)
+
+
+def test_turn_is_bounded_by_bytes_as_well(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookback, "TURN_BYTES", 2 * len(run_of(1).payload))
+    made = world(*map(run_of, range(1, 10)))
+    made.open("a")
+    assert made.read == 2
+
+
+def test_short_log_is_searched_at_once(world: Any) -> None:
+    made = world(*map(run_of, range(1, 5)))
+    made.open("a")
+    assert (made.ready, made.turns) == (["a"], [])
+
+
+def test_search_is_bounded_by_runs_of_all_protocols(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookback, "MOST_RUNS", 15)
+    made = world(*(run_of(n, source="figg" if n % 2 else "lumberjack") for n in range(1, 31)))
+    shared = made.open("a")
+    made.run()
+    assert (made.read, made.ready, shared.table.suspects) == (16, ["a"], 8)
+
+
+def test_search_ends_at_what_is_older_than_the_age_and_a_step_of_the_clock(world: Any) -> None:
+    hour = 3600 * 1_000_000
+    made = world(run_of(1, 0), run_of(2, DAY), run_of(3, DAY + 600 * 1_000_000), run_of(4, DAY + hour))
+    shared = made.open("a")
+    assert (made.ready, shared.table.suspects) == (["a"], 3)
+
+
+def test_damage_ends_the_search_and_is_logged(world: Any) -> None:
+    made = world(*map(run_of, range(1, 36)), damaged_at=15)
+    with capturedLogs() as logs:
+        shared = made.open("a")
+        made.run()
+    assert (made.ready, shared.table.suspects) == (["a"], 15)
+    assert [event["log_level"] for event in logs] == [LogLevel.warn, LogLevel.info]
+
+
+def test_listeners_share_one_search(world: Any) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    shared = made.open("a")
+    assert made.open("b") is shared
+    made.run()
+    made.open("c")
+    assert (made.read, made.ready) == (35, ["a", "b", "c"])
+
+
+def test_listeners_that_remember_for_another_time_have_their_own(world: Any) -> None:
+    made = world(run_of(1))
+    other = SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0)
+    assert other is not made.shared
+    assert SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0) is other
+
+
+def test_search_goes_on_when_one_of_its_listeners_is_closed(world: Any) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    shared = made.open("a")
+    made.open("b")
+    shared.close(made.listeners["a"])
+    made.run()
+    assert (made.ready, shared.table.suspects) == (["b"], 35)
+
+
+def test_last_listener_ends_the_search_and_the_next_one_begins_it_again(world: Any) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    shared = made.open("a")
+    shared.close(made.listeners["a"])
+    assert shared.table.suspects == 0
+    assert made.open("b") is shared
+    assert len(made.turns) == 1, "the turn of the first search"
+    made.run()
+    assert (made.ready, shared.table.suspects) == (["b"], 35)
+
+
+def test_nothing_stays_of_a_server_whose_listeners_are_gone(world: Any) -> None:
+    made = world(run_of(1))
+    shared = made.open("a")
+    shared.close(made.listeners["a"])
+    del shared
+    assert not [key for key in lookback._SHARED if key[0] == id(made.broker)]
+
+
+def test_unexpected_error_ends_the_search_for_its_listeners(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    shared = made.open("a")
+    monkeypatch.setattr(lookback, "_network", None)
+    with pytest.raises(TypeError):
+        made.turns.pop().take_turn()
+    assert (made.ready, shared.ready) == (["a"], True)
+
+
+@pytest.mark.parametrize(
+    "producer", ["10.0.0.7:5000", "web-1 (10.0.0.7:5000)", "a (b) (10.0.0.7:1)", "[::ffff:10.0.0.7]:5"]
+)
+def test_network_of_a_run_is_in_its_producer(producer: str) -> None:
+    assert "10.0.0.7" in lookback._network(run_of(1, producer=producer))
+
+
+def test_listener_over_a_broker_without_a_journal_is_ready_at_once() -> None:
+    factory = LumberjackFactory(CallbackBroker(lambda run: None), LumberjackSettings(resent="drop"), Clock())
+    factory.doStart()
+    assert not factory.turns.held
+
+
+def test_writer_waits_until_the_search_is_complete_and_is_kept_alive_afterwards(server: Any, window: Any) -> None:
+    made = server(auto=False)
+    made.factory.turns.hold()
+    peer = made.connect()
+    peer.send(window(3))
+    made.clock.pump([1.0] * 5)
+    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], 0)
+    made.factory.turns.resume()
+    made.settle()
+    made.clock.pump([1.0] * 5)
+    assert peer.acks == [(2, 0)]
+    made.journal.commit()
+    assert peer.acks == [(2, 0), (2, 3)]

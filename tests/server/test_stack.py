@@ -1,0 +1,228 @@
+"""What a server opens from its configuration, and that a process opens it again in place of a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+
+from fyrehose.errors import ConfigError, JournalFull
+from fyrehose.observe.counters import Counters
+from fyrehose.server import process
+from fyrehose.server.stack import Stack
+from fyrehose.server.tap import RETRY, Options, ServerProcess
+from fyrehose.testing import MemoryJournal
+
+LISTEN = "figg=tcp:8119:interface=127.0.0.1"
+REPLICATION = '[replication]\nservers = ["nats://127.0.0.1:1"]\nname = "a"\n'
+
+
+class Journal(MemoryJournal):
+    """A journal whose opening and closing the test decides on."""
+
+    report: Any = type("Report", (), {"lines": lambda self: []})()
+    opening: Any = None
+    closing: Any = None
+
+    def change(self, settings: Any, stream_age: Any) -> None:
+        """Take another retention, which nothing here needs."""
+
+    def open(self, observer: Any) -> Any:
+        opened = super().open(observer)
+        return self.opening or opened
+
+    def close(self) -> Any:
+        closed = super().close()
+        return self.closing or closed
+
+
+class Reactor(MemoryReactorClock):
+    """A reactor that can be stopped, and says where it listens."""
+
+    stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def callWhenRunning(self, function: Any, *args: Any) -> None:
+        function(*args)
+
+    @property
+    def listening(self) -> list[int]:
+        return [port for port, *_ in self.tcpServers]
+
+
+class World:
+    """A process whose journals are in memory, in the order in which they were made."""
+
+    def __init__(self, *words: str) -> None:
+        self.journals: list[Journal] = []
+        self.next: list[Journal] = []
+        self.reactor = Reactor()
+        self.options = Options()
+        self.options.parseOptions(["--listen", LISTEN, *words])
+
+    def journal(self, *_: Any, **__: Any) -> Journal:
+        self.journals.append(self.next.pop(0) if self.next else Journal())
+        return self.journals[-1]
+
+    def start(self) -> ServerProcess:
+        self.server = ServerProcess(self.reactor, self.options.resolved, reread=self.options.resolve)
+        self.server.startService()
+        return self.server
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what would end the process: its line on standard error, and its status."""
+    said: list[Any] = []
+    monkeypatch.setattr(process, "exit_with", said.append)
+    monkeypatch.setattr(process, "say", said.append)
+    for name in ("stop_on_signals", "reload_on_hangup", "share_interpreter", "dump_stacks_on_abort"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
+    return said
+
+
+@pytest.fixture
+def world(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    made = World("--data-dir", str(tmp_path / "data"))
+    monkeypatch.setattr("fyrehose.server.stack.FileJournal", made.journal)
+    yield made
+    made.server.stopService()
+
+
+def test_a_stack_has_the_journal_and_the_listeners_of_its_configuration(ending: list[Any], tmp_path: Path) -> None:
+    options = Options()
+    options.parseOptions(["--data-dir", str(tmp_path / "data"), "--listen", LISTEN])
+    counters = Counters()
+    stack = Stack(Reactor(), options.resolved, counters)
+    assert stack.journal.directory == tmp_path / "data"
+    assert [service.name for service in stack.fyrehose] == ["figg (tcp:8119:interface=127.0.0.1)"]
+    assert stack.fyrehose.broker.counters is counters
+    assert not stack.journal.directory.exists(), "only a start creates files"
+
+
+def test_a_member_of_a_cluster_asks_its_process_for_another_stack(ending: list[Any], tmp_path: Path) -> None:
+    tmp_path.joinpath("fyrehose.toml").write_text(REPLICATION)
+    options = Options()
+    options.parseOptions(["--config", str(tmp_path / "fyrehose.toml"), "--data-dir", str(tmp_path), "--listen", LISTEN])
+    asked: list[str] = []
+    stack = Stack(Reactor(), options.resolved, on_reopen=asked.append)
+    stack.journal.gate.cluster.on_reopen("another server has taken over")
+    assert asked == ["another server has taken over"]
+
+
+def test_a_server_that_cannot_continue_closes_everything_and_opens_it_again(world: World, log_lines: list[str]) -> None:
+    server = world.start()
+    first = server.stack
+    closing: Deferred[None] = Deferred()
+    world.journals[0].closing = closing
+    first.on_reopen("another server has taken over")
+    assert server.stack is first, "the journal is not closed yet"
+    assert any("another server has taken over; the journal and all listeners are closed" in line for line in log_lines)
+    closing.callback(None)
+    assert server.stack is not first
+    assert len(world.journals) == 2
+    assert not first.fyrehose.running
+    assert server.fyrehose.running
+    assert world.reactor.listening == [8119, 8119]
+    assert log_lines.count("serving") == 2
+    assert server.fyrehose.broker.counters.counts["server", "reopenings"] == 1
+    assert not world.reactor.stopped
+
+
+def test_only_the_first_of_several_reasons_opens_the_journal_again(world: World) -> None:
+    server = world.start()
+    world.journals[0].closing = Deferred()
+    server.stack.on_reopen("one")
+    server.stack.on_reopen("another")
+    world.journals[0].closing.callback(None)
+    assert len(world.journals) == 2
+
+
+def test_a_server_that_is_stopped_meanwhile_stays_closed(world: World) -> None:
+    server = world.start()
+    world.journals[0].closing = closing = Deferred()
+    server.stack.on_reopen("another server has taken over")
+    stopped: list[None] = []
+    server.stopService().addCallback(stopped.append)
+    assert not stopped, "the reactor ends only when the journal is closed"
+    closing.callback(None)
+    assert stopped == [None]
+    assert len(world.journals) == 1
+
+
+def test_a_server_that_drains_goes_on_draining(world: World) -> None:
+    server = world.start()
+    server.fyrehose.broker.draining = True
+    server.stack.on_reopen("another server has taken over")
+    assert len(world.journals) == 2
+    assert server.fyrehose.broker.draining
+
+
+def test_a_configuration_that_was_reloaded_is_used_again(world: World) -> None:
+    server = world.start()
+    world.options["option"] = {"server": {"max_streams": "7"}}
+    server.reload()
+    server.stack.on_reopen("another server has taken over")
+    assert server.fyrehose.broker.max_streams == 7
+
+
+def test_a_reload_during_the_change_concerns_the_new_stack(world: World) -> None:
+    server = world.start()
+    world.journals[0].closing = closing = Deferred()
+    server.stack.on_reopen("another server has taken over")
+    world.options["option"] = {"server": {"max_streams": "7"}}
+    answers: list[Any] = []
+    server.reload().addCallback(answers.append)
+    assert not answers
+    closing.callback(None)
+    assert answers[0].changed == ("server.max-streams: 100000 -> 7",)
+    assert server.fyrehose.broker.max_streams == 7
+
+
+def test_a_disk_that_is_full_is_waited_for(world: World) -> None:
+    server = world.start()
+    full, opened = Journal(), Journal()
+    full.opening = Deferred()
+    world.next = [full, opened]
+    server.stack.on_reopen("another server has taken over")
+    full.opening.errback(Failure(JournalFull("no space left")))
+    assert not server.fyrehose.running
+    world.reactor.advance(RETRY)
+    assert server.fyrehose.running
+    assert world.journals[2] is opened
+    assert not world.reactor.stopped
+
+
+def test_waiting_for_a_full_disk_ends_with_the_server(world: World) -> None:
+    server = world.start()
+    full = Journal()
+    full.opening = Deferred()
+    world.next = [full]
+    server.stack.on_reopen("another server has taken over")
+    full.opening.errback(Failure(JournalFull("no space left")))
+    server.stopService()
+    world.reactor.advance(RETRY)
+    assert len(world.journals) == 2
+
+
+def test_a_configuration_that_cannot_be_used_any_more_ends_the_process(
+    world: World, ending: list[Any], monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+) -> None:
+    server = world.start()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConfigError("the certificate is missing")
+
+    monkeypatch.setattr("fyrehose.server.stack.FileJournal", refuse)
+    server.stack.on_reopen("another server has taken over")
+    assert ending == ["twistd fyrehose: the certificate is missing", 2]
+    assert world.reactor.stopped == 1
+    assert logged_errors.take()

@@ -1,0 +1,658 @@
+"""Random schedules for the table of shared subscriptions: patterns, rewind, delete, redrive, and what they survive.
+
+    python tests/verification/consumers/tables.py --schedules 20000 --seed 1     check the rules
+    python tests/verification/consumers/tables.py --without mark                 take a rule away: it must be noticed
+    python tests/verification/consumers/tables.py --rules                        take each rule away in turn
+
+A whole broker on a journal in memory, which makes one append durable at a time, or loses those that wait.  What is true
+is read from the journal alone, append by append: which records ended how, in which generation (a rewind, or another
+creation, begins one), and what was published for them.
+
+    worker -> net (late, lost, repeated) -> Sharing, SharedSubscriptions -> append -> durable -> answer -> net -> worker
+
+The subscription has the pattern ``logs.*``; its dead letters go to ``logs.dead``, which matches it and is not shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+
+import attrs
+from schedules import Violation, check
+from twisted.internet.task import Clock
+from twisted.logger import globalLogPublisher
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers import progress
+from fyrehose.broker.consumers.lane import Group, Lane
+from fyrehose.broker.consumers.progress import SOURCE, STREAM, ShareOptions
+from fyrehose.broker.consumers.table import SharedSubscriptions
+from fyrehose.broker.consumers.work import Item
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import FyrehoseError
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5
+NAME, DEAD, STREAMS = "n", "logs.dead", ("logs.a", "logs.b", "logs.c")
+#: Steps of draining; a failure comes again after up to some minutes.
+DRAIN = 400
+
+#: What can happen, and how often, before the phases of a schedule change it.
+EVENTS = {"worker": 25, "net": 60, "time": 8, "commit": 20, "publish": 8, "kill": 0.6, "full": 0.4, "retention": 0.5}
+EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive": 1, "crash": 0.4, "doubt": 0.5}
+
+
+def numbers(ranges):
+    """Return the numbers of *ranges* as ``.shared`` has them."""
+    for each in ranges:
+        first, last = (each, each) if isinstance(each, int) else each
+        yield from range(first, last + 1)
+
+
+class Journal(MemoryJournal):
+    """Makes one append durable at a time, and shows it to the world."""
+
+    world = None
+    behind = ()  #: what waits behind the append that becomes durable
+
+    def next(self):
+        """Make the oldest append durable."""
+        self.behind = self._pending[1:]
+        del self._pending[1:]
+        if self._pending:
+            self.world.durable(self._pending[0][0])
+            self.leads_alone = True  # The append has shown it.
+            self.commit()
+        self._pending, self.behind = [*self.behind, *self._pending], ()
+
+    def lose(self, durable):
+        """The server dies: the first *durable* of what waits is on the disk, and nobody hears of it."""
+        waiting, self._pending = self._pending, []
+        for publish, streams in waiting[:durable]:
+            self.world.durable(publish)
+            self._pending = [(attrs.evolve(publish, owner=Nobody()), streams)]
+            observer, self._observer = self._observer, Nobody()
+            self.commit()
+            self._observer = observer
+
+    def waiting(self):
+        return [publish for publish, _ in (*self.behind, *self._pending)]
+
+
+class Nobody:
+    """A server that has died: it hears of nothing."""
+
+    def durable(self, ends):
+        pass
+
+    def settle(self, items, error):
+        pass
+
+
+def changes(publish):
+    """Yield the changes of the subscription that *publish* has."""
+    for run in publish.runs:
+        if run.stream == STREAM:
+            yield from (json.loads(bytes(payload)) for payload in run.payloads())
+
+
+def records(publish):
+    for run in publish.runs:
+        yield from run.records()
+
+
+class World:
+    """Servers on one journal, workers, and what is true of the records."""
+
+    def __init__(self, rng):
+        self.rng, self.now, self.starts = rng, 0.0, 0
+        self.key = rng.choice((None, "topic"))
+        self.poison = {rng.randint(1, RECORDS) for _ in range(2)}  # numbers in each stream that are never managed
+        self.journal = Journal(auto=False)
+        self.journal.world = self
+        self.generation = Counter()
+        self.final = {}  #: how each record ended that has, by stream and number
+        self.letters, self.redriven, self.results = Counter(), Counter(), Counter()
+        self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
+        self.exists = False
+        self.net, self.given = [], set()
+        self.violation = None
+        self.seen = Counter()
+        self.workers = [Worker(self, f"w{number}") for number in range(WORKERS)]
+        self.left, self.weights = 0, []
+        self.start()
+        self.create()
+        self.journal.next()
+
+    # The truth.
+
+    def durable(self, publish):
+        """Note what *publish* has made durable, and check it."""
+        ended = set()
+        for change in changes(publish):
+            if "set" in change:
+                self.begin(change)
+            elif "rewind" in change:
+                self.rewound(change["stream"], change["rewind"])
+            elif "stream" in change:
+                ended |= self.ended(change)
+        for record in records(publish):
+            if record.stream == "results":
+                self.published(record.payload.decode(), ended)
+            elif record.stream == DEAD:
+                self.letters[record.producer] += 1
+                stream, _, seq = record.producer.rpartition("/")
+                check((stream, int(seq), "dead") in ended, f"dead letter {record.producer} without its record's end")
+            elif record.source == SOURCE and record.stream in STREAMS:
+                self.redriven[record.producer] += 1
+                self.seen["redriven"] += 1
+                twice = self.redriven[record.producer] > self.letters[record.producer]
+                check(not twice, f"dead letter {record.producer} was published again twice")
+
+    def begin(self, change):
+        """The subscription was created or deleted."""
+        self.exists = change["set"] is not None
+        self.seen["created" if self.exists else "deleted"] += 1
+        floors = change.get("floors", {})
+        for stream in STREAMS:
+            self.rewound(stream, floors.get(stream, 0))
+
+    def rewound(self, stream, floor):
+        self.generation[stream] += 1
+        self.seen["rewound"] += 1
+        self.final = {at: how for at, how in self.final.items() if at[0] != stream}
+        self.final |= {(stream, seq): "skipped" for seq in range(1, floor + 1)}
+        self.high[stream] = 0
+        for worker in self.workers:
+            worker.forget(stream)
+
+    def ended(self, change):
+        found, stream = set(), change["stream"]
+        for how, name in (("settled", "final"), ("dead", "dead"), ("expired", "expired")):
+            for seq in numbers(change.get(name, ())):
+                check((stream, seq) not in self.final, f"record {seq} of {stream} ended twice")
+                self.final[stream, seq] = how
+                found.add((stream, seq, how))
+                self.seen[how] += 1
+        return found
+
+    def published(self, result, ended):
+        """Check a result, which names its record, and the generation in which the worker got that."""
+        stream, seq, generation = result.split()
+        self.results[result] += 1
+        check(self.results[result] == 1, f"result {result!r} was published twice")
+        now = self.generation[stream]
+        check(int(generation) == now, f"result {result!r} counts in generation {now}, from before a rewind")
+        check((stream, int(seq), "settled") in ended, f"result {result!r} without its record's end")
+
+    def leased(self, stream, run, tokens):
+        """Check the records of *run*, which the server has leased with *tokens*, except those that it has repeated."""
+        check(stream in STREAMS, f"a record of {stream} was leased")
+        fresh = False  # whether nobody can have had one of them before
+        for record, token in zip(run.records(), tokens, strict=True):
+            at = stream, record.seq, self.generation[stream]
+            if (at, token) in self.given:
+                continue
+            self.given.add((at, token))
+            fresh |= record.seq > max(self.high[stream], self.shared().work.lanes[stream].hold)
+            self.deliveries[at] += 1
+            most = LIMIT + self.starts - 1 + self.untried[at]
+            check(self.deliveries[at] <= most, f"{at} was delivered {self.deliveries[at]} times of {most}")
+            self.high[stream] = max(self.high[stream], record.seq)
+            earlier = [each for each in self.topics(stream, record.seq) if self.key and each[1] == record.topic]
+            late = [seq for seq, _ in earlier if (stream, seq) not in self.final]
+            check(not late, f"record {record.seq} of {stream} was leased before the end of {late}")
+        final = self.appended()
+        open_ = [(each, seq) for each in STREAMS for seq in range(1, self.high[each] + 1) if (each, seq) not in final]
+        check(len(open_) <= WINDOW or not fresh, f"{len(open_)} records are open in a window of {WINDOW}: {open_}")
+
+    def topics(self, stream, before):
+        found = (record for run in self.journal.read(stream, 1, 1 << 20) for record in run.records())
+        return [(record.seq, record.topic) for record in found if record.seq < before]
+
+    def appended(self):
+        """Return what is final when all that waits is durable."""
+        final = set(self.final)
+        for publish in self.journal.waiting():
+            for change in changes(publish):
+                for name in ("final", "dead", "expired"):
+                    final |= {(change.get("stream"), seq) for seq in numbers(change.get(name, ()))}
+        return final
+
+    def believes(self, worker, at):
+        for other in self.workers:
+            until = other.held[at][1] if at in other.held else 0
+            check(other is worker or until <= self.now, f"two workers hold {at}")
+        # A server knows only of what it has leased itself.
+        mine = [
+            token for each, (token, until) in worker.held.items() if until > self.now and (each, token) in self.given
+        ]
+        count = max(Counter(epoch for epoch, _ in mine).values(), default=0)
+        check(count <= MOST, f"worker {worker.name} holds {count} records, {MOST} are allowed")
+
+    # What happens.
+
+    def start(self):
+        self.starts += 1
+        self.clock = Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.journal.leads_alone = True
+
+    def kill(self):
+        waiting = len(self.journal.waiting())
+        self.journal.lose(self.rng.choice((0, self.rng.randint(0, waiting))))
+        self.broker.shares.close()
+        for call in self.clock.getDelayedCalls():
+            call.cancel()
+        self.journal.lose(0)
+        self.start()
+
+    @property
+    def sharing(self):
+        return self.broker.named.sharing
+
+    def shared(self):
+        """Return the subscription, as the server knows it, or None."""
+        return self.broker.shares.entries.get(NAME)
+
+    def publish(self):
+        stream = self.rng.choice(STREAMS)
+        if self.journal.bounds(stream)[1] < RECORDS:
+            topic = self.rng.choice("xy")
+            self.ask(lambda: self.broker.publish([Run.of(stream, [b"?"], source="test", topic=topic)]))
+
+    def create(self):
+        options = ShareOptions(
+            stream="logs.*", pattern=True, lease=LEASE, limit=LIMIT, window=WINDOW, most=MOST, dead=DEAD, key=self.key
+        )
+        self.ask(lambda: self.sharing.create(NAME, options, self.rng.choice((1, 1, 3))))
+
+    def rewind(self, shared):
+        places = {stream: self.rng.randint(0, self.journal.bounds(stream)[1]) for stream in shared.work.lanes}
+        self.ask(lambda: self.sharing.rewind(shared, places))
+
+    def ask(self, call, then=None):
+        """Call the server; refusals are no violations."""
+        try:
+            answer = call()
+        except FyrehoseError:
+            return
+        answer.addCallbacks(then or (lambda _: None), lambda failure: failure.trap(FyrehoseError))
+        answer.addErrback(self.broken)
+
+    def broken(self, failure):
+        """Remember a violation in a callback, or a bug."""
+        if self.violation is None:
+            violated = failure.check(Violation)
+            self.violation = failure.value if violated else Violation(f"an error: {failure.getTraceback()}")
+
+    def observe(self, event):
+        """Take errors that the server has only logged for violations."""
+        if "log_failure" in event:
+            self.broken(event["log_failure"])
+
+    def full(self):
+        self.journal.enter(JournalState.READ_ONLY, "full")
+        self.journal.enter(JournalState.WRITABLE, "room")
+
+    def step(self):
+        """Let one thing happen; how often which thing happens differs between phases of a schedule."""
+        if self.left == 0:
+            self.left = self.rng.choice((20, 50, 100))
+            self.weights = [weight * self.rng.choice((0.03, 1, 1, 4)) for weight in EVENTS.values()]
+        self.left -= 1
+        rng, journal, shared = self.rng, self.journal, self.shared()
+        event = rng.choices(list(EVENTS), self.weights)[0]
+        if event == "worker":
+            rng.choice(self.workers).act()
+        elif event == "net" and self.net:
+            self.deliver(rng)
+        elif event == "time":
+            self.advance(rng.choice((0.5, 1, 2, 4)))
+        elif event == "commit":
+            journal.next()
+        elif event == "kill":
+            self.kill()
+        elif event == "retention":
+            stream = rng.choice(STREAMS)
+            oldest, last = journal.bounds(stream)
+            if oldest < last:
+                journal.forget(stream, oldest + 1)
+        elif event == "checkpoint" and not self.broker.shares._changing and self.broker.shares.entries:
+            self.broker.shares.stream.maintain(True)
+        elif event == "crash":
+            rng.choice(self.workers).crash()
+        elif event == "doubt":
+            journal.leads_alone = False
+        elif event in ("publish", "create", "full"):
+            getattr(self, event)()
+        elif shared is not None and event == "rewind":
+            self.rewind(shared)
+        elif shared is not None and event == "delete":
+            self.ask(lambda: self.sharing.delete(shared))
+        elif shared is not None and event == "redrive":
+            self.ask(lambda: self.sharing.redrive(shared))
+
+    def advance(self, seconds):
+        self.now += seconds
+        self.clock.advance(seconds)
+
+    def deliver(self, rng):
+        at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
+        message = self.net[at]
+        if fate > 0.1:
+            del self.net[at]  # Otherwise it comes again.
+        if fate < 0.93:
+            message()
+
+    def drain(self):
+        """From now on nothing fails, and nothing is poison: everything has to come to an end."""
+        self.poison = set()
+        journal = self.journal
+        for stream in STREAMS:
+            self.ask(lambda stream=stream: self.broker.publish([Run.of(stream, [b"?"], source="test", topic="x")]))
+        for turn in range(DRAIN):
+            self.advance(1 if turn < DRAIN // 2 else 10)
+            shared = self.shared()
+            while journal.waiting():
+                journal.next()
+            if shared is None:
+                self.create()
+            elif not shared.redriving and turn % 8 == 0:
+                self.ask(lambda shared=shared: self.sharing.redrive(shared))
+            for worker in self.workers:
+                worker.act(patient=True)
+            messages, self.net = self.net, []
+            for message in messages:
+                message()
+            if turn > 20 and not self.unfinished():
+                break
+        check(not self.unfinished(), f"never settled: {self.unfinished()}")
+        self.count()
+
+    def unfinished(self):
+        if self.journal.waiting() or not self.exists:
+            return ["appends"]
+        places = ((stream, seq) for stream in STREAMS for seq in range(1, self.journal.bounds(stream)[1] + 1))
+        left = [at for at in places if at not in self.final]
+        redriven = self.shared() is not None and self.shared().redriven >= self.journal.bounds(DEAD)[1]
+        return left + ([] if redriven else [DEAD])
+
+    def count(self):
+        """Compare the state of the server with the truth, now and after another start."""
+        for _ in range(2):
+            shared = self.shared()
+            for stream, lane in shared.work.lanes.items():
+                floor = lane.progress.final.floor
+                check(floor == self.journal.bounds(stream)[1], f"{stream} ends at {floor}")
+            check(set(shared.work.lanes) == set(STREAMS), f"streams {sorted(shared.work.lanes)}")
+            self.kill()
+
+
+class Worker:
+    """Leases records and says what becomes of them.
+
+    :ivar held: token and end of each lease that it believes to have
+    :ivar stale: what it once had, and does not know to be lost: it tries that, too
+    """
+
+    def __init__(self, world, name):
+        self.world, self.name = world, name
+        self.held, self.stale, self.said, self.number = {}, [], set(), 0
+
+    def crash(self):
+        self.held, self.stale = {}, []
+
+    def forget(self, stream):
+        """The stream was rewound; the worker does not know it."""
+        self.stale += [(at, token) for at, (token, _) in self.held.items() if at[0] == stream]
+        self.held = {at: held for at, held in self.held.items() if at[0] != stream}
+
+    def act(self, patient=False):
+        rng = self.world.rng
+        self.held = {at: held for at, held in self.held.items() if held[1] > self.world.now}
+        if not self.held or rng.random() < 0.3:
+            self.number += rng.random() < 0.8
+            self.lease(self.number, 2 * MOST if rng.random() < 0.3 else 2)
+            return
+        if self.stale and rng.random() < 0.2:
+            at, token = rng.choice(self.stale)
+        else:
+            at = rng.choice(sorted(self.held))
+            token = self.held[at][0]
+        what = rng.random()
+        if at[1] in self.world.poison and what < 0.7:
+            self.say("failed", at, token)
+        elif what < 0.6 or patient:
+            self.say("done", at, token)
+        elif what < 0.7:
+            self.world.untried[at] += 1
+            self.say("untried", at, token)
+        elif what < 0.75:
+            self.say("reject", at, token)
+        else:
+            self.extend(at, token, with_done=rng.random() < 0.3)
+
+    def send(self, call, then):
+        """Send a request, whose answer may be lost as well."""
+        world = self.world
+
+        def request():
+            shared = world.shared()
+            if shared is not None:
+                world.ask(lambda: call(shared), lambda answer: world.net.append(lambda: then(answer)))
+
+        world.net.append(request)
+
+    def lease(self, number, most):
+        world, sent = self.world, self.world.now
+        generation = {}
+
+        def note(found):
+            generation.update(world.generation)
+            for part in found:
+                world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
+            return found
+
+        def call(shared):
+            return world.sharing.lease(shared, self.name, number, most, world.rng.choice((0, 0, 2))).addCallback(note)
+
+        def then(found):
+            for part in found:
+                for each in part.leases:
+                    for seq in range(each.first, each.last + 1):
+                        self.take(each.lane.stream, seq, generation[each.lane.stream], each.token, sent + LEASE)
+
+        self.send(call, then)
+
+    def take(self, stream, seq, generation, token, until):
+        at = stream, seq, generation
+        if generation != self.world.generation[stream] or until <= self.world.now:
+            self.stale.append((at, token))
+        elif (stream, seq) not in self.world.final and (at, token) not in self.said:  # An answer may come twice.
+            self.held[at] = token, until
+            self.world.believes(self, at)
+
+    def say(self, kind, at, token):
+        stream, seq, generation = at
+        self.held.pop(at, None)
+        self.said.add((at, token))
+        item = Item(kind, seq, seq, token, stream, delay=0 if kind != "reject" else None, why="no")
+        runs = [Run.of("results", [f"{stream} {seq} {generation}".encode()], source="w")] if kind == "done" else []
+        if kind != "reject":
+            item = attrs.evolve(item, why="")
+        self.send(lambda shared: self.world.sharing.act(shared, [item], self.name, runs), lambda answer: None)
+
+    def extend(self, at, token, with_done):
+        """Extend a lease, and settle another record in the same request."""
+        stream, seq, generation = at
+        sent, world = self.world.now, self.world
+        items = [Item("extend", seq, seq, token, stream)]
+        others = [each for each in self.held if each != at]
+        if with_done and others:
+            other = world.rng.choice(sorted(others))
+            items.append(Item("done", other[1], other[1], self.held.pop(other)[0], other[0]))
+
+        def then(answer):
+            for _, extended in answer[1]:
+                if at in self.held and self.held[at][0] in (token, extended):
+                    self.take(stream, seq, generation, extended, max(sent + LEASE, self.held[at][1]))
+
+        self.send(lambda shared: world.sharing.act(shared, items, self.name), then)
+
+
+def schedule(seed):
+    """Run one schedule, and return what happened."""
+    world = World(random.Random(seed))
+    globalLogPublisher.addObserver(world.observe)
+    try:
+        for _ in range(world.rng.choice((100, 200, 400))):
+            world.step()
+            if world.violation is not None:
+                break
+        else:
+            world.drain()
+        if world.violation is not None:
+            raise world.violation
+    finally:
+        globalLogPublisher.removeObserver(world.observe)
+        world.broker.shares.close()
+    return world.seen + Counter(starts=world.starts)
+
+
+def search(seed, schedules):
+    """Return the number of the first schedule with a violation, the violation, and what happened until then."""
+    seen = Counter()
+    for number in range(schedules):
+        try:
+            seen += schedule(f"{seed}-{number}")
+        except Violation as violation:
+            return number + 1, str(violation), seen
+    return None, "", seen
+
+
+# Taking rules away.
+
+
+def _without_epoch():
+    """Let a rewound subscription keep its epoch, and with it the tokens of before."""
+    real = Group.__setattr__
+
+    def keep(group, name, value):
+        if name != "epoch" or not hasattr(group, "epoch"):
+            real(group, name, value)
+
+    return {(Group, "__setattr__"): keep}
+
+
+def _without_mark():
+    """Publish dead letters again without noting it in the same commit."""
+    real = SharedSubscriptions._change
+
+    def change(shares, *payloads, runs=(), publish=None):
+        if runs:
+            return (publish or shares.publish)(runs, [])
+        return real(shares, *payloads, runs=runs, publish=publish)
+
+    return {(SharedSubscriptions, "_change"): change}
+
+
+def _without_forgetting():
+    """Let records be settled while a rewind or a deletion is being written."""
+    return {(Group, "rewinding"): property(lambda group: False, lambda group, value: None)}
+
+
+def _without(number):
+    """Let a new subscription begin as if no other had had its name: with its first epoch, or its first dead letter."""
+    real = progress.pack
+
+    def pack(name, since, **fields):
+        return real(name, since, **(fields | {number: 0} if fields.get("set") else fields))
+
+    def add(shares, name, saved, new=False):
+        return real_add(shares, name, attrs.evolve(saved, **{number: 0}) if new else saved, new)
+
+    real_add = SharedSubscriptions._add
+    return {(progress, "pack"): pack, (SharedSubscriptions, "_add"): add}
+
+
+def _without_letters_apart():
+    """Share the stream of the dead letters as well, if it matches the pattern."""
+
+    def matches(shares, shared, stream):
+        return not stream.startswith(".") and shared.pattern is not None and shared.pattern.covers(stream)
+
+    return {(SharedSubscriptions, "_matches"): matches}
+
+
+def _without_renewal():
+    return {(Lane, "renew"): lambda lane, leased, consumer: [leased]}
+
+
+#: By rule: what is replaced to take it away.
+MISSING = {
+    "rewind-epoch": _without_epoch,
+    "forgetting": _without_forgetting,
+    "name-epoch": lambda: _without("epoch"),
+    "name-letters": lambda: _without("redriven"),
+    "mark": _without_mark,
+    "letters-apart": _without_letters_apart,
+    "late-streams": lambda: {(SharedSubscriptions, "stream_created"): lambda shares, stream: None},
+    "window-of-all": lambda: {
+        (Group, "room"): lambda group: group.options.window,
+        (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
+    },
+    "share-of-a-worker": lambda: {(Lane, "_hold"): lambda lane, consumer, count: None},
+    "request-number": _without_renewal,
+}
+
+
+def search_without(rule, seed, schedules):
+    """Search with *rule* taken away."""
+    replaced = MISSING[rule]()
+    before = {at: at[0].__dict__.get(at[1]) for at in replaced}
+    try:
+        for (owner, name), value in replaced.items():
+            setattr(owner, name, value)
+        return search(seed, schedules)
+    finally:
+        for (owner, name), value in before.items():
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
+    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
+    options = parser.parse_args()
+    missed = 0
+    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
+        found, what, _ = search_without(rule, options.seed, options.schedules)
+        missed += not found
+        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
+    if options.rules or options.without:
+        return 1 if missed else 0
+    begun = time.monotonic()
+    found, what, seen = search(options.seed, options.schedules)
+    if found:
+        print(f"schedule {options.seed}-{found - 1}: {what}")
+        return 1
+    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
