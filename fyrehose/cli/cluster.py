@@ -26,7 +26,7 @@ from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings, server_name
-from fyrehose.replication.stream import nodes_of, stream_of
+from fyrehose.replication.stream import nodes_of, say_subject_of, stream_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,9 +69,9 @@ class Survey:
     why: str = ""
 
 
-@click.group(short_help="Show the servers of a cluster, and which one leads.")
+@click.group(short_help="Show the servers of a cluster, and change its members.")
 def cluster() -> None:
-    """Show the state of a cluster of servers, see docs/cluster.md.
+    """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
@@ -106,7 +106,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
     """
     check_installed()
-    found = asyncio.run(survey(_settings(config, urls, name)))
+    found = asyncio.run(survey(settings_of(config, urls, name)))
     if form == "json":
         click.echo(json.dumps(attrs.asdict(found)))
     else:
@@ -126,7 +126,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
         fyrehose cluster leader --config fyrehose.toml
     """
     check_installed()
-    found = asyncio.run(survey(_settings(config, urls, name), wait, leading))
+    found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
     heard = leader_of(found.servers)
     if heard is None:
         raise FyrehoseError(f"no server leads; listened for {wait:g} s")
@@ -149,7 +149,7 @@ def check_installed() -> None:
         raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
 
 
-def _settings(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
+def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
     if (config is None) == (not urls):
         raise ConfigError("pass either --config FILE or --nats URL")
     if config is None:
@@ -170,7 +170,6 @@ async def survey(
     :param until: stop as soon as this is true of a message
     :raises FyrehoseError: no NATS server can be reached
     """
-    import nats
     from nats.errors import Error
 
     heard: dict[str, dict[str, Any]] = {}
@@ -184,6 +183,28 @@ async def survey(
                 enough.set()
 
     errors: list[Exception] = []
+    client = await connect(settings, errors)
+    try:
+        await client.subscribe(say_subject_of(settings.cluster), cb=receive)
+        log, *servers = await asyncio.gather(
+            _log(client, stream_of(settings.cluster)), *(_reach(url) for url in settings.servers)
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(enough.wait(), seconds)
+    finally:
+        await client.close()
+    said = [str(each) for each in errors if isinstance(each, Error)] if log is None else []
+    return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
+
+
+async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
+    """Return a connection of nats-py to a NATS server of the cluster.
+
+    :param errors: gets what NATS refuses later, which no call raises
+    :raises FyrehoseError: none can be reached
+    """
+    import nats
+    from nats.errors import Error
 
     async def quiet(error: Exception) -> None:
         """Keep nats-py from printing a traceback; remember what NATS refuses, which connecting does not say."""
@@ -191,7 +212,7 @@ async def survey(
 
     options = settings.connect_options()
     try:
-        client = await asyncio.wait_for(
+        return await asyncio.wait_for(
             nats.connect(
                 list(settings.servers),
                 error_cb=quiet,
@@ -208,17 +229,6 @@ async def survey(
         raise FyrehoseError(
             f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
         ) from error
-    try:
-        await client.subscribe(f"fyrehose.{settings.cluster}.say", cb=receive)
-        log, *servers = await asyncio.gather(
-            _log(client, stream_of(settings.cluster)), *(_reach(url) for url in settings.servers)
-        )
-        with suppress(TimeoutError):
-            await asyncio.wait_for(enough.wait(), seconds)
-    finally:
-        await client.close()
-    said = [str(each) for each in errors if isinstance(each, Error)] if log is None else []
-    return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
 
 
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
@@ -294,13 +304,13 @@ def _show(found: Survey) -> None:
         "server", "role", "position", "behind", "records", "seconds", "heard", "address", box=None, pad_edge=False
     )
     for each in _members(found):
-        role = each.role if each.alive else f"silent for {each.heard:.0f} s"
+        role = each.role if each.alive or each.heard is None else f"silent for {each.heard:.0f} s"
         leads = leader is not None and leader.get("name") == each.name
         lacks = (each.behind, each.records, each.seconds)
         table.add_row(
             *(re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (each.name, role, ends.get(each.name, "?"))),
             *("?" if lack is None else f"{lack:,}" for lack in lacks),
-            "" if leads else f"{each.heard:.1f} s ago",
+            "" if leads or each.heard is None else f"{each.heard:.1f} s ago",
             each.address,
         )
     terminal().print(table)

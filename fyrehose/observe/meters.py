@@ -125,7 +125,7 @@ class MemberStatus:
     :ivar role: as the server has said last: follower, candidate, leader or stopped
     :ivar address: where HTTP publishers reach it; empty if it is unknown
     :ivar alive: whether it was heard within ``takeover-after``
-    :ivar heard: seconds since it was heard; 0 for the leader itself
+    :ivar heard: seconds since it was heard; 0 for the leader itself; None if the leader has never heard it
     :ivar behind: how many bytes of the leader's journal it lacks; None if no server leads
     :ivar records: how many records these are, about; None if it is unknown
     :ivar seconds: for how long it has lacked the oldest of them; None if it is unknown
@@ -135,7 +135,7 @@ class MemberStatus:
     role: str
     address: str = ""
     alive: bool = True
-    heard: float = 0.0
+    heard: float | None = 0.0
     behind: int | None = None
     records: int | None = None
     seconds: float | None = None

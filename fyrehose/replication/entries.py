@@ -3,10 +3,13 @@
 The shared log hands the bytes of the journal from the leader to the followers.  Its entries are numbered 1, 2, 3 ... by
 the engine behind it.  Integers are little-endian:
 
-    entry       header 72 | name of the writer | data
+    entry       header 72 | name of the writer | data, or the list of the members
     takeover    a server has become the leader, in a new epoch, where the log ends
     checkpoint  the log ends here; entries before this one may be deleted once other servers have synced them
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
+    members     the list of the members has changed
+
+All entries but data carry the list that counts from there on, so the first entry that is left says it.
 
 A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
 the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
@@ -33,9 +36,11 @@ from crc32c import crc32c
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
 from fyrehose.records import Buffer
+from fyrehose.replication.members import Members
 
-#: The version of the layout that this code reads and writes.
-VERSION = 2
+#: The version of the layout that this code writes.  Version 2, which it reads, has no lists of members.
+VERSION = 3
+OLDEST = 2
 MAGIC = b"FYRE"
 #: Upper bound of an entry, in bytes; the default limit of a message in NATS, which counts the message's headers, too.
 MAX_ENTRY = (1 << 20) - 4096
@@ -70,6 +75,7 @@ class EntryKind(IntEnum):
     TAKEOVER = 1
     CHECKPOINT = 2
     DATA = 3
+    MEMBERS = 4
 
 
 @attrs.frozen(slots=True)
@@ -93,6 +99,7 @@ class LogEntry:
     :ivar identity: of the journal; UNKNOWN before it has its first segment
     :ivar chain: the checksum from which the journal continues at *position*; within a batch, at the batch's beginning
     :ivar after: the same behind the data
+    :ivar members: the members of the cluster from this entry on; None in data, and if no list was made yet
     """
 
     kind: EntryKind
@@ -104,6 +111,7 @@ class LogEntry:
     identity: bytes = UNKNOWN
     chain: int = 0
     after: int = 0
+    members: Members | None = None
 
     @property
     def end(self) -> int:
@@ -113,11 +121,15 @@ class LogEntry:
     @property
     def ident(self) -> str:
         """Return a name that no other entry has."""
-        return f"{self.epoch}/{self.kind.name.lower()}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
+        what = self.kind.name.lower()
+        if self.kind is EntryKind.MEMBERS and self.members is not None:
+            what = f"{what} {self.members.version}"  # several may be at the same position
+        return f"{self.epoch}/{what}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
         """Return the bytes of the entry in the shared log: a header with two checksums, the writer's name, the data."""
         name = self.writer.name.encode()
+        data = self.data if self.members is None else self.members.pack()
         head = HEADER.pack(
             MAGIC,
             VERSION,
@@ -127,14 +139,14 @@ class LogEntry:
             self.epoch,
             self.position,
             self.writer.incarnation,
-            len(self.data),
-            crc32c(self.data, crc32c(name)),
+            len(data),
+            crc32c(data, crc32c(name)),
             self.identity,
             self.chain,
             self.after,
             0,
         )
-        return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, self.data))
+        return b"".join((head[:-4], crc32c(head[:-4]).to_bytes(4, "little"), name, data))
 
     @classmethod
     def unpack(cls, data: Buffer) -> LogEntry:
@@ -161,25 +173,29 @@ class LogEntry:
             after,
             crc,
         ) = HEADER.unpack_from(data)
-        if magic != MAGIC or (version == VERSION and crc != crc32c(data[: HEADER.size - 4])):
+        if magic != MAGIC or (OLDEST <= version <= VERSION and crc != crc32c(data[: HEADER.size - 4])):
             raise Damage("the header of an entry of the shared log is damaged")
-        if version != VERSION:
+        if not OLDEST <= version <= VERSION:
             age = Newer if version > VERSION else Damage
             raise age(f"another version wrote an entry of the shared log (version {version}, this reads {VERSION})")
         if len(data) != HEADER.size + size + length or crc32c(memoryview(data)[HEADER.size :]) != body:
             raise Damage("an entry of the shared log is damaged")
-        if kind not in _KINDS or (length > 0) != (kind == EntryKind.DATA) or (part and kind != EntryKind.DATA):
+        if kind not in _KINDS or (not length and kind in _FILLED) or (part and kind != EntryKind.DATA):
             raise Damage("an entry of the shared log has invalid values")
         try:
             name = bytes(data[HEADER.size : HEADER.size + size]).decode()
         except UnicodeDecodeError as error:
             raise Damage("the writer of an entry of the shared log is not UTF-8") from error
-        rest = bytes(data[HEADER.size + size :])
+        rest, members = bytes(data[HEADER.size + size :]), None
+        if kind != EntryKind.DATA and rest:
+            rest, members = b"", Members.unpack(rest)
         writer = EntryWriter(name, incarnation)
-        return cls(EntryKind(kind), epoch, writer, position, rest, bool(part), identity, chain, after)
+        return cls(EntryKind(kind), epoch, writer, position, rest, bool(part), identity, chain, after, members)
 
 
 _KINDS = frozenset(EntryKind)
+#: The kinds of entries that are not empty.
+_FILLED = (EntryKind.DATA, EntryKind.MEMBERS)
 
 
 @attrs.define
@@ -191,6 +207,7 @@ class Validity:
     :ivar reached: the position behind the last part; equal to *end* if no batch is incomplete
     :ivar identity: of the log; UNKNOWN while no entry has said it
     :ivar chain: the checksum from which the log continues at *end*
+    :ivar members: of the cluster; None while no entry has said them
     """
 
     epoch: int = 0
@@ -198,17 +215,18 @@ class Validity:
     reached: int = 0
     identity: bytes = UNKNOWN
     chain: int = 0
+    members: Members | None = None
 
     def begin(self, entry: LogEntry) -> None:
         """Start in front of *entry*, the first that is left in the shared log; it then counts.
 
         :raises Damage: the shared log cannot begin with such an entry
         """
-        if entry.kind is EntryKind.DATA:
-            raise Damage("the shared log begins with data instead of a checkpoint or a take-over")
+        if entry.kind in _FILLED:
+            raise Damage(f"the shared log begins with {entry.kind.name.lower()} instead of a checkpoint or a take-over")
         self.epoch = entry.epoch - (entry.kind is EntryKind.TAKEOVER)
         self.end = self.reached = entry.position
-        self.identity, self.chain = entry.identity, entry.chain
+        self.identity, self.chain, self.members = entry.identity, entry.chain, entry.members
 
     def counts(self, entry: LogEntry) -> bool:
         """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
@@ -217,6 +235,7 @@ class Validity:
         if not self._continues(entry):
             return False
         self.identity = entry.identity
+        self.members = entry.members or self.members
         return True
 
     def _continues(self, entry: LogEntry) -> bool:
@@ -227,7 +246,7 @@ class Validity:
             return True
         if entry.epoch != self.epoch or entry.position != self.reached:
             return False
-        if entry.kind is EntryKind.CHECKPOINT:
+        if entry.kind is not EntryKind.DATA:
             return self.reached == self.end
         self.reached = entry.end
         if not entry.part:
@@ -240,7 +259,7 @@ class Piece:
     """What an entry has of the journal: data at a position.
 
     :ivar part: whether the batch continues in the next piece
-    :ivar chain, after: as in :class:`LogEntry`
+    :ivar chain, after, members: as in :class:`LogEntry`
     """
 
     position: int
@@ -248,6 +267,7 @@ class Piece:
     part: bool
     chain: int
     after: int
+    members: Members | None = None
 
     @property
     def begins_segment(self) -> bool:

@@ -2,8 +2,9 @@
 
 nats-py needs asyncio, so it runs in a thread with a loop of its own; results come back to the reactor's thread.
 
-    subject fyrehose.NAME.log    the entries; the stream FYREHOSE_NAME stores them
-    subject fyrehose.NAME.say    messages between servers, which nobody stores
+    subject fyrehose.NAME.log        the entries; the stream FYREHOSE_NAME stores them
+    subject fyrehose.NAME.say        messages between servers, which nobody stores
+    subject fyrehose.NAME.members    requests of operators to change the members
     subject fyrehose.NAME.here.SERVER.INCARNATION    nothing: NATS knows who is subscribed to it
 
 One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
@@ -32,7 +33,16 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
 from fyrehose.replication.entries import MAX_ENTRY, EntryWriter, LogEntry
 from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
-from fyrehose.replication.stream import create, lacks_leader, limit_of, nodes_of, stream_of, subject_of
+from fyrehose.replication.stream import (
+    create,
+    lacks_leader,
+    limit_of,
+    members_subject_of,
+    nodes_of,
+    say_subject_of,
+    stream_of,
+    subject_of,
+)
 
 log = Logger()
 T = TypeVar("T")
@@ -94,6 +104,7 @@ class JetStreamLog:
     #: The change to another server that is under way.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
+    _members_asked: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
     _writer: EntryWriter | None = attrs.field(default=None, init=False)
 
     @property
@@ -118,12 +129,17 @@ class JetStreamLog:
         url = None if self._client is None else self._client.connected_url
         return url.netloc.rpartition("@")[2] if url else ""
 
-    def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
+    def open(
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
+    ) -> Deferred[list[str]]:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
             self._thread.start()
-        self._heard, self._writer = heard, writer
+        self._heard, self._writer, self._members_asked = heard, writer, asked
         return self._ask(self._open())
 
     async def _open(self) -> list[str]:
@@ -143,6 +159,9 @@ class JetStreamLog:
         async def receive(message: Any) -> None:
             self.reactor.callFromThread(self._heard, bytes(message.data))
 
+        async def receive_request(message: Any) -> None:
+            self.reactor.callFromThread(self._members_asked, bytes(message.data))
+
         client = await nats.connect(
             servers,
             error_cb=self._failed,
@@ -154,7 +173,8 @@ class JetStreamLog:
             name=f"fyrehose {self.name}",
             **self.options,
         )
-        await client.subscribe(f"fyrehose.{self.name}.say", cb=receive)
+        await client.subscribe(say_subject_of(self.name), cb=receive)
+        await client.subscribe(members_subject_of(self.name), cb=receive_request)
         if self._writer is not None:
             await client.subscribe(self._here(self._writer), cb=_ignore)
         self._inbox = client.new_inbox()
@@ -280,7 +300,7 @@ class JetStreamLog:
 
     def say(self, message: bytes) -> None:
         if self._client is not None and self._client.is_connected:
-            said = self._client.publish(f"fyrehose.{self.name}.say", message)
+            said = self._client.publish(say_subject_of(self.name), message)
             self._ask(said, answers=False).addErrback(lambda _: None)
 
     def is_here(self, writer: EntryWriter) -> Deferred[bool]:

@@ -28,6 +28,7 @@ from fyrehose.options import shown_size
 from fyrehose.replication.entries import EntryWriter, LogEntry
 from fyrehose.replication.filling import too_far_behind, waits
 from fyrehose.replication.gate import ReplicatedGate
+from fyrehose.replication.membership import Membership
 from fyrehose.replication.overview import Growth, packed, seen_by_follower, seen_by_leader
 from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.role import (
@@ -37,6 +38,7 @@ from fyrehose.replication.role import (
     Compare,
     Cut,
     Fill,
+    Listed,
     LookAt,
     Purge,
     Reopen,
@@ -79,6 +81,7 @@ class Member:
     :ivar peers: the other servers, as far as they were heard
     :ivar on_reopen: called with the reason when the journal has to be closed and opened again: another server has taken
         over from this one, the journal has to be filled, or the shared log has lost entries
+    :ivar on_removed: called with the reason when this server is no member, and does not take part any more
     :ivar can_fill: whether a journal that is too far behind is filled when it is opened
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
@@ -91,6 +94,7 @@ class Member:
     settings: ReplicationSettings
     incarnation: int
     on_reopen: Callable[[str], object] = lambda reason: None
+    on_removed: Callable[[str], object] = lambda reason: None
     can_fill: bool = False
     jitter: float = 0.0
     role: Role = attrs.field(init=False)
@@ -112,6 +116,7 @@ class Member:
     _trimmer: Trimmer = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
     _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: as NATS has said last
+    _membership: Membership = attrs.field(init=False)
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
@@ -131,6 +136,7 @@ class Member:
     def __attrs_post_init__(self) -> None:
         self.peers = Peers(self.settings, self.incarnation)
         self._trimmer = Trimmer(self.settings, self.peers)
+        self._membership = Membership(self.peers)
 
     # Start and stop.
 
@@ -144,7 +150,12 @@ class Member:
             )
         end = self.journal.writer
         self.role = Role(
-            self.peers.writer, end.position, ahead=self.settings.ahead, identity=end.identity, chain=end.chain
+            self.peers.writer,
+            end.position,
+            ahead=self.settings.ahead,
+            size=self.settings.members,
+            identity=end.identity,
+            chain=end.chain,
         )
         self.gate.hand_over, self.gate.on_synced = self._hand_over, self._synced
         self._heard_leader = self._answered = self.reactor.seconds()
@@ -157,20 +168,39 @@ class Member:
         if self._ticking is None:
             await self.log.close()  # it may be open, because the journal was to be filled
             return
-        deadline = self.reactor.seconds() + PATIENCE
-        self.gate.suspend("this server is stopping")
-        while self.running and self.role.pending and self.reactor.seconds() < deadline:
-            await deferLater(self.reactor, 0.05)
+        await self._await_pending("this server is stopping")
         ticking, self._ticking = self._ticking, None
         if ticking.running:
             ticking.stop()
-        if self.role.state is State.LEADER:
-            self._say(leaving=True)
-            log.info("replication: {name} hands over", name=self.settings.name)
+        self._hand_on()
         self._actions.clear()
         if self.gate.leading:
             await self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
+
+    async def _await_pending(self, reason: str) -> None:
+        """Accept nothing more, and wait until everything is accepted by the shared log, or it takes too long."""
+        deadline = self.reactor.seconds() + PATIENCE
+        self.gate.suspend(reason)
+        while self.running and self.role.pending and self.reactor.seconds() < deadline:
+            await deferLater(self.reactor, 0.05)
+
+    def _hand_on(self) -> None:
+        """Let another server take over at once, if this one leads."""
+        if self.role.state is State.LEADER:
+            self._say(leaving=True)
+            log.info("replication: {name} hands over", name=self.settings.name)
+
+    async def _leave(self) -> None:
+        """Stop for good, because this leader was removed from the cluster; another server takes over."""
+        reason = f"this server, {self.settings.name}, was removed from cluster {self.settings.cluster}"
+        await self._await_pending(reason)
+        self._hand_on()
+        self._removed(f"{reason}, whose members are {self.role.members}")
+
+    def _removed(self, reason: str) -> None:
+        self.on_removed(reason)
+        raise ConfigError(reason)
 
     @property
     def running(self) -> bool:
@@ -298,7 +328,7 @@ class Member:
             self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
 
     async def _open(self) -> None:
-        for warning in await self.log.open(self._heard, self.peers.writer):
+        for warning in await self.log.open(self._heard, self.peers.writer, self._members_asked):
             log.warn("replication: {warning}", warning=warning)
         self._opened_at = self._heard_leader = self.reactor.seconds()
         log.info(
@@ -319,6 +349,8 @@ class Member:
             found = await self.log.read(role.applied + 1, READ)
             if not found:
                 found = await self._check_extent()
+            elif not role.admitted:
+                await self._check_extent()
             before = role.validity.epoch, role.validity.reached
             for number, entry in found:
                 role.read(number, entry)
@@ -414,6 +446,9 @@ class Member:
         why = self._warned or "the shared log does not answer"
         if now - self._answered > QUIET and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until it accepts them", why=why)
+        if not role.admitted:
+            self._once("leave", self._leave)
+        self._membership.fill_places(role, now)
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now) or now - self._confirmed >= INTERVAL:
             self._once("measure", self._measure)
@@ -449,8 +484,9 @@ class Member:
 
     def _say(self, leaving: bool = False) -> None:
         refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
-        members = packed(self._members()) if self.role.state is State.LEADER else []
-        self.log.say(self.peers.pack(self.role, leaving, refusal, members, self.reactor.seconds() - self._confirmed))
+        servers = packed(self._members()) if self.role.state is State.LEADER else []
+        age = self.reactor.seconds() - self._confirmed
+        self.log.say(self.peers.pack(self.role, leaving, refusal, servers, age, self._membership.answer))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -463,6 +499,11 @@ class Member:
             return
         if peer is not None and peer.leads:
             self._heard_a_leader(peer, int(peer.said["epoch"]))
+
+    def _members_asked(self, message: bytes) -> None:
+        if self.running:
+            self._membership.ask(message, self.role, self.reactor.seconds())
+            self._soon()
 
     def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:
         if epoch < self.role.validity.epoch:
@@ -567,6 +608,8 @@ class Member:
                     f"the journal ends at position {role.position}, and the shared log begins at {position}: it has to "
                     "be filled from another server"
                 )
+            case Listed(members):
+                log.info("replication: the members are {members} now", members=str(members))
             case Reopen(reason):
                 if self.gate.leading:
                     await self.gate.follow(role.position, reason)
@@ -591,6 +634,8 @@ class Member:
             if self._led_once:
                 self._led_once = False
                 self.on_reopen(f"this server was the leader, and follows again: {reason}")
+        elif state is State.STOPPED and not self.role.admitted:
+            self._removed(reason)
         elif state is State.STOPPED:
             raise ConfigError(reason)
 

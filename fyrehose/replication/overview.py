@@ -62,9 +62,17 @@ class Growth:
 
 
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
-    """Return this server, which leads, and all others, with what each of them lacks."""
+    """Return this server, which leads, and all others, with what each of them lacks.
+
+    Members that were never heard are among them, servers that were removed are not.
+    """
     found = [_itself(role, peers)]
+    if role.members is not None:
+        unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
+        found += [MemberStatus(name=name, role="not heard", alive=False, heard=None) for name in unheard]
     for peer in peers.others.values():
+        if role.members is not None and not role.members.admits(peer.name):
+            continue
         records, seconds = growth.since(peer.position, now)
         behind = max(0, role.mark - peer.position)
         found.append(
@@ -89,7 +97,7 @@ def packed(members: list[MemberStatus]) -> list[dict[str, Any]]:
 
 def parsed(said: Mapping[str, Any]) -> list[MemberStatus]:
     """Return what the message of a leader says of all servers; what is invalid there is left out."""
-    listed = said.get("members")
+    listed = said.get("servers")
     found = []
     for each in listed[:MOST_PEERS] if isinstance(listed, list) else ():
         try:
@@ -99,7 +107,7 @@ def parsed(said: Mapping[str, Any]) -> list[MemberStatus]:
                     role=_printable(each["role"]),
                     address=_printable(each["address"]),
                     alive=bool(each["alive"]),
-                    heard=float(each["heard"]),
+                    heard=_number(each["heard"], float),
                     behind=_number(each["behind"], int),
                     records=_number(each["records"], int),
                     seconds=_number(each["seconds"], float),

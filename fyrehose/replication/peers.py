@@ -88,14 +88,21 @@ class Peers:
         return EntryWriter(self.settings.name, self.incarnation)
 
     def pack(
-        self, role: Role, leaving: bool, refusal: str = "", members: Sequence[Mapping[str, Any]] = (), age: float = 0.0
+        self,
+        role: Role,
+        leaving: bool,
+        refusal: str = "",
+        servers: Sequence[Mapping[str, Any]] = (),
+        age: float = 0.0,
+        answer: Mapping[str, str] | None = None,
     ) -> bytes:
         """Return the message of this server.
 
         :param leaving: whether it stops, so that another server may take over at once
         :param refusal: why it refuses publishers although it leads; empty: it does not
-        :param members: if it leads, what it knows of all servers, see :mod:`fyrehose.replication.overview`
+        :param servers: if it leads, what it knows of all servers, see :mod:`fyrehose.replication.overview`
         :param age: if it leads, how many seconds ago it was confirmed that no other server does
+        :param answer: to the last request to change the members that this leader has answered
         """
         said = {
             "name": self.settings.name,
@@ -112,9 +119,11 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
         }
+        if role.members is not None:
+            said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             # Servers that are lost say nothing: only the leader knows of them.
-            said |= {"refusal": refusal, "members": list(members), "age": round(age, 3)}
+            said |= {"refusal": refusal, "servers": list(servers), "age": round(age, 3), "answer": dict(answer or {})}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()

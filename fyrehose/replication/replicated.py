@@ -28,6 +28,7 @@ def replicated(
     replication: ReplicationSettings,
     shared_log: ISharedLog,
     on_reopen: Callable[[str], object] = lambda reason: None,
+    on_removed: Callable[[str], object] = lambda reason: None,
     copy: Copy | None = None,
     in_thread: Callable[..., Deferred[int]] = deferToThread,
     incarnation: int | None = None,
@@ -38,6 +39,7 @@ def replicated(
     :param replication: the options of this server
     :param shared_log: connects the servers
     :param on_reopen: called with the reason when the journal has to be closed and opened again
+    :param on_removed: called with the reason when this server is no member of the cluster
     :param copy: copies the journal of another server; None: the journal is not filled by itself
     :param in_thread: calls a function that blocks
     :param incarnation: a random number for this start; None: choose one
@@ -54,6 +56,7 @@ def replicated(
         replication,
         random,
         on_reopen,
+        on_removed,
         can_fill=copy is not None,
         jitter=random % 1000 / 1000,
     )

@@ -17,7 +17,7 @@ This module imports neither Twisted nor a clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 import attrs
@@ -25,6 +25,7 @@ import attrs
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
+from fyrehose.replication.members import LEAST, Members
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -35,6 +36,9 @@ LARGE = 256 << 10
 #: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
 #: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
 SIGNS = 80
+#: A server that is no member stops when it has applied all that so many answers have told of; there are at most four
+#: in a second.
+OUTSIDE = 20
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
 
@@ -45,7 +49,7 @@ class State(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"  #: its take-over is under way
     LEADER = "leader"
-    STOPPED = "stopped"  #: its journal and the shared log contradict each other; this role does nothing any more
+    STOPPED = "stopped"  #: this role does nothing any more, see the reason of the change
 
 
 @attrs.frozen
@@ -136,6 +140,13 @@ class Purge:
 
 
 @attrs.frozen
+class Listed:
+    """The members have changed."""
+
+    members: Members
+
+
+@attrs.frozen
 class Changed:
     """The role has changed."""
 
@@ -143,7 +154,7 @@ class Changed:
     reason: str
 
 
-Action = Append | LookAt | Write | Compare | Cut | Fill | Reopen | Purge | Changed
+Action = Append | LookAt | Write | Compare | Cut | Fill | Reopen | Purge | Listed | Changed
 
 
 @attrs.define(eq=False)
@@ -165,6 +176,7 @@ class Role:
     :ivar chain: the checksum from which the journal continues at *position*
     :ivar synced: up to here the journal is on disk
     :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
+    :ivar size: with how many members this server begins a shared log that has no list of them
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was looked at
     :ivar leader: the writer of the last take-over that counted; None: none is known
@@ -177,6 +189,7 @@ class Role:
     most: int = MAX_DATA
     eager: int = EAGER
     ahead: int = 0
+    size: int = 3
     identity: bytes = UNKNOWN
     chain: int = 0
     validity: Validity = attrs.field(factory=Validity)
@@ -200,7 +213,11 @@ class Role:
     _waiting: bool = attrs.field(default=False, init=False)
     #: Whether nothing follows the append in flight, because it was numbered anew.
     _alone: bool = attrs.field(default=False, init=False)
+    _trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     _signs: int = attrs.field(default=0, init=False)
+    _outside: int = attrs.field(default=0, init=False)  #: how often in a row this server was found to be no member
+    _outside_last: int = attrs.field(default=0, init=False)  #: the last entry that it was told of meanwhile
+    _listed: Members | None = attrs.field(default=None, init=False)  #: the members behind everything that was sent
 
     def __attrs_post_init__(self) -> None:
         self.synced = self._start = self._end = self.position
@@ -223,6 +240,16 @@ class Role:
     def pending(self) -> bool:
         """Return whether the outcome of an append is unknown, or entries wait to be appended."""
         return bool(self.inflight or self._queue)
+
+    @property
+    def members(self) -> Members | None:
+        """Return the members of the cluster; None while no entry has said them."""
+        return self.validity.members
+
+    @property
+    def admitted(self) -> bool:
+        """Return whether this server may take part, as far as the shared log is applied."""
+        return self.members is None or self.members.admits(self.writer.name)
 
     def take(self) -> list[Action]:
         """Return the actions since the last call; the caller performs them in this order."""
@@ -263,7 +290,13 @@ class Role:
         return True
 
     def _counts(self, entry: LogEntry) -> bool:
-        return self.validity.counts(entry)
+        before = self.members
+        counts = self.validity.counts(entry)
+        if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
+            self._trimmed = self.applied  # its leader may do so; this server knows what it does itself
+        if self.members is not None and self.members != before:
+            self._actions.append(Listed(self.members))
+        return counts
 
     def _is_of_this_journal(self) -> bool:
         """Stop if the shared log has the bytes of another journal than this one (rule 11)."""
@@ -310,6 +343,24 @@ class Role:
             self._sign(f"it ends at position {self.validity.end}, and this journal is durable up to {self._start}")
         else:
             self._signs = 0
+            self._leave_if_outside(last)
+
+    def _leave_if_outside(self, last: int) -> None:
+        """Stop if this server is no member although it has applied everything (rule 18).
+
+        Not at once: the answer that the log ends at entry *last* may be late, and the next entry may add this server.
+        """
+        if self.admitted:
+            self._outside = self._outside_last = 0
+        elif self._outside < OUTSIDE:
+            self._outside, self._outside_last = self._outside + 1, max(self._outside_last, last)
+        elif self.applied >= self._outside_last:
+            name = self.writer.name
+            self._give_up(
+                f"this server, {name}, is not a member of the cluster, whose members are {self.members}; run `fyrehose "
+                f"cluster add {name}`, or `fyrehose cluster replace` if it takes the place of one of them, and start "
+                "it again"
+            )
 
     def contradicted(self, position: int) -> None:
         """Record that the durable part of the journal differs from the shared log at *position*."""
@@ -327,6 +378,8 @@ class Role:
         if not self._may_take_over(last):
             return False
         self._set(State.CANDIDATE, reason)
+        name = self.writer.name
+        self._listed = Members.founded(name, self.size) if self.members is None else self.members.added(name)
         self._send(EntryKind.TAKEOVER, self._here(), self.validity.epoch + 1)
         return True
 
@@ -334,6 +387,7 @@ class Role:
         return (
             self.state is State.FOLLOWER
             and not self._waiting
+            and self.admitted
             and self.applied >= last
             and self.synced >= self.position
             and (self.applied == 0 or self.validity.end == self.position)
@@ -359,23 +413,48 @@ class Role:
 
         :return: False if that is not possible, or an earlier checkpoint was not purged yet
         """
-        queued = [item.entry.kind for item in self.inflight] + [kind for kind, _ in self._queue]
-        adds = self.state is State.LEADER and self.checkpoint is None and EntryKind.CHECKPOINT not in queued
+        adds = self.state is State.LEADER and self.checkpoint is None and not self._is_under_way(EntryKind.CHECKPOINT)
         if adds:
-            self._queue_checkpoint()
-            self._pump()
+            self._queue_first(EntryKind.CHECKPOINT)
         return adds
 
-    def _queue_checkpoint(self) -> None:
-        """Queue a checkpoint in front of all that may wait: a shared log that is full takes little more."""
+    def change_members(self, members: Members) -> bool:
+        """Append the list of the members, which counts from its entry on (rule 18).
+
+        :return: False if that is not possible, or another change is under way
+        """
+        changes = self.state is State.LEADER and not self.changes_members
+        if changes:
+            self._queue_first(EntryKind.MEMBERS, members)
+        return changes
+
+    def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
+        """Return whether two of *members* have everything on disk that may have been trimmed.
+
+        :param reported: as in :meth:`purge`
+        """
+        has = {**reported, self.writer.name: self.reported}
+        return sum(has.get(name, 0) >= self._trimmed for name in members.names) >= LEAST
+
+    @property
+    def changes_members(self) -> bool:
+        """Return whether a change of the members is under way."""
+        return self._is_under_way(EntryKind.MEMBERS)
+
+    def _is_under_way(self, kind: EntryKind) -> bool:
+        return any(item.entry.kind is kind for item in self.inflight) or any(each is kind for each, _ in self._queue)
+
+    def _queue_first(self, kind: EntryKind, members: Members | None = None) -> None:
+        """Queue an entry without data in front of all that may wait: a shared log that is full takes little more."""
         within = bool(self.inflight) and self.inflight[-1].entry.part
-        for at, (_, piece) in enumerate(self._queue):
+        at, here = len(self._queue), self._here()
+        for number, (_, piece) in enumerate(self._queue):
             if not within:
-                here = Piece(piece.position, b"", False, piece.chain, piece.chain)
-                self._queue.insert(at, (EntryKind.CHECKPOINT, here))
-                return
+                at, here = number, Piece(piece.position, b"", False, piece.chain, piece.chain)
+                break
             within = piece.part
-        self._queue.append((EntryKind.CHECKPOINT, self._here()))
+        self._queue.insert(at, (kind, attrs.evolve(here, members=members)))
+        self._pump()
 
     def _pump(self) -> None:
         large = min(LARGE, self.most)
@@ -397,9 +476,10 @@ class Role:
             pieces.append(more.data)
             size += len(more.data)
             after = more.after
-        return kind, Piece(first.position, joined(pieces), first.part, first.chain, after)
+        return kind, Piece(first.position, joined(pieces), first.part, first.chain, after, first.members)
 
     def _send(self, kind: EntryKind, piece: Piece, epoch: int = 0) -> None:
+        self._listed = piece.members or self._listed
         entry = LogEntry(
             kind,
             epoch or self.validity.epoch,
@@ -410,6 +490,7 @@ class Role:
             self.identity,
             piece.chain,
             piece.after,
+            None if kind is EntryKind.DATA else self._listed,
         )
         item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
@@ -469,10 +550,11 @@ class Role:
         self._ends.append((number, self.position))
         while len(self.inflight) > 1:
             later = self.inflight.pop().entry
-            piece = Piece(later.position, later.data, later.part, later.chain, later.after)
+            members = later.members if later.kind is EntryKind.MEMBERS else None
+            piece = Piece(later.position, later.data, later.part, later.chain, later.after, members)
             self._queue.appendleft((later.kind, piece))
         for item in self.inflight:
-            self._alone = True
+            self._alone, self._listed = True, item.entry.members or self.members
             item.expect, item.known = number, False
             self._actions.append(Append(item.entry, number, number))
 
@@ -533,14 +615,22 @@ class Role:
 
     # Trim.
 
-    def purge(self, others: Sequence[int]) -> None:
-        """Purge the shared log before the last checkpoint, if this server and all *others* have it all on disk.
+    def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
+        """Purge the shared log before the last checkpoint, if this server and the other members have it all on disk.
 
-        :param others: what each other member of the cluster has reported; those that were written off are left out
+        Not while a change of the members is under way, which may let a member go that has what is purged meanwhile; nor
+        by a leader that was removed, whose disk does not count.
+
+        :param reported: up to which entry other servers have everything on disk
+        :param absent: members that are not waited for
         """
-        if self.state is not State.LEADER or self.checkpoint is None:
+        if self.state is not State.LEADER or self.checkpoint is None or self.members is None or self.changes_members:
             return
+        if self.writer.name not in self.members.names:
+            return
+        others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
         if self.reported >= self.checkpoint and self._copied(others, self.checkpoint):
+            self._trimmed = self.checkpoint
             self._actions.append(Purge(self.checkpoint))
             self.checkpoint = None
 
@@ -557,8 +647,11 @@ class Role:
             self._actions.append(Reopen(f"the shared log has lost entries: {what}"))
 
     def _stop(self, what: str) -> None:
+        self._give_up(f"the shared log has lost entries, or is of another cluster: {what}")
+
+    def _give_up(self, reason: str) -> None:
         self._drop_pending()
-        self._set(State.STOPPED, f"the shared log has lost entries, or is of another cluster: {what}")
+        self._set(State.STOPPED, reason)
 
     def _drop_pending(self) -> None:
         self.inflight.clear()

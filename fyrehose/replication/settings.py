@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import attrs
 
 from fyrehose.errors import ConfigError
 from fyrehose.options import build, count, duration, option, size
-from fyrehose.replication.entries import MAX_WRITER
+from fyrehose.replication.members import MAX_MEMBERS, MAX_NAME, is_name
 
 #: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
 AHEAD = 16 << 20
@@ -22,8 +23,8 @@ def server_name(text: str) -> str:
 
     :raises ValueError: it is none
     """
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", text) or len(text) > MAX_WRITER // 2:
-        raise ValueError(f"1 to {MAX_WRITER // 2} letters, digits, - and _")
+    if not is_name(text):
+        raise ValueError(f"1 to {MAX_NAME} letters, digits, - and _")
     return text
 
 
@@ -38,6 +39,13 @@ def _journal(text: str) -> str:
     if text and not re.match(r"https?://[^/]+$", text):
         raise ValueError('an address such as "http://10.0.0.1:8120"')
     return text
+
+
+def _members(text: str) -> int:
+    number = count(text)
+    if number > MAX_MEMBERS:
+        raise ValueError(f"at most {MAX_MEMBERS}")
+    return number
 
 
 def _acknowledge(text: str) -> str:
@@ -56,9 +64,9 @@ class ReplicationSettings:
 
     servers: tuple[str, ...] = option((), _urls, "addresses of the NATS servers, separated by commas")
     cluster: str = option("fyrehose", server_name, "name of the cluster; the same on every server")
-    name: str = option("", server_name, "name of this server; another one on each, also after a machine was replaced")
+    name: str = option("", server_name, "name of this server, another one on each; empty: the name of its host")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
-    members: int = option(3, count, "number of servers; entries are kept until all of them have them", least=1)
+    members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
     acknowledge: str = option(
         "both", _acknowledge, "when messages are acknowledged: both (disk and shared log), or local (this disk only)"
     )
@@ -151,6 +159,18 @@ def parse(table: object) -> ReplicationSettings:
     settings = build(ReplicationSettings, "replication", values)
     if not settings.servers:
         raise ConfigError('[replication] needs servers, for example servers = ["nats://10.0.0.1:4222"]')
-    if not settings.name:
-        raise ConfigError("[replication] needs a name for this server, which no other server of the cluster has")
-    return settings
+    return settings if settings.name else attrs.evolve(settings, name=_host_name())
+
+
+def _host_name() -> str:
+    """Return the name of this host as the name of a server.
+
+    :raises ConfigError: it cannot be one
+    """
+    host = socket.gethostname().split(".")[0]
+    if not is_name(host):
+        raise ConfigError(
+            f"[replication] needs a name for this server, because that of its host, {host!r}, has other characters "
+            "than letters, digits, - and _, or too many"
+        )
+    return host

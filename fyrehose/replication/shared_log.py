@@ -51,11 +51,14 @@ class ISharedLog(Interface):
     Every Deferred fails with :class:`Unavailable` if there is no answer in time.
     """
 
-    def open(heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
+    def open(
+        heard: Callable[[bytes], None], writer: EntryWriter | None = None, asked: Callable[[bytes], None] = ...
+    ) -> Deferred[list[str]]:
         """Connect, and create the log if it does not exist.
 
         :param heard: called with each message that another server has :meth:`said <say>`
         :param writer: this server, which others may ask for (:meth:`is_here`); None: it is not found
+        :param asked: called with each request of an operator to change the members
         :return: fires with warnings for people about the settings of the log
         :raises ConfigError: the log has settings that lose entries
         """

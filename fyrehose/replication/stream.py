@@ -31,6 +31,16 @@ def subject_of(cluster: str) -> str:
     return f"fyrehose.{cluster}.log"
 
 
+def say_subject_of(cluster: str) -> str:
+    """Return the subject of the messages between the servers of a cluster."""
+    return f"fyrehose.{cluster}.say"
+
+
+def members_subject_of(cluster: str) -> str:
+    """Return the subject of requests to change the members of a cluster."""
+    return f"fyrehose.{cluster}.members"
+
+
 async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:
     """Create the stream of a cluster; return its description.
 

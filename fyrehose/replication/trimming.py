@@ -3,9 +3,9 @@
     in: what each server has reported, the size of the shared log
     out: checkpoints, purges, one warning, and whether the leader has to refuse messages
 
-An entry is purged when every member has it on disk.  A server that was not heard for `member-timeout` is not waited
+An entry is purged when every member has it on disk.  A member that was not heard for `member-timeout` is not waited
 for, nor is any that does not confirm while the log is larger than `log-limit`; such a server is filled later.  One
-other server, at least, always has what is purged.
+other member, at least, always has what is purged.  What servers report that are no members counts for nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 from twisted.logger import Logger
 
 from fyrehose.options import shown_size
-from fyrehose.replication.peers import ClusterPeer, Peers
+from fyrehose.replication.peers import Peers
 from fyrehose.replication.role import Role
 from fyrehose.replication.settings import ReplicationSettings
 
@@ -47,6 +47,8 @@ class Trimmer:
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
     _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended there
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
+    #: When this leader has found each member in the list; one that was never heard is waited for from then on.
+    _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -56,21 +58,43 @@ class Trimmer:
         """Begin, because this server leads from now on."""
         self._trimmed, self._led, self._warned, self.size = role.applied, now, False, 0
         self._trimmed_at = role.position
+        self._since.clear()
 
     def trim(self, role: Role, now: float) -> None:
         """Append a checkpoint, or purge what everybody has, if it is time for it."""
+        self._since = {name: self._since.get(name, now) for name in self._others(role)}
         grown = role.applied - self._trimmed
         large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
         if (large or (grown > 1 and not role.pending)) and role.add_checkpoint():
             self._trimmed, self._trimmed_at = role.applied, role.position
-        if role.checkpoint is None:
-            return
+        if role.checkpoint is not None and role.members is not None:
+            self._purge(role, role.checkpoint, now)
+
+    def _purge(self, role: Role, checkpoint: int, now: float) -> None:
         least = now - self.settings.member_timeout
-        heard = self.peers.heard_since(least)
+        reported = {name: self._reported(name) for name in self._others(role)}
         if self.size > self.limit:
-            role.purge([peer.reported for peer in heard if peer.reported >= role.checkpoint])
-        elif len(heard) + 1 >= self.settings.members or self._led < least:
-            role.purge([peer.reported for peer in heard])
+            role.purge(reported, [name for name in reported if reported[name] < checkpoint])
+        elif not self._places(role) or self._led < least:
+            role.purge(reported, [name for name in reported if self._last_heard(name) <= least])
+
+    def _others(self, role: Role) -> list[str]:
+        """Return the names of the other members."""
+        names = () if role.members is None else role.members.names
+        return [name for name in names if name != self.settings.name]
+
+    def _places(self, role: Role) -> int:
+        """Return how many servers are still to come: they are waited for like a member that was not heard."""
+        return 0 if role.members is None else role.members.places
+
+    def _reported(self, name: str) -> int:
+        peer = self.peers.others.get(name)
+        return 0 if peer is None else peer.reported
+
+    def _last_heard(self, name: str) -> float:
+        """Return when a member was heard, or when it was found in the list by this leader."""
+        since, peer = self._since[name], self.peers.others.get(name)
+        return since if peer is None else max(since, peer.heard)
 
     def is_due(self, now: float) -> bool:
         """Return whether the shared log is to be measured now, which then counts as done."""
@@ -99,19 +123,17 @@ class Trimmer:
                 limit=shown_size(limit),
                 who=late,
             )
-        confirmed = any(peer.reported >= (role.checkpoint or 0) for peer in self.peers.others.values())
+        confirmed = any(self._reported(name) >= (role.checkpoint or 0) for name in self._others(role))
         if size <= limit or confirmed:
             return ""
         return f"the shared log has {shown_size(size)}, more than log-limit, and {late}"
 
     def _late(self, role: Role) -> str:
         """Return which servers do not confirm, for people."""
-        checkpoint = role.checkpoint or 0
-        late: list[ClusterPeer] = [peer for peer in self.peers.others.values() if peer.reported < checkpoint]
-        missing = self.settings.members - 1 - len(self.peers.others)
+        late = [name for name in self._others(role) if self._reported(name) < (role.checkpoint or 1)]
+        places = self._places(role)
         if late:
-            names = ", ".join(repr(peer.name) for peer in late)
-            return f"{names} {'does' if len(late) == 1 else 'do'} not confirm what it has"
-        if missing > 0:
-            return f"{missing} of {self.settings.members} servers {'was' if missing == 1 else 'were'} not heard"
+            return f"{', '.join(map(repr, late))} {'does' if len(late) == 1 else 'do'} not confirm what it has"
+        if places:
+            return f"no server has taken the {places} {'place' if places == 1 else 'places'} of new members yet"
         return "messages arrive faster than it is trimmed"

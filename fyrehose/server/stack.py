@@ -17,7 +17,7 @@ from twisted.application.service import IService
 from twisted.logger import Logger
 
 from fyrehose.broker.budget import Budget
-from fyrehose.errors import MissingExtra
+from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
@@ -103,6 +103,7 @@ class Stack:
             replication=cluster,
             shared_log=shared_log,
             on_reopen=self.on_reopen,
+            on_removed=lambda reason: self.on_failure(ConfigError(reason)),
             copy=partial(copy_journal, cluster.token_file),
         )
 

@@ -34,7 +34,7 @@ LEADER = {
     "position": 5000,
     "address": "10.0.0.1:8117",
     "leaving": False,
-    "members": KNOWN,
+    "servers": KNOWN,
 }
 FOLLOWER = {"name": "b", "state": "follower", "epoch": 3, "position": 3766, "address": "", "leaving": False}
 NODES = [

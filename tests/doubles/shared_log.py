@@ -40,6 +40,7 @@ class Hub:
     first: int = 1
     away: set[str] = attrs.field(factory=set)
     hears: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
+    asks: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
     #: the servers that are connected, by name
     here: dict[str, EntryWriter | None] = attrs.field(factory=dict)
     #: whether a server is found that is asked for; None: while it is connected
@@ -53,6 +54,11 @@ class Hub:
     def size(self) -> int:
         """Return the size of the entries that are left, in bytes."""
         return sum(len(entry.data) for entry in self.entries[self.first - 1 :])
+
+    def ask(self, request: bytes) -> None:
+        """Deliver an operator's request to all servers that are connected."""
+        for name in self.hears:
+            self.clock.callLater(0.01, self.asks[name], request)
 
     def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
@@ -81,9 +87,15 @@ class MemoryLog:
     name: str
     timeout: float = 2.0
 
-    def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
+    def open(
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
+    ) -> Deferred[list[str]]:
         def opened() -> list[str]:
             self.hub.hears[self.name], self.hub.here[self.name] = heard, writer
+            self.hub.asks[self.name] = asked
             return []
 
         return self._ask(opened)

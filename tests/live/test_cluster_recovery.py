@@ -77,6 +77,14 @@ def lose_disk(server: ClusterServer) -> None:
     server.stop(signal.SIGKILL)
     shutil.rmtree(server.directory / "data")
     server.member = f"{server.name}2"
+    server.directory.joinpath("fyrehose.toml").write_text(server.config)
+
+
+def replace(server: ClusterServer) -> None:
+    """Let a server with a new name take the place of the one that has lost its disk."""
+    config = server.directory / "fyrehose.toml"
+    (line,) = commands("fyrehose cluster replace", config, **{" c ": f" {server.name} "})
+    subprocess.run(command(line), check=True, timeout=60)
 
 
 def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) -> None:
@@ -86,6 +94,7 @@ def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) 
     lost = next(server for server in cluster.servers.values() if server is not leader)
     lose_disk(lost)
     trim(cluster, published)
+    replace(lost)
     lost.start()
     check(cluster, published)
     assert "the journal is filled up to position" in lost.log
@@ -100,6 +109,7 @@ def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:
     port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
     for line in commands("fyrehose journal backup", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
         subprocess.run(command(line), check=True, timeout=60)
+    replace(lost)
     lost.start()
     check(cluster, published)
 

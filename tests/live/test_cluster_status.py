@@ -54,7 +54,7 @@ def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) ->
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what the leader says of all servers, by their names."""
     leader = next((server for server in said.get("servers", ()) if leading(server)), {})
-    return {each["name"]: each for each in leader.get("members", ())}
+    return {each["name"]: each for each in leader.get("servers", ())}
 
 
 def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(cluster: Cluster) -> None:

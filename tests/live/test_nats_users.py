@@ -129,7 +129,7 @@ SERVER_SENDS = [found.replace("*", "a") for found in re.findall(r'^  "(\S+)"$', 
 
 
 def test_the_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -> None:
-    assert len(SERVER_SENDS) == 8
+    assert len(SERVER_SENDS) == 9
     only_asked = "$JS.API.STREAM.INFO.FYREHOSE_fyrehose"
     subjects = [*SERVER_SENDS, "$JS.API.STREAM.UPDATE.FYREHOSE_fyrehose", "$JS.API.STREAM.LIST", "x"]
     said = asyncio.run(refusals(nodes.urls[0], subjects, b"{}", len(subjects) - 1))

@@ -14,18 +14,19 @@ from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
 from fyrehose.replication import entries
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity, divide
+from fyrehose.replication.members import Members
 
 A, B = EntryWriter("a", 0x0102030405060708), EntryWriter("b", 2)
 DATA = LogEntry(EntryKind.DATA, 7, A, 0x1000, b"batch", True, bytes(range(16)), 0x0A0B0C0D, 0x01020304)
 GOLDEN = bytes.fromhex(
-    # magic, version 2, kind 3, part, one byte of name
-    "46595245 02 03 01 01"
+    # magic, version 3, kind 3, part, one byte of name
+    "46595245 03 03 01 01"
     # epoch, position, incarnation
     "0700000000000000 0010000000000000 0807060504030201"
     # five bytes of data; the checksum of what follows the header
     "05000000 ef5fce59"
     # identity of the journal; chain before and after; the checksum of the header
-    "000102030405060708090a0b0c0d0e0f 0d0c0b0a 04030201 00000000 ac97465c"
+    "000102030405060708090a0b0c0d0e0f 0d0c0b0a 04030201 00000000 ae784828"
     # "a" "batch"
     "61 6261746368"
 )
@@ -57,6 +58,47 @@ def test_every_kind_of_entry_survives_a_round_trip(entry: LogEntry) -> None:
     assert LogEntry.unpack(memoryview(entry.pack())) == entry
 
 
+def test_the_bytes_of_a_list_of_members() -> None:
+    entry = LogEntry(EntryKind.MEMBERS, 7, A, 64, members=Members(12, ("a", "node-2"), places=1))
+    assert entry.pack().endswith(b"a12 1 a node-2")
+    assert LogEntry.unpack(entry.pack()) == entry
+    assert entry.end == 64
+
+
+def test_an_entry_of_the_version_before_has_no_list_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "VERSION", 2)
+    packed = checkpoint(3, 64).pack()
+    monkeypatch.undo()
+    assert packed[4] == 2
+    assert LogEntry.unpack(packed) == checkpoint(3, 64)
+
+
+def test_the_list_of_the_last_entry_that_counts_is_valid() -> None:
+    one, two = Members(1, ("a",), 1), Members(2, ("a", "b"))
+    rule = Validity()
+    assert rule.counts(changed(takeover(1, 0), members=one))
+    assert rule.counts(data(1, 0, b"ab"))
+    assert not rule.counts(LogEntry(EntryKind.MEMBERS, 2, A, 2, members=two))
+    assert rule.members == one
+    assert rule.counts(LogEntry(EntryKind.MEMBERS, 1, A, 2, members=two))
+    assert rule.members == two
+    assert rule.counts(takeover(2, 2)), "of a server that knows no lists yet"
+    assert rule.members == two
+
+
+def test_the_members_do_not_change_within_a_batch() -> None:
+    rule = Validity()
+    assert rule.counts(takeover(1, 0))
+    assert rule.counts(data(1, 0, b"ab", part=True))
+    assert not rule.counts(LogEntry(EntryKind.MEMBERS, 1, A, 2, members=Members(1, ("a",))))
+
+
+def test_a_log_begins_with_the_members_of_its_first_entry() -> None:
+    rule = Validity()
+    rule.begin(changed(checkpoint(4, 64), members=Members(1, ("a",))))
+    assert rule.members == Members(1, ("a",))
+
+
 def test_every_flipped_bit_of_an_entry_is_detected() -> None:
     for bit in range(8 * len(GOLDEN)):
         damaged = bytearray(GOLDEN)
@@ -74,21 +116,32 @@ def test_every_truncated_entry_is_detected() -> None:
 
 
 def test_an_entry_of_a_newer_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "VERSION", 3)
+    monkeypatch.setattr(entries, "VERSION", 4)
     packed = DATA.pack()
-    monkeypatch.setattr(entries, "VERSION", 2)
-    with pytest.raises(Newer, match="version 3, this reads 2"):
+    monkeypatch.undo()
+    with pytest.raises(Newer, match="version 4, this reads 3"):
         LogEntry.unpack(packed)
 
 
 def test_invalid_values_are_refused_although_the_checksums_match() -> None:
     for invalid in (
         changed(DATA, data=b""),
-        changed(takeover(1, 0), data=b"x"),
+        changed(takeover(1, 0), kind=EntryKind.MEMBERS),
         changed(checkpoint(1, 0), part=True),
     ):
         with pytest.raises(Damage, match="invalid values"):
             LogEntry.unpack(invalid.pack())
+
+
+@pytest.mark.parametrize("listed", [b"x", b"1 0", b"1 0 a a", b"1 0 a b\n", b"1 0 " + b"x" * 65, b"\xff", b"1 0  a"])
+def test_an_invalid_list_of_members_is_damage(listed: bytes) -> None:
+    with pytest.raises(Damage, match="invalid list of members"):
+        LogEntry.unpack(changed(takeover(1, 0), data=listed).pack())
+
+
+def test_two_changes_of_the_members_at_one_position_have_different_idents() -> None:
+    two, three = (LogEntry(EntryKind.MEMBERS, 1, A, 0, members=Members(version, ("a",))) for version in (2, 3))
+    assert two.ident != three.ident
 
 
 def test_entries_of_two_incarnations_have_different_idents() -> None:

@@ -20,6 +20,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog, judge, refusal
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
+from fyrehose.replication.stream import members_subject_of
 from fyrehose.testing.nats import NatsNodes, program
 
 live = [
@@ -153,6 +154,21 @@ class TestWithRealServers:
             finally:
                 await other.close()
             assert heard[0] == b"here I am"
+
+        return run(test)
+
+    def test_requests_of_operators_reach_the_servers(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            asked: list[bytes] = []
+            other = JetStreamLog(reactor, nodes.urls, log.name)
+            await patiently(lambda: other.open(lambda message: None, None, asked.append))
+            try:
+                while not asked:
+                    log._ask(log._client.publish(members_subject_of(log.name), b"add a server"), answers=False)
+                    await deferLater(reactor, 0.05)
+            finally:
+                await other.close()
+            assert asked[0] == b"add a server"
 
         return run(test)
 

@@ -31,6 +31,7 @@ from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import SyncFailed, Writer
 from fyrehose.records import Run
+from fyrehose.replication.members import ChangeKind, MemberChange
 from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
@@ -131,6 +132,10 @@ class Cluster:
         self.hub = Hub(self.clock, Random(1))
 
     def add(self, name: str) -> Server:
+        """Start another server, which the leader, if there is one, makes a member."""
+        for leader in self.leaders:
+            members = leader.journal.gate.cluster.role.members
+            self.hub.ask(MemberChange("r", members.version, ChangeKind.ADD, name).pack())
         self.servers[name] = Server(self, name)
         return self.servers[name].start()
 
@@ -707,7 +712,7 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     assert leader.journal.state is JournalState.READ_ONLY
     leader.publish(b"2")
     cluster.run(1)
-    assert "more than log-limit, and 2 of 3 servers were not heard" in str(leader.refused[0])
+    assert "more than log-limit, and no server has taken the 2 places of new members yet" in str(leader.refused[0])
     for name in "bc":
         cluster.add(name)
     cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)

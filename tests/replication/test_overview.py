@@ -8,6 +8,7 @@ import pytest
 
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.members import Members
 from fyrehose.replication.overview import MOST_SAMPLES, Growth, packed, parsed, seen_by_follower, seen_by_leader
 from fyrehose.replication.peers import MOST_PEERS, Peers
 from fyrehose.replication.role import Role, State
@@ -84,7 +85,21 @@ def test_the_leader_says_what_each_server_lacks_also_one_that_is_silent() -> Non
             name="c", role="follower", address="c:1", alive=False, heard=61.0, behind=200, records=20, seconds=3.0
         ),
     ]
-    assert parsed({"members": packed(found)}) == found
+    assert parsed({"servers": packed(found)}) == found
+
+
+def test_members_that_were_never_heard_are_listed_and_servers_that_were_removed_are_not() -> None:
+    here, leader = peers("a"), role("a", 300, State.LEADER)
+    heard(here, "b", 300, 2.0)
+    heard(here, "c", 300, 2.0)
+    leader.members = Members(4, ("a", "b", "d"))
+    found = seen_by_leader(leader, here, Growth(), 3.0)
+    assert [(each.name, each.role, each.alive, each.heard) for each in found] == [
+        ("a", "leader", True, 0.0),
+        ("b", "follower", True, 1.0),
+        ("d", "not heard", False, None),
+    ]
+    assert parsed({"servers": packed(found)}) == found
 
 
 def following(name: str, leader: EntryWriter) -> Role:
@@ -109,12 +124,12 @@ def test_a_follower_knows_what_the_leader_says_while_it_is_heard() -> None:
 
 @pytest.mark.parametrize("listed", [None, 7, "x", [7], [{}], [{"name": "b"}]])
 def test_an_invalid_table_of_a_leader_is_empty(listed: Any) -> None:
-    assert parsed({"members": listed}) == []
+    assert parsed({"servers": listed}) == []
 
 
 def test_of_a_table_only_what_is_valid_printable_and_bounded_is_used() -> None:
     valid = packed([MemberStatus(name="b\x1b[2J", role="follower", behind=1)])
     invalid = {**valid[0], "behind": "much"}
-    (found,) = parsed({"members": [invalid, *valid]})
+    (found,) = parsed({"servers": [invalid, *valid]})
     assert found.name == "b?[2J"
-    assert len(parsed({"members": valid * 1000})) == MOST_PEERS
+    assert len(parsed({"servers": valid * 1000})) == MOST_PEERS

@@ -9,7 +9,9 @@ import attrs
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.members import Members
 from fyrehose.replication.role import (
+    OUTSIDE,
     SIGNS,
     Action,
     Append,
@@ -17,6 +19,7 @@ from fyrehose.replication.role import (
     Compare,
     Cut,
     Fill,
+    Listed,
     LookAt,
     Purge,
     Reopen,
@@ -27,10 +30,21 @@ from fyrehose.replication.role import (
 from tests.doubles.shared_log import whole
 
 ME, OTHER = EntryWriter("me", 1), EntryWriter("other", 2)
+#: The members with which this server begins a log that has no list of them.
+FOUNDED = Members.founded("me", 3)
 
 
-def takeover(epoch: int, position: int, writer: EntryWriter = OTHER) -> LogEntry:
-    return LogEntry(EntryKind.TAKEOVER, epoch, writer, position)
+def takeover(epoch: int, position: int, writer: EntryWriter = OTHER, members: Members | None = None) -> LogEntry:
+    return LogEntry(EntryKind.TAKEOVER, epoch, writer, position, members=members)
+
+
+def checkpoint(epoch: int, position: int, members: Members | None = FOUNDED) -> LogEntry:
+    return LogEntry(EntryKind.CHECKPOINT, epoch, ME, position, members=members)
+
+
+def listed(position: int, members: Members) -> LogEntry:
+    """Return the entry by which this server, the leader, changes the members."""
+    return LogEntry(EntryKind.MEMBERS, 1, ME, position, members=members)
 
 
 def data(epoch: int, position: int, content: bytes, writer: EntryWriter = OTHER, part: bool = False) -> LogEntry:
@@ -61,9 +75,9 @@ def test_a_takeover_is_an_append_under_the_condition_that_nothing_was_added() ->
     role = Role(ME, 0)
     role.read(1, takeover(4, 0))
     assert role.take_over(1)
-    assert actions(role) == [Append(takeover(5, 0, ME), 1, 1)]
+    assert actions(role) == [Append(takeover(5, 0, ME, FOUNDED), 1, 1)]
     assert role.state is State.CANDIDATE
-    role.accepted(takeover(5, 0, ME), 2)
+    role.accepted(takeover(5, 0, ME, FOUNDED), 2)
     assert role.state is State.LEADER
     assert role.leader == ME
 
@@ -291,8 +305,8 @@ def test_a_candidate_tries_again_behind_a_void_entry() -> None:
     assert role.take_over(1)
     role.take()
     role.found(2, data(0, 0, b"late"))
-    assert actions(role) == [Append(takeover(2, 0, ME), 2, 2)]
-    role.accepted(takeover(2, 0, ME), 3)
+    assert actions(role) == [Append(takeover(2, 0, ME, FOUNDED), 2, 2)]
+    role.accepted(takeover(2, 0, ME, FOUNDED), 3)
     assert role.state is State.LEADER
 
 
@@ -503,19 +517,161 @@ def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> No
     role.accepted(data(1, 0, b"abc", ME), 2)
     role.add_checkpoint()
     role.add_checkpoint()  # one at a time
-    assert appends(role)[1:] == [LogEntry(EntryKind.CHECKPOINT, 1, ME, 3)]
-    role.accepted(LogEntry(EntryKind.CHECKPOINT, 1, ME, 3), 3)
-    role.purge([3])
+    assert appends(role)[1:] == [checkpoint(1, 3)]
+    role.accepted(checkpoint(1, 3), 3)
+    everybody = Members(2, ("me", "b", "c"))
+    assert role.change_members(everybody)
+    role.accepted(listed(3, everybody), 4)
+    role.take()
+    role.purge({"b": 3, "c": 3})
     assert actions(role) == []  # not synced here
     role.was_synced(3)
     role.noted(3)
-    for others in ([], [2], [3, 2]):
+    for others in ({}, {"b": 3}, {"b": 3, "c": 2}, {"b": 3, "d": 3}):
         role.purge(others)
         assert actions(role) == []
-    role.purge([3, 4])
+    role.purge({"b": 3}, absent=["b", "c"])
+    assert actions(role) == []  # it is on one disk
+    role.purge({"b": 3, "c": 2}, absent=["c"])
     assert actions(role) == [Purge(3)]
-    role.purge([3, 4])
+    role.purge({"b": 4, "c": 4})
     assert actions(role) == []
+
+
+def test_nothing_is_purged_while_the_members_change() -> None:
+    role = leader()
+    two, three = Members(2, ("me", "b")), Members(3, ("me", "b", "c"))
+    role.change_members(two)
+    role.accepted(listed(0, two), 2)
+    role.add_checkpoint()
+    role.accepted(checkpoint(1, 0, two), 3)
+    role.noted(0)
+    role.change_members(three)
+    role.take()
+    role.purge({"b": 3})
+    assert actions(role) == []
+    role.accepted(listed(0, three), 4)
+    role.purge({"b": 3}, absent=["c"])
+    assert Purge(3) in actions(role)
+
+
+def test_a_leader_that_was_removed_purges_nothing() -> None:
+    role = leader()
+    role.add_checkpoint()
+    role.accepted(checkpoint(1, 0), 2)
+    role.noted(0)
+    others = Members(2, ("b", "c"))
+    role.change_members(others)
+    role.accepted(listed(0, others), 3)
+    role.take()
+    assert not role.admitted
+    role.purge({"b": 3, "c": 3})
+    assert actions(role) == []
+
+
+def test_what_was_trimmed_has_to_be_on_two_members() -> None:
+    role = Role(ME, 0)
+    members = Members(1, ("me", "b", "c"))
+    role.read(1, takeover(1, 0, members=members))
+    assert role.is_on_two(members, {}), "nothing was trimmed"
+    role.read(2, LogEntry(EntryKind.CHECKPOINT, 1, OTHER, 0, members=members))
+    assert not role.is_on_two(members, {"b": 2, "c": 1})
+    assert role.is_on_two(members, {"b": 2, "c": 2})
+    role.noted(0)
+    assert role.is_on_two(members, {"b": 2})
+    assert not role.is_on_two(Members(1, ("me", "c")), {"b": 2})
+
+
+def test_only_one_change_of_the_members_is_under_way() -> None:
+    role = leader()
+    two, three = Members(2, ("me", "b")), Members(3, ("me", "b", "c"))
+    assert role.change_members(two)
+    assert not role.change_members(three)
+    assert appends(role) == [listed(0, two)]
+    assert role.members == FOUNDED, "it counts when it is confirmed"
+    role.accepted(listed(0, two), 2)
+    assert actions(role) == [Listed(two)]
+    assert role.members == two
+    assert role.change_members(three)
+    assert appends(role) == [listed(0, three)]
+
+
+def test_a_follower_does_not_change_the_members() -> None:
+    assert not Role(ME, 0).change_members(FOUNDED)
+
+
+def test_a_checkpoint_carries_the_members_of_its_place() -> None:
+    role = leader()
+    two = Members(2, ("me", "b"))
+    role.change_members(two)
+    role.add_checkpoint()
+    assert appends(role) == [listed(0, two), checkpoint(1, 0, two)]
+
+
+def test_a_change_that_is_not_confirmed_does_not_count_after_a_step_down() -> None:
+    role = leader()
+    role.change_members(Members(2, ("me", "b")))
+    role.take()
+    role.found(2, takeover(2, 0, members=FOUNDED))
+    role.was_cut()
+    role.read(2, takeover(2, 0, members=FOUNDED))
+    assert role.members == FOUNDED
+    assert role.take_over(2)
+    assert [entry.members for entry in appends(role)] == [FOUNDED]
+
+
+def test_a_change_is_numbered_anew_behind_a_void_entry() -> None:
+    role = leader()
+    two = Members(2, ("me", "b"))
+    role.append(0, whole(b"abc"))
+    role.change_members(two)
+    role.add_checkpoint()
+    role.take()
+    role.found(2, data(0, 0, b"void"))
+    role.accepted(data(1, 0, b"abc", ME), 3)
+    assert [(entry.kind, entry.members) for entry in appends(role)] == [
+        (EntryKind.DATA, None),
+        (EntryKind.MEMBERS, two),
+        (EntryKind.CHECKPOINT, two),
+    ]
+
+
+def test_a_server_that_takes_over_takes_a_free_place() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0, members=Members(1, ("other",), places=1)))
+    assert role.admitted
+    assert role.take_over(1)
+    assert [entry.members for entry in appends(role)] == [Members(2, ("other", "me"))]
+
+
+def test_a_server_that_is_no_member_does_not_take_over_and_stops_once_it_is_certain() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0, members=Members(4, ("other", "third"))))
+    role.read(2, data(1, 0, b"abc"))
+    role.was_synced(3)
+    assert not role.take_over(2)
+    for _ in range(OUTSIDE - 1):
+        role.learned_last(2, 2)
+    role.learned_last(3, 2)  # there is another entry, which may add it
+    for _ in range(OUTSIDE):
+        role.learned_last(2, 2)
+    assert role.state is State.FOLLOWER
+    role.read(3, data(1, 3, b"def"))
+    role.learned_last(9, 3)
+    assert role.state is State.STOPPED
+    (change,) = [action for action in role.take() if isinstance(action, Changed)]
+    assert "this server, me, is not a member of the cluster, whose members are other and third" in change.reason
+    assert "fyrehose cluster add me" in change.reason
+
+
+def test_a_server_that_is_added_later_in_the_log_follows() -> None:
+    role = Role(ME, 0)
+    role.read(7, LogEntry(EntryKind.CHECKPOINT, 3, OTHER, 0, members=Members(1, ("other", "third"))))
+    role.read(8, LogEntry(EntryKind.MEMBERS, 3, OTHER, 0, members=Members(2, ("other", "third", "me"))))
+    for _ in range(2 * OUTSIDE):
+        role.learned_last(8, 8)
+    assert role.state is State.FOLLOWER
+    assert actions(role) == [Listed(Members(2, ("other", "third", "me")))]
 
 
 def test_a_follower_reports_what_is_on_disk_also_after_a_power_cut() -> None:

@@ -38,6 +38,7 @@ def test_options_may_be_written_with_hyphens() -> None:
         ({"name": ""}, "letters, digits"),
         ({"cluster": "a.b"}, "letters, digits"),
         ({"replicas": 0}, "replicas"),
+        ({"members": 65}, "at most 64"),
         ({"takeover-after": "10ms"}, "takeover"),
         ({"server": "x"}, "server"),
         ({"acknowledge": "none"}, "'none' for option replication.acknowledge: expected .both.* or .local"),
@@ -49,10 +50,18 @@ def test_invalid_options_are_refused(change: dict[str, Any], said: str) -> None:
         parse({**TABLE, **change})
 
 
-@pytest.mark.parametrize("missing", ["servers", "name"])
-def test_missing_options_are_refused(missing: str) -> None:
-    with pytest.raises(ConfigError, match=missing):
-        parse({key: value for key, value in TABLE.items() if key != missing})
+def test_missing_servers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs servers"):
+        parse({"name": "a"})
+
+
+def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"servers": TABLE["servers"]}
+    monkeypatch.setattr("socket.gethostname", lambda: "node-7.example.org")
+    assert parse(table).name == "node-7"
+    monkeypatch.setattr("socket.gethostname", lambda: "node 7")
+    with pytest.raises(ConfigError, match="needs a name for this server, because that of its host, 'node 7'"):
+        parse(table)
 
 
 def test_something_else_than_a_table_is_refused() -> None:

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.replication.members import Members
 from fyrehose.replication.peers import Peers
 from fyrehose.replication.role import Append, Purge, Role
 from fyrehose.replication.settings import ReplicationSettings
@@ -19,10 +20,10 @@ MIB = 1 << 20
 
 @attrs.define
 class World:
-    """A leader with three entries in the shared log, of which the last is a checkpoint."""
+    """A leader with five entries in the shared log: the fourth is a checkpoint, the last lists the members a, b, c."""
 
     settings: ReplicationSettings = attrs.field(
-        factory=lambda: ReplicationSettings(name="a", members=3, member_timeout=60, log_limit=100 * MIB)
+        factory=lambda: ReplicationSettings(name="a", member_timeout=60, log_limit=100 * MIB)
     )
     role: Role = attrs.field(factory=lambda: Role(EntryWriter("a", 1), 0))
     peers: Peers = attrs.field(init=False)
@@ -41,7 +42,8 @@ class World:
         self.trimmer.trim(self.role, self.now)
         assert self.answer()[-1].kind is EntryKind.CHECKPOINT
         self.role.was_synced(self.role.position)
-        self.role.noted(self.role.position)
+        self.change_members(Members(3, ("a", "b", "c")))
+        assert not self.purged()
 
     def answer(self) -> list[LogEntry]:
         """Accept every append; return the entries."""
@@ -49,6 +51,11 @@ class World:
         for entry, expect in found:
             self.role.accepted(entry, expect + 1)
         return [entry for entry, _ in found]
+
+    def change_members(self, members: Members) -> None:
+        assert self.role.change_members(members)
+        self.answer()
+        self.role.noted(self.role.position)
 
     def hear(self, name: str, reported: int, at: float | None = None) -> None:
         said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
@@ -82,6 +89,44 @@ def test_a_member_that_was_not_heard_for_long_is_not_waited_for(world: World) ->
     assert world.purged()
 
 
+def test_a_server_that_was_removed_is_not_waited_for(world: World) -> None:
+    world.hear("b", 4)
+    assert not world.purged(), "c was not heard"
+    world.change_members(Members(4, ("a", "b")))
+    assert world.purged()
+
+
+def test_a_server_that_was_added_is_waited_for(world: World) -> None:
+    world.hear("b", 4)
+    world.hear("c", 4)
+    world.change_members(Members(4, ("a", "b", "c", "d")))
+    assert not world.purged()
+    world.now += 59
+    world.hear("b", 4)
+    world.hear("c", 4)
+    assert not world.purged(), "it may be copying a journal, and is waited for as for any silent member"
+    world.now += 2
+    assert world.purged()
+
+
+def test_a_server_that_is_no_member_does_not_confirm_anything(world: World) -> None:
+    world.change_members(Members(4, ("a", "b")))
+    world.hear("x", 4)
+    assert world.trimmer.measured(world.role, 101 * MIB).endswith("'b' does not confirm what it has")
+    assert not world.purged()
+
+
+def test_a_free_place_is_waited_for_like_a_silent_member(world: World, log_lines: list[str]) -> None:
+    world.change_members(Members(4, ("a", "b"), places=1))
+    world.hear("b", 4)
+    assert not world.purged()
+    world.trimmer.measured(world.role, 60 * MIB)
+    assert "no server has taken the 1 place of new members yet" in log_lines[-1]
+    world.now += 61
+    world.hear("b", 4)
+    assert world.purged()
+
+
 def test_beyond_the_limit_only_servers_that_confirm_are_waited_for(world: World, log_lines: list[str]) -> None:
     world.hear("b", 4)
     world.hear("c", 1)
@@ -97,7 +142,7 @@ def test_without_another_server_that_confirms_messages_are_refused_beyond_the_li
     world.hear("b", 1)
     assert world.trimmer.measured(world.role, 100 * MIB) == ""
     why = world.trimmer.measured(world.role, 101 * MIB)
-    assert why == "the shared log has 101.0 MiB, more than log-limit, and 'b' does not confirm what it has"
+    assert why == "the shared log has 101.0 MiB, more than log-limit, and 'b', 'c' do not confirm what it has"
     assert not world.purged()
     world.hear("b", 4)
     assert world.trimmer.measured(world.role, 101 * MIB) == ""
@@ -108,7 +153,7 @@ def test_the_warning_is_repeated_only_after_the_log_was_small_again(world: World
     for size in (60, 70, 10, 60):
         world.trimmer.measured(world.role, size * MIB)
     assert ["has grown to 60.0 MiB" in line for line in log_lines if "has grown" in line] == [True, True]
-    assert "2 of 3 servers were not heard" in log_lines[-1]
+    assert "'b', 'c' do not confirm what it has" in log_lines[-1]
 
 
 def test_the_next_checkpoint_follows_a_purge(world: World) -> None:

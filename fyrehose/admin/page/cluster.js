@@ -22,7 +22,7 @@ function lack(member) {
 }
 
 function ofMember(member, leads) {
-  const state = !member.alive ? `silent for ${seconds(member.heard)}` : leads ? "leads" : member.role;
+  const state = !member.alive && member.heard !== null ? `silent for ${seconds(member.heard)}` : leads ? "leads" : member.role;
   return { name: visible(member.name), state, detail: visible(member.address || ""), lack: leads ? "" : lack(member),
     kind: !member.alive ? "lost" : leads ? "leads" : "" };
 }

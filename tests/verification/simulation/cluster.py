@@ -20,7 +20,11 @@ from world import Violation, World
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.replication.members import ChangeKind, MemberChange
 from fyrehose.replication.settings import ReplicationSettings
+
+#: How often an operator looks whether a lost machine is to be replaced, in seconds.
+OPERATE = 1.0
 
 
 class Cluster:
@@ -97,6 +101,26 @@ class Cluster:
     def start(self) -> None:
         for member in self.members:
             member.start()
+        self.world.clock.callLater(OPERATE, self._operate)
+
+    def _operate(self) -> None:
+        """Somebody asks the leader to let machines that have lost their disks be replaced by the new ones."""
+        self.world.clock.callLater(OPERATE, self._operate)
+        leader = self.leader
+        listed = None if leader is None else leader.role.members
+        connection = None if leader is None else self.log.connections.get(leader.alias)
+        if listed is None or connection is None:
+            return
+        aliases = [member.alias for member in self.members]
+        old = [name for name in listed.names if name not in aliases]
+        new = [alias for alias in aliases if alias not in listed.names]
+        if old and new:
+            kind, *names = ChangeKind.REPLACE, old[0], new[0]
+        elif old:
+            kind, *names = ChangeKind.REMOVE, old[0]
+        else:
+            return
+        connection.ask(MemberChange("r", listed.version, kind, *names).pack())
 
     def check(self) -> None:
         """After each step."""
@@ -133,8 +157,10 @@ class Cluster:
         self.lost, self._needed = True, max(member.certain_mark() for member in self.members)
 
     def may_lose(self, member: Member) -> bool:
-        """Return whether *member* may lose its disk: every other server has what the shared log has not."""
+        """Return whether *member* may lose its disk: every other one is listed, and has what the shared log has not."""
         others = [other for other in self.members if other is not member]
+        if not all(self.log.admits(other.alias) for other in others):
+            return False
         return not self.lost and all(other.certain_mark() >= self.log.left() for other in others)
 
     def calm(self) -> None:

@@ -35,8 +35,8 @@ from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
-#: Why a server may stop: its disk failed, or the shared log begins behind its journal.
-REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed")
+#: Why a server may stop: its disk failed, the shared log begins behind its journal, or it is no member yet.
+REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed", "is not a member of the cluster")
 #: Why a server never opens its journal again, because the shared log loses nothing.
 LOST = "the shared log has lost entries"
 #: How long a leader may accept messages without an answer of the shared log, in seconds; a little more.

@@ -101,6 +101,11 @@ class SharedLog:
     def epoch(self) -> int:
         return self._validity.epoch
 
+    def admits(self, name: str) -> bool:
+        """Return whether this server is a member, or may become one by itself."""
+        members = self._validity.members
+        return members is None or members.admits(name)
+
     def left(self) -> int:
         """Return the position at which what is left begins."""
         return self._ends[self.first - 1] if self.first <= len(self._ends) else len(self.truth)
@@ -148,13 +153,19 @@ class Connection:
     host: Host
     name: str
     heard: Callable[[bytes], None] = lambda message: None
+    asked: Callable[[bytes], None] = lambda message: None
     writer: EntryWriter | None = None
     answered: float = 0.0
     stale: int = 0
 
-    def open(self, heard: Callable[[bytes], None], writer: EntryWriter | None = None) -> Deferred[list[str]]:
+    def open(
+        self,
+        heard: Callable[[bytes], None],
+        writer: EntryWriter | None = None,
+        asked: Callable[[bytes], None] = lambda message: None,
+    ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.heard, self.writer = heard, writer
+            self.heard, self.writer, self.asked = heard, writer, asked
             self.log.connections[self.name] = self
             return []
 
@@ -190,6 +201,11 @@ class Connection:
         for other in list(self.log.connections.values()):
             if not {self.name, other.name} & self.log.away and world.random.random() >= self.log.loss:
                 world.clock.callLater(self._delay(), other.tell, message)
+
+    def ask(self, request: bytes) -> None:
+        """A request of an operator arrives, if the server is not cut off; a frozen server finds it later."""
+        if self.name not in self.log.away:
+            self.host.callLater(0, self.asked, request)
 
     def is_here(self, writer: EntryWriter) -> Deferred[bool]:
         return self._ask(lambda: self._is_here(writer))

@@ -8,7 +8,8 @@ models.  The shared log accepts an append only if its last number is the expecte
 time, are lost, repeated, or overtake each other; a request that was given up may still arrive.  Servers crash (and keep
 what was synced, and any part of the rest), pause for as long as they like, and start again; machines are lost, one at a
 time, with their disks, and one at a time finds another cluster's journal of the same length on its disk.  The leader
-trims the shared log.  Checked after every step:
+trims the shared log.  Operators add servers, remove them, and replace lost ones; sometimes they write one off.  Checked
+after every step:
 
     A  an acknowledged byte is in the shared log, or was when it was trimmed
     B  a journal agrees with the entries that count, up to its durable mark
@@ -19,6 +20,10 @@ trims the shared log.  Checked after every step:
     F  a server with another cluster's journal stops, and no other server does
     G  a leader steps down only for an entry that counts
     H  when everything is well again, a server leads and acknowledges within a bounded number of steps
+    I  what is trimmed was synced by every server that is a member where the leader is, unless it was written off
+    J  the members are changed one at a time, and whoever has applied an entry knows the members there
+    K  only a member takes over, and a server stops as none only if it is none at the entry that it has applied
+    L  when everything is well again, the shared log is trimmed, and servers that were removed have stopped
 
 ``--break`` takes one rule away, and the status must then be 1.  Prints a line per violation, with the number of its
 schedule: repeat it with --first NUMBER --count 1.
@@ -29,14 +34,15 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
 from crc32c import crc32c
 
 from fyrehose.journal.exchange import Batches
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity
+from fyrehose.replication.members import LEAST, Members
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
@@ -148,6 +154,80 @@ class TrimsAlone(Role):
         return True
 
 
+class TrimsForAnybody(Role):
+    """Rule 18, taken away: servers that are no members confirm what is trimmed, and members are not asked."""
+
+    def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
+        members, heard = self.members, {name: number for name, number in reported.items() if number}
+        if members is not None:
+            self.validity.members = attrs.evolve(members, names=(self.writer.name, *heard))
+            super().purge(reported, absent)
+            self.validity.members = members
+
+
+class ListsAtOnce(Role):
+    """Rule 18, taken away: the leader trims for members that the shared log does not have yet."""
+
+    trims = False
+
+    def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
+        members, self.validity.members = self.members, self._listed or self.members
+        self.trims = True
+        super().purge(reported, absent)
+        self.validity.members, self.trims = members, False
+
+    @property
+    def changes_members(self) -> bool:
+        return super().changes_members and not self.trims
+
+
+class ChangesTogether(Role):
+    """Rule 18, taken away: a change of the members begins while another one is under way."""
+
+    @property
+    def changes_members(self) -> bool:
+        return False
+
+
+class ForgetsMembers(Role):
+    """Rule 18, taken away: checkpoints do not carry the members."""
+
+    def _send(self, kind: EntryKind, piece: Piece, epoch: int = 0) -> None:
+        super()._send(kind, piece, epoch)
+        if kind is EntryKind.CHECKPOINT:
+            self.inflight[-1].entry = entry = attrs.evolve(self.inflight[-1].entry, members=None)
+            self._actions[-1] = attrs.evolve(self._actions[-1], entry=entry)
+
+
+class LeadsOutside(Role):
+    """Rule 18, taken away: a server that was removed takes over, and does not stop."""
+
+    @property
+    def admitted(self) -> bool:
+        return True
+
+
+class WaitsForRemoved(Role):
+    """Rule 18, taken away: the shared log is kept for servers that were removed."""
+
+    known: frozenset[str] = frozenset()
+
+    def _counts(self, entry: LogEntry) -> bool:
+        counts = super()._counts(entry)
+        self.known |= {*(self.members.names if self.members else ())}
+        return counts
+
+    def _copied(self, others: Any, number: int) -> bool:
+        return super()._copied(others, number) and len(others) + 1 >= len(self.known)
+
+
+class LetsTheLastCopyGo(Role):
+    """Rule 18, taken away: a server is removed that has one of two copies."""
+
+    def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
+        return True
+
+
 ROLES: dict[str, type[Role]] = {
     "order-blind": OrderBlind,
     "give-up": Forgetful,
@@ -159,14 +239,23 @@ ROLES: dict[str, type[Role]] = {
     "depose-by-void": DeposedByVoid,
     "number-together": Together,
     "trust-position": Trusting,
+    "trim-for-anybody": TrimsForAnybody,
+    "list-at-once": ListsAtOnce,
+    "change-together": ChangesTogether,
+    "forget-members": ForgetsMembers,
+    "lead-outside": LeadsOutside,
+    "wait-for-removed": WaitsForRemoved,
+    "let-last-copy-go": LetsTheLastCopyGo,
 }
 #: Rules of validity that are taken away.
 VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
-#: Rules that are taken away elsewhere than in a role.
-#: How many steps may pass after the last trouble until something is acknowledged again.
+#: How many steps may pass after the last trouble until something is acknowledged again, and then until all is trimmed.
 CALM = 2000
+#: The most servers that run at once, and with how many a cluster begins.
+MOST_SERVERS, FIRST = 5, 3
 #: The identities of the cluster's journal, and of another one.
 MINE, FOREIGN = b"m" * 16, b"f" * 16
+#: Rules that are taken away elsewhere than in a role.
 ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
 RULES = (*ROLES, *ELSEWHERE)
 
@@ -180,12 +269,16 @@ class World:
         self.base = 0  #: entries before it were purged
         self.truth = bytearray()  #: the bytes that count
         self.ends: list[int] = []  #: how many of them there were in front of each entry
+        self.lists: list[Members | None] = []  #: the members behind each entry
         self.counted: list[bool] = []  #: whether each entry counts
         self.validity, self.parts = Validity(), b""
         self.acked = 0  #: bytes below were acknowledged
         self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
         self.is_calm = False
-        self.messages = self.starts = self.fills = self.voids = 0
+        #: On how many of the members that are left is what was trimmed, when a leader removes one that lives.
+        self.copies_left: dict[tuple[EntryWriter, int], int] = {}
+        self.messages = self.starts = self.voids = self.changes = 0
+        self.made = servers
         self.servers = [Server(self, i) for i in range(servers)]
 
     def step(self) -> None:
@@ -204,6 +297,8 @@ class World:
             server.lose()
         elif 0.104 < luck < 0.108 and self.whole():
             server.swap()
+        elif 0.108 < luck < 0.112:
+            self.wish()
         else:
             server.turn()
         self.check()
@@ -235,8 +330,12 @@ class World:
         self.log.append(entry)
         if len(self.log) == 1:
             self.validity.begin(entry)
+        before = self.validity.members
         counts = self.validity.counts(entry)
         self.counted.append(counts)
+        self.lists.append(self.validity.members)
+        if counts:
+            self.judge_members(entry, before)
         if not counts:
             self.voids += 1
         elif entry.kind is not EntryKind.DATA:
@@ -247,17 +346,87 @@ class World:
                 self.truth += self.parts
                 self.parts = b""
 
+    def judge_members(self, entry: LogEntry, before: Members | None) -> None:
+        """Check an entry that counts against the members in front of it."""
+        after, name = self.validity.members, entry.writer.name
+        if before is not None and after != before:
+            self.changes += 1
+            left = self.copies_left.get((entry.writer, after.version if after else 0), LEAST)
+            if left < LEAST:
+                raise Violation(f"E: a server is removed, and what was trimmed is on {left} of those that are left")
+            if after is None or after.version != before.version + 1:
+                raise Violation(f"J: {after} follows {before}, which did not count for whoever has changed it")
+        if entry.kind is EntryKind.TAKEOVER and before is not None and not before.admits(name):
+            raise Violation(f"K: server {name} takes over, and the members are {before}")
+
+    @property
+    def members(self) -> Members:
+        """Return the members, as the whole shared log says."""
+        return self.validity.members or Members(0, (), FIRST)
+
+    @property
+    def listed(self) -> list[Server]:
+        """Return the servers that are members; all before there are any."""
+        names = self.members.names
+        return [server for server in self.servers if server.name in names or not names]
+
     def left(self) -> int:
         """Return the position at which what is left of the shared log begins."""
         return self.ends[self.base] if self.base < len(self.ends) else len(self.truth)
 
-    def copies(self, end: int) -> int:
-        """Return how many servers have synced everything below *end*."""
-        return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in self.servers)
+    def copies(self, end: int, names: Collection[str] | None = None) -> int:
+        """Return how many servers have synced everything below *end*.
+
+        :param names: of the servers; None: the members
+        """
+        servers = self.listed if names is None else [server for server in self.servers if server.name in names]
+        return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in servers)
 
     def whole(self) -> bool:
         """Return whether another machine may be lost: every server has what the shared log has not."""
-        return self.copies(min(self.left(), self.acked)) == len(self.servers)
+        names = self.members.names
+        return self.copies(min(self.left(), self.acked)) == max(len(names), len(self.listed))
+
+    def wish(self) -> None:
+        """An operator decides to add a server, or to remove one."""
+        removed = [server for server in self.listed if not server.unwanted]
+        if self.rnd.random() < 0.5 and len(self.servers) < MOST_SERVERS and self.made < 9:
+            self.servers.append(Server(self, self.made))
+            self.made += 1
+        elif len(removed) > LEAST:
+            self.rnd.choice(removed).unwanted = True
+
+    def operate(self, leader: Role) -> None:
+        """An operator asks *leader* for one of the changes that are needed, whether or not another is under way."""
+        members = leader.members
+        if members is None:
+            return
+        names = {server.name for server in self.servers}
+        gone = [name for name in members.names if name not in names]
+        new = [server.name for server in self.servers if not server.unwanted and server.name not in members.names]
+        unwanted = [s.name for s in self.servers if s.unwanted and s.name in members.names]
+        if gone and new and self.rnd.random() < 0.5:
+            leader.change_members(members.replaced(gone[0], new[0]))
+        elif new:
+            leader.change_members(members.added(self.rnd.choice(new)))
+        elif (gone or unwanted) and len(members.names) > LEAST:
+            after = members.removed((gone or unwanted)[0])
+            if (gone or leader.is_on_two(after, self.reported())) and leader.change_members(after) and not gone:
+                self.copies_left[leader.writer, after.version] = self.copies(min(self.left(), self.acked), after.names)
+        elif members.places:
+            leader.change_members(members.closed())
+
+    def reported(self) -> dict[str, int]:
+        """Return up to which entry each server has said that it has everything on disk."""
+        return {server.name: server.role.reported for server in self.servers}
+
+    def judge_purge(self, leader: Server, number: int, absent: Collection[str]) -> None:
+        """Check that every member has what is trimmed."""
+        end, members = self.ends[number - 1], self.lists[leader.role.applied - 1]
+        for name in () if members is None else members.names:
+            has = any(s.name == name and s.synced >= end and s.disk[:end] == self.truth[:end] for s in self.servers)
+            if name not in absent and not has:
+                raise Violation(f"I: server {name} is a member, and has not the {end} bytes that are trimmed")
 
     def release(self, server: Server, start: int, end: int) -> None:
         if server.disk[start:end] != self.truth[start:end]:
@@ -279,23 +448,35 @@ class World:
         """Everything is well from now on: something must be acknowledged soon."""
         for server in self.servers:
             server.paused = False
-            if not server.up:
-                server.start()
         before, self.is_calm = self.acked, True
+        self.go_on(lambda: self.acked > before, "H: nothing is acknowledged")
+        number = len(self.log)
+        self.go_on(lambda: self.base >= number, "L: the shared log is not trimmed")
+        self.go_on(
+            lambda: all(server.name in self.members.names for server in self.servers), "L: others than members run"
+        )
+
+    def go_on(self, until: Callable[[], bool], problem: str) -> None:
         for _ in range(CALM):
-            if self.acked > before:
+            if until():
                 return
+            for server in self.servers:
+                if not server.up:
+                    server.start()
             if self.net:
                 self.arrive(*self.net.pop(0))
             self.rnd.choice(self.servers).turn()
             self.check()
-        raise Violation(f"H: nothing is acknowledged {CALM} steps after the last trouble")
+        raise Violation(f"{problem} {CALM} steps after the last trouble; the members are {self.members}")
 
     def finish(self) -> None:
         """Check every journal as a whole."""
         for server in self.servers:
+            role = server.role
             if not server.foreign and server.disk[: server.mark] != self.truth[: server.mark]:
                 raise Violation(f"B: server {server.ident} differs below its mark")
+            if role.applied and not server.foreign and role.members != self.lists[role.applied - 1]:
+                raise Violation(f"J: {server.name} believes that the members are {role.members}")
         if self.acked > len(self.truth):
             raise Violation(f"A: {self.acked} bytes were acknowledged, {len(self.truth)} count")
 
@@ -310,6 +491,8 @@ class Server:
         self.synced = 0  #: on disk for certain
         self.mark_disk = 0  #: the durable mark that was written
         self.up, self.paused, self.lost = True, False, False
+        self.unwanted = False  #: whether an operator removes it
+        self.absent: list[str] = []  #: the members that the operator has written off
         self.foreign = False  #: whether it has another cluster's journal
         self.start()
 
@@ -323,10 +506,13 @@ class Server:
         self.mark = self.mark_disk
         validity = VALIDITIES.get(world.broken or "", Validity)()
         kind = ROLES.get(world.broken or "", Role)
+        self.absent = []
         begin = len(self.disk) if world.broken == "no-truncate" else self.mark_disk
         writer, chain = EntryWriter(self.name, self.incarnation), crc32c(self.disk[:begin])
         identity = FOREIGN if self.foreign else MINE
-        self.role = kind(writer, begin, window=3, most=MOST, validity=validity, identity=identity, chain=chain)
+        self.role = kind(
+            writer, begin, window=3, most=MOST, validity=validity, identity=identity, chain=chain, size=FIRST
+        )
         self.role.eager = world.rnd.choice((1, 2, 3))
         self.cutting: int | None = None
         self.filling = False
@@ -343,8 +529,8 @@ class Server:
         """The machine is lost with its disk; another one takes its place, under a name of its own."""
         self.disk.clear()
         self.synced = self.mark_disk = 0
-        self.lost, self.paused = True, False
-        self.name += "+"
+        self.lost, self.paused, self.unwanted = True, False, False
+        self.name += "x"
         self.start()
 
     def swap(self) -> None:
@@ -353,7 +539,7 @@ class Server:
             self.disk = bytearray(b"#" * self.mark_disk)
             self.synced = self.mark_disk
             self.foreign, self.paused = True, False
-            self.name += "+"
+            self.name += "x"
             self.start()
 
     def turn(self) -> None:
@@ -385,19 +571,53 @@ class Server:
     def lead(self, luck: float) -> None:
         world = self.world
         if luck < 0.55:
-            if sum(1 for _ in self.role.inflight) < 3:
+            if not self.role.admitted:  # it was removed
+                self.leave()
+            elif sum(1 for _ in self.role.inflight) < 3:
                 world.messages += 1
                 data = (b"<%d>" % world.messages) * world.rnd.randint(1, 3)
                 position = len(self.disk)
                 self.disk += data
                 self.role.append(position, [Batches(data, crc32c(self.disk))])
         elif luck < 0.6:
-            self.role.add_checkpoint()
-            self.role.purge([s.role.reported for s in world.servers if s is not self and not s.lost])
+            self.trim()
+        elif luck < 0.65:
+            world.operate(self.role)
         elif luck < 0.8:
             self.role.repeat()
         elif luck < 0.82:
             self.role.learned_last(len(world.log), self.role.applied)
+
+    def trim(self) -> None:
+        world, members = self.world, self.role.members
+        self.role.add_checkpoint()
+        if members is None or (members.places and world.rnd.random() < 0.9):
+            return
+        reported, checkpoint = world.reported(), self.role.checkpoint or 0
+        self.absent = []
+        if (
+            not world.is_calm and world.rnd.random() < 0.2
+        ):  # the log is too large, so nobody who is behind is waited for
+            self.absent = [name for name in members.names if reported.get(name, 0) < checkpoint]
+        self.role.purge(reported, self.absent)
+        if self.absent and world.rnd.random() < 0.5:  # and one that has everything is removed
+            for server in world.listed:
+                server.unwanted = server.unwanted or (server is not self and server.name not in self.absent)
+            world.operate(self.role)
+
+    def leave(self) -> None:
+        """A leader that was removed ends when the outcome of everything is known."""
+        if not self.role.pending:
+            self.end("removed")
+
+    def end(self, reason: str) -> None:
+        """Stop as a server that is no member; it is started again if an operator wants to have it."""
+        members = self.world.lists[self.role.applied - 1]
+        if members is None or members.admits(self.name):
+            raise Violation(f"K: {self.name} stops, and the members are {members}: {reason}")
+        self.up = self.paused = False
+        if self.unwanted:
+            self.world.servers.remove(self)
 
     def follow(self) -> None:
         """Read the next entries of the shared log."""
@@ -415,7 +635,7 @@ class Server:
     def copy(self) -> None:
         """Copy what is durable on another server; what is there already need not be copied."""
         other = self.world.rnd.choice(self.world.servers)
-        if other is self or not other.up:
+        if other is self or not other.up or other.foreign:
             return
         durable = len(other.disk) if self.world.broken == "copy-unconfirmed" else other.mark_disk
         if durable > len(self.disk):
@@ -462,6 +682,8 @@ class Server:
         if state is State.STOPPED and self.foreign:
             self.foreign = False
             self.lose()  # it is emptied, and filled again
+        elif state is State.STOPPED and "not a member" in reason:
+            self.end(reason)
         elif state is State.STOPPED:
             raise Violation(f"F: server {self.ident} stops: {reason}")
         elif state is State.FOLLOWER and not any(world.counted[applied:]):
@@ -473,6 +695,7 @@ class Server:
         self.disk += data
 
     def purge(self, number: int) -> None:
+        self.world.judge_purge(self, number, self.absent)
         base = number - 1
         if self.world.broken == "trim-anywhere":  # any entry may be the first, a void one, too
             reader = Validity()
@@ -520,7 +743,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--break", dest="broken", choices=RULES)
     options = parser.parse_args()
-    bad = acked = starts = takeovers = trimmed = voids = 0
+    bad = acked = starts = takeovers = trimmed = voids = changes = 0
     for number in range(options.first, options.first + options.count):
         world, violation = schedule(f"{options.seed}/{number}", options.steps, options.broken)
         if violation:
@@ -532,11 +755,12 @@ def main() -> int:
         takeovers += sum(entry.kind is EntryKind.TAKEOVER for entry in world.log)
         trimmed += world.base
         voids += world.voids
+        changes += world.changes
         if sys.stderr.isatty() and number % 100 == 0:
             print(f"\r{number - options.first} of {options.count}", end="", file=sys.stderr)
     print(
         f"{options.count} schedules, {acked} bytes acknowledged, {takeovers} take-overs, {starts} starts, {voids} void "
-        f"entries, {trimmed} entries trimmed: {bad} violating"
+        f"entries, {trimmed} entries trimmed, {changes} changes of the members: {bad} violating"
     )
     return 1 if bad else 0
 

@@ -66,6 +66,7 @@ KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "n
 #: A machine loses its disk after so many rounds, and then again.
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
+CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
 #: The listeners beside Figg, HTTP and the page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
@@ -198,11 +199,18 @@ class Weather:
         delay, _ = self._kill(server)
         shutil.rmtree(server.directory / "data")
         self.wipes += 1
-        server.member = f"{server.name}{self.wipes}"
-        return delay, lambda: self._fill(server)
+        old, server.member = server.member or server.name, f"{server.name}{self.wipes}"
+        return delay, lambda: self._fill(server, old)
 
-    def _fill(self, server: ClusterServer) -> None:
-        """Start with an empty disk; half of the time with a copy that an operator made, as docs/cluster.md says."""
+    def _fill(self, server: ClusterServer, old: str) -> None:
+        """Start with an empty disk; half of the time with a copy that an operator made, as docs/cluster.md says.
+
+        :param old: the name of the member that has lost its disk, whose place this server takes
+        """
+        urls = [word for url in server.urls for word in ("--nats", url)]
+        replaced = subprocess.run([*CLUSTER, "replace", old, server.member, *urls], capture_output=True, text=True)
+        if replaced.returncode:
+            self.problems.append(f"cluster replace: {replaced.stderr}")
         if self.wipes % 2 == 0:
             source = next(each for each in self.servers if each is not server)
             words = [*JOURNAL, "backup", self._urls[source.name], str(server.directory / "data")]

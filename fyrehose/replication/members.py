@@ -1,0 +1,197 @@
+"""The members of a cluster: a list in the shared log, and the changes that an operator asks for.
+
+Each entry of the shared log that has no bytes of the journal carries the list that counts from there on.  The list has
+no part in acknowledging a message: that takes the leader's disk and a majority of the NATS servers, whoever the members
+are.  It decides for which servers entries are kept, and which servers take part.
+
+A new log begins with one member, the server that has written its first entry, and with places for others: the next
+servers that start take them by themselves.  After that only operators change the list.
+
+    in: a list, a change      out: another list, or why the change is refused
+
+This module imports neither Twisted nor a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from fyrehose.errors import FyrehoseError
+from fyrehose.journal.format import Damage
+
+#: Upper bound of a member's name, in bytes.
+MAX_NAME = 64
+#: The most members of a cluster; the list is part of every checkpoint.
+MAX_MEMBERS = 64
+#: The fewest members that are left when one is removed: what is trimmed has to be on two machines.
+LEAST = 2
+#: Upper bound of a request to change the members, in bytes.
+MAX_REQUEST = 1024
+
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
+_LIST = re.compile(rb"(\d{1,9}) (\d{1,3})((?: [A-Za-z0-9_-]{1,64})*)")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a server may have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
+@attrs.frozen
+class Members:
+    """The servers of a cluster.
+
+    :ivar version: 1, 2, 3 ...; each change has the next one
+    :ivar names: in the order in which they were added
+    :ivar places: how many servers that are not listed yet become members by themselves
+    """
+
+    version: int
+    names: tuple[str, ...]
+    places: int = 0
+
+    @classmethod
+    def founded(cls, name: str, size: int) -> Members:
+        """Return the list with which the server *name* begins a log of *size* members."""
+        return cls(1, (name,), max(0, min(size, MAX_MEMBERS) - 1))
+
+    def admits(self, name: str) -> bool:
+        """Return whether the server *name* may take part: it is a member, or there is a place for it."""
+        return name in self.names or self.places > 0
+
+    def added(self, name: str) -> Members:
+        """Return the list with *name*, which takes a place if there is one.
+
+        :raises FyrehoseError: there are too many
+        """
+        if name in self.names:
+            return self
+        if len(self.names) >= MAX_MEMBERS:
+            raise FyrehoseError(f"the cluster has {len(self.names)} members already, and cannot have more")
+        return Members(self.version + 1, (*self.names, name), max(0, self.places - 1))
+
+    def removed(self, name: str) -> Members:
+        """Return the list without *name*.
+
+        :raises FyrehoseError: too few would be left
+        """
+        if name not in self.names:
+            return self
+        if len(self.names) <= LEAST:
+            raise FyrehoseError(
+                f"{name} cannot be removed: {LEAST} members have to be left, because what is trimmed has to be on two "
+                "machines; add or replace one first"
+            )
+        return Members(self.version + 1, tuple(each for each in self.names if each != name), self.places)
+
+    def replaced(self, name: str, by: str) -> Members:
+        """Return the list with *by* in the place of *name*.
+
+        :raises FyrehoseError: *name* is not a member, or *by* is another one
+        """
+        if name not in self.names and by in self.names:
+            return self  # it was done before
+        if name not in self.names:
+            raise FyrehoseError(f"{name} is not a member; the members are {self}")
+        if by in self.names:
+            raise FyrehoseError(
+                f"{by} is a member already: a machine that takes the place of another one needs a name of its own, "
+                "because the others believe what the old one has reported"
+            )
+        return Members(self.version + 1, tuple(by if each == name else each for each in self.names), self.places)
+
+    def closed(self) -> Members:
+        """Return the list without places for further servers."""
+        return self if not self.places else Members(self.version + 1, self.names)
+
+    def __str__(self) -> str:
+        listed = " and ".join(filter(None, (", ".join(self.names[:-1]), self.names[-1])))
+        if not self.places:
+            return listed
+        return f"{listed} ({self.places} {'place is' if self.places == 1 else 'places are'} free)"
+
+    def pack(self) -> bytes:
+        """Return the bytes of the list in an entry: version, places and names, separated by spaces."""
+        return " ".join((str(self.version), str(self.places), *self.names)).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Members:
+        """Decode a list.
+
+        :raises Damage: *data* is no list of members
+        """
+        found = _LIST.fullmatch(data)
+        names = tuple(found[3].decode().split()) if found else ()
+        if found is None or not 0 < len(set(names)) == len(names) <= MAX_MEMBERS:
+            raise Damage("an entry of the shared log has an invalid list of members")
+        return cls(int(found[1]), names, int(found[2]))
+
+
+class ChangeKind(Enum):
+    """What a change does."""
+
+    ADD = "add"
+    REMOVE = "remove"
+    REPLACE = "replace"
+    CLOSE = "close"  #: no further server becomes a member by itself
+
+
+@attrs.frozen
+class MemberChange:
+    """A change of the members that an operator asks for.
+
+    Doing it again changes nothing, so a request is repeated until it is answered.
+
+    :ivar ident: names the request in its answer
+    :ivar version: of the list that the operator has seen; a late repetition must not change a later one
+    :ivar name: of the member; empty to close the free places
+    :ivar by: the name of the server that replaces it
+    """
+
+    ident: str
+    version: int
+    kind: ChangeKind
+    name: str = ""
+    by: str = ""
+
+    def apply(self, members: Members) -> Members:
+        """Return the list after the change; the same list if there is nothing to do.
+
+        :raises FyrehoseError: the change is refused
+        """
+        match self.kind:
+            case ChangeKind.ADD:
+                after = members.added(self.name)
+            case ChangeKind.REMOVE:
+                after = members.removed(self.name)
+            case ChangeKind.REPLACE:
+                after = members.replaced(self.name, self.by)
+            case ChangeKind.CLOSE:
+                after = members.closed()
+        if after != members and self.version != members.version:
+            raise FyrehoseError(f"the members were changed meanwhile, and are {members} now; run the command again")
+        return after
+
+    def pack(self) -> bytes:
+        """Return the message that asks the leader for this change."""
+        said = {"change": self.kind.value, "id": self.ident, "name": self.name, "by": self.by}
+        return json.dumps({**said, "version": self.version}).encode()
+
+    @classmethod
+    def unpack(cls, message: bytes) -> MemberChange | None:
+        """Decode a request; return None if it is none."""
+        if len(message) > MAX_REQUEST:
+            return None
+        try:
+            said: Any = json.loads(message)
+            kind, ident, version = ChangeKind(said["change"]), str(said["id"]), int(said["version"])
+            name, by = str(said.get("name", "")), str(said.get("by", ""))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            return None
+        needed = {ChangeKind.CLOSE: (), ChangeKind.REPLACE: (name, by)}.get(kind, (name,))
+        return cls(ident, version, kind, name, by) if is_name(ident) and all(map(is_name, needed)) else None
