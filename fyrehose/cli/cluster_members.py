@@ -136,7 +136,7 @@ def _listed(found: Survey) -> Members:
 
 def _said_by(said: dict[str, Any]) -> Members | None:
     try:
-        return Members.unpack(str(said.get("members", "")).encode())
+        return Members.unpack(str(said.get("listed", "")).encode())
     except Damage:
         return None  # it knows no list yet, or it is older
 
@@ -192,7 +192,7 @@ async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float)
                 continue
             if said["answer"]["refused"]:
                 raise FyrehoseError(str(said["answer"]["refused"]))
-            return Members.unpack(str(said["members"]).encode())
+            return Members.unpack(str(said["listed"]).encode())
     finally:
         await client.close()
     raise FyrehoseError(

@@ -114,7 +114,7 @@ class Peers:
             "leaving": leaving,
         }
         if role.members is not None:
-            said["members"] = role.members.pack().decode()
+            said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             said["refusal"] = refusal
             said["answer"] = dict(answer or {})

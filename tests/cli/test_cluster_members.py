@@ -23,7 +23,7 @@ THREE = Members(5, ("a", "b", "c"), places=1)
 
 
 def survey_of(members: Members | None, *more: dict[str, Any]) -> Survey:
-    said = {} if members is None else {"members": members.pack().decode()}
+    said = {} if members is None else {"listed": members.pack().decode()}
     return Survey([{**LEADER, **said, "silent": {"b": 0.1, "c": 67.2}}, FOLLOWER, *more], None)
 
 
@@ -62,7 +62,7 @@ class Client:
         except FyrehoseError as error:
             refused = str(error)
         for ident in ("another", change.ident):
-            said = {**LEADER, "members": self.members.pack().decode(), "answer": {"id": ident, "refused": refused}}
+            said = {**LEADER, "listed": self.members.pack().decode(), "answer": {"id": ident, "refused": refused}}
             await self._heard(Message(json.dumps(said).encode()))
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ def test_members_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("said", [None, "x", "1 0"])
 def test_without_a_list_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
-    hear(monkeypatch, Survey([LEADER if said is None else {**LEADER, "members": said}], None))
+    hear(monkeypatch, Survey([LEADER if said is None else {**LEADER, "listed": said}], None))
     ended = run("members", *NATS)
     assert ended.exit_code == 1
     assert "no server knows the members" in ended.output
