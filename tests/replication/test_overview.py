@@ -92,7 +92,7 @@ def test_members_that_were_never_heard_are_listed_and_servers_that_were_removed_
     here, leader = peers("a"), role("a", 300, State.LEADER)
     heard(here, "b", 300, 2.0)
     heard(here, "c", 300, 2.0)
-    leader.members = Members(4, ("a", "b", "d"))
+    leader.validity.members = Members(4, ("a", "b", "d"))
     found = seen_by_leader(leader, here, Growth(), 3.0)
     assert [(each.name, each.role, each.alive, each.heard) for each in found] == [
         ("a", "leader", True, 0.0),
