@@ -890,6 +890,20 @@ def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
     assert "has written to the shared log" in told[0]
 
 
+def test_a_server_that_is_to_be_opened_again_does_not_take_over(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.add(name)
+    old = cluster.elect()
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(old.reopenings))
+    (new,) = (server for server in cluster.servers.values() if server is not old)
+    cluster.hub.away.add(new.name)
+    cluster.run(30)
+    assert old.role is State.FOLLOWER
+
+
 def test_a_leader_accepts_nothing_and_opens_again_when_the_shared_log_has_lost_entries(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
