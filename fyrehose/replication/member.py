@@ -130,6 +130,7 @@ class Member:
     #: Fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
+    _reopens: bool = attrs.field(default=False, init=False)  #: the journal is going to be closed and opened again
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
     _warned: str = attrs.field(default="", init=False)
 
@@ -174,6 +175,7 @@ class Member:
             ticking.stop()
         self._hand_on()
         self._actions.clear()
+        await self._act_over()  # it uses the journal, which is closed next
         if self.gate.leading:
             await self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
@@ -291,7 +293,7 @@ class Member:
             silent = now - self._heard_leader
             if silent > ASK or self._present != self.role.leader:
                 self._once("ask", self._ask_leader)
-            if silent > self._patience:
+            if silent > self._patience and not self._reopens:
                 self._once("take over", self._take_over)
         else:
             self._lead(now)
@@ -326,6 +328,11 @@ class Member:
             self._broken = True
             self._actions.clear()
             self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
+
+    def _reopen(self, reason: str) -> None:
+        """Ask for the journal to be closed and opened again; until then this server follows, and never leads."""
+        self._reopens = True
+        self.on_reopen(reason)
 
     async def _open(self) -> None:
         for warning in await self.log.open(self._heard, self.peers.writer, self._members_asked):
@@ -555,6 +562,10 @@ class Member:
     async def _perform(self) -> None:
         """Carry out the actions of the role, and wait until that is done."""
         self._soon()
+        await self._act_over()
+
+    async def _act_over(self) -> None:
+        """Wait until no action is under way."""
         if "act" in self._busy:
             idle: Deferred[None] = Deferred()
             self._idle.append(idle)
@@ -604,7 +615,7 @@ class Member:
                 served = self.settings.journal or any(peer.journal for peer in self.peers.others.values())
                 if not self.can_fill or not served:
                     raise too_far_behind(role.position, position)
-                self.on_reopen(
+                self._reopen(
                     f"the journal ends at position {role.position}, and the shared log begins at {position}: it has to "
                     "be filled from another server"
                 )
@@ -613,7 +624,7 @@ class Member:
             case Reopen(reason):
                 if self.gate.leading:
                     await self.gate.follow(role.position, reason)
-                self.on_reopen(reason)
+                self._reopen(reason)
             case Changed(state, reason):
                 await self._changed(state, reason)
 
@@ -633,7 +644,7 @@ class Member:
             self._heard_leader = self.reactor.seconds()
             if self._led_once:
                 self._led_once = False
-                self.on_reopen(f"this server was the leader, and follows again: {reason}")
+                self._reopen(f"this server was the leader, and follows again: {reason}")
         elif state is State.STOPPED and not self.role.admitted:
             self._removed(reason)
         elif state is State.STOPPED:
@@ -646,6 +657,8 @@ class Member:
             except NoRoom as full:
                 log.warn("replication: the disk is full; following waits for free space: {why}", why=full)
                 await deferLater(self.reactor, 1.0)
+                if not self.running:
+                    raise
             except Damage as damage:
                 raise ConfigError(f"the shared log does not continue this journal: {damage}") from damage
 
