@@ -64,9 +64,25 @@ def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_list
     service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
     started: list[Any] = []
     service.startService().addBoth(started.append)
+    journal.state = JournalState.READ_ONLY
     journal._fail(OutcomeUnknown("another server has taken over; whether this is stored is unknown"))
     assert started == [None], "an error would end the server"
     assert not reactor.tcpServers
+    service.stopService()
+    assert not reactor.getDelayedCalls()
+
+
+def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
+    journal = MemoryJournal(auto=False)
+    broker = Broker(Clock(), journal, Sequencer())
+    broker.open()
+    reactor = MemoryReactorClock()
+    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    started: list[Any] = []
+    service.startService().addBoth(started.append)
+    journal.state = JournalState.FAILED
+    journal._fail(OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown"))
+    assert started[0].check(OutcomeUnknown)
     service.stopService()
     assert not reactor.getDelayedCalls()
 
