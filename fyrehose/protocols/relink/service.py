@@ -48,15 +48,18 @@ class RelinkService(TCPService):
         self.registry.close()  # The service was stopped in the meantime.
         return None
 
-    def _not_written(self, failure: Failure) -> None:
+    def _not_written(self, failure: Failure) -> Deferred[Any] | None:
         failure.trap(ReadOnly, OutcomeUnknown)
         if not self.running:
-            return
+            return None
+        if failure.check(OutcomeUnknown):
+            return self._open()  # fails if the journal has failed, and stays closed if it takes nothing now
         log.warn(
             "relink: the listener stays closed until its links can be written; retrying: {why}",
             why=failure.getErrorMessage(),
         )
         self._retry_timer = self.registry.clock.callLater(DISK_FULL_RETRY, self._retry_open)
+        return None
 
     def _retry_open(self) -> None:
         self._retry_timer = None

@@ -10,7 +10,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import OutcomeUnknown
+from fyrehose.errors import Closed, OutcomeUnknown
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.plugin import links_stream, plugin
 from fyrehose.protocols.relink.registry import wall_clock
@@ -82,7 +82,7 @@ def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
     service.startService().addBoth(started.append)
     journal.state = JournalState.FAILED
     journal._fail(OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown"))
-    assert started[0].check(OutcomeUnknown)
+    assert started[0].check(Closed)
     service.stopService()
     assert not reactor.getDelayedCalls()
 
