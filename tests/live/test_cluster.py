@@ -206,6 +206,10 @@ def test_the_same_processes_go_on_when_nats_is_lost_and_comes_back(cluster: Clus
     for node in range(cluster.nats.count):
         cluster.nats.kill(node)
     leader = leader_of(cluster)
+    # A leader notices it when something waits to be accepted.
+    url = f"http://127.0.0.1:{leader.ports[1]}/streams/s"
+    with pytest.raises(OSError):
+        urllib.request.urlopen(urllib.request.Request(url, b"while NATS is lost"), timeout=1)
     wait_for(leader, "messages are refused until it accepts them")
     for node in range(cluster.nats.count):
         cluster.nats.start(node)
