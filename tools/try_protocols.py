@@ -48,7 +48,7 @@ def check_figg() -> None:
     session = FiggServerSession()
     golden = bytes.fromhex(FIGG)
     events = [event for byte in golden for event in events_of(session, bytes([byte]))]
-    found = [(run.topic, bytes(message)) for event in events for run in event.runs for message in run.payloads()]
+    found = [(run.stream, bytes(message)) for event in events for run in event.runs for message in run.payloads()]
     assert found == [("a", b"hi")], found
 
 
