@@ -36,7 +36,7 @@ def catalog(
     A view has the records that were durable when it was first queried; call this again for newer ones.  Names with
     other characters than letters, digits and ``_`` need backquotes: ``streams.`web.access```.
 
-    :param lake, journal, gaps, parts: as in :func:`fyrehose.spark.table`
+    :param lake, journal, parts, gaps: as in :func:`fyrehose.spark.table`
     :param match: a pattern of streams, in which ``*`` stands for any text; the server's own, whose names begin with a
         dot, match only a pattern that begins with a dot, too
     :return: the names of the streams that have a view
