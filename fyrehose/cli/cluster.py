@@ -249,7 +249,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
 
 
 async def _reach(url: str) -> NatsServer:
-    """Ask the NATS server at *url* for its name; every one says it to whoever connects."""
+    """Ask the NATS server at *url* for its name; it sends it to each new client."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or NATS_PORT
     shown = f"{host}:{port}"

@@ -120,7 +120,7 @@ class JournalMeters:
 
 @attrs.frozen(kw_only=True)
 class MemberStatus:
-    """What the leader of a cluster knows of one of its servers.
+    """State of one server of a cluster, as the leader knows it.
 
     :ivar role: as the server has said last: follower, candidate, leader or stopped
     :ivar address: where HTTP publishers reach it; empty if it is unknown
@@ -143,7 +143,7 @@ class MemberStatus:
 
 @attrs.frozen(kw_only=True)
 class NatsStatus:
-    """What NATS says of one of its servers that stores the shared log.
+    """State of a NATS server that stores the shared log, as NATS reports it.
 
     :ivar leads: whether it leads the stream
     :ivar current: whether it has what the leader of the stream has

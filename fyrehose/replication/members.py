@@ -133,7 +133,7 @@ class Members:
 
 
 class ChangeKind(Enum):
-    """What a change does."""
+    """Kinds of changes of the members."""
 
     ADD = "add"
     REMOVE = "remove"

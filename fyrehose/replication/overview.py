@@ -82,7 +82,7 @@ def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list
 
 
 def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]:
-    """Return what the leader has said of all servers; without a leader, which servers were heard."""
+    """Return all servers as the leader has described them, or those that were heard if none leads."""
     leader = peers.others.get("" if role.leader is None else role.leader.name)
     if leader is not None and leader.leads and now - leader.heard < peers.settings.takeover_after:
         return parsed(leader.said)

@@ -155,7 +155,7 @@ def new_server(cluster: Cluster, name: str) -> ClusterServer:
 
 
 def status_of(server: ClusterServer) -> int:
-    """Return with which status the server ends by itself."""
+    """Wait until the server ends by itself, and return its exit status."""
     assert server.process is not None
     process, server.process = server.process, None
     return process.wait(PATIENCE)

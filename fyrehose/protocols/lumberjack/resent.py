@@ -132,7 +132,7 @@ def _keys(run: Run) -> list[int | None]:
 
 @attrs.define(eq=False)
 class Repetitions:
-    """What the writers of the listeners that share it may send again.
+    """Table of the events that writers may send again, shared by listeners.
 
     :ivar read: the journal's ``read``
     :ivar seconds: the monotonic clock

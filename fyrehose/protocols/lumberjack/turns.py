@@ -78,7 +78,7 @@ class Turns:
 
     @property
     def saturated(self) -> bool:
-        """True if no connection takes a turn, because turns are held, or so much data is in flight."""
+        """Return whether no connection takes a turn, because turns are held or too much data is in flight."""
         return self.held or self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
 
     def hold(self) -> None:
