@@ -3,8 +3,9 @@
     request   version  request id  domain  address  identity  mechanism  credentials...
     reply     version  request id  status  text  user id  metadata
 
-The user id is a number that no other connection of the server has.  ZeroMQ attaches it to each message of the
-connection; the peer cannot change it.
+The user id of a connection that subscribes is a number that no other connection of the server has.  ZeroMQ attaches it
+to each message of the connection; the peer cannot change it.  A connection that publishes needs none, and gets none: with
+one, an event costs a third more, because it arrives in smaller turns.
 
 A libzmq client that is answered with status 400 never reconnects.
 
@@ -71,7 +72,8 @@ class Authenticator:
         identity = Identity(host=address, key=z85.encode(frames[6]).decode() if self.curve and not cause else None)
         if cause is None and not self.may(identity, action):
             cause = "Forbidden"
-        reply = _reply(request, b"200" if cause is None else b"400", (cause or "OK").encode(), b"%d" % number)
+        user = b"%d" % number if action is Action.SUBSCRIBE else b""
+        reply = _reply(request, b"200" if cause is None else b"400", (cause or "OK").encode(), user)
         return Answer(frames=reply, cause=cause, address=address, wanted=(identity, action))
 
     def may(self, identity: Identity, action: Action) -> bool:

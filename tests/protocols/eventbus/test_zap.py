@@ -66,7 +66,14 @@ def test_authenticator_answers_by_policy_and_key(
     answer = authenticator.answer(message, 9)
     assert answer.cause == cause
     assert answer.frames[:3] == [b"1.0", b"7", b"200" if cause is None else b"400"]
-    assert answer.frames[4:] == [b"9", b""]
+    assert answer.frames[4:] == [b"", b""]
+
+
+@pytest.mark.parametrize(("action", "number"), [(Action.SUBSCRIBE, b"9"), (Action.PUBLISH, b"")])
+def test_connection_that_subscribes_is_numbered(action: Action, number: bytes) -> None:
+    message = zap_request()
+    message[2] = DOMAINS[action]
+    assert Authenticator().answer(message, 9).frames[4] == number
 
 
 def test_domain_names_the_action() -> None:
