@@ -340,6 +340,7 @@ class AdminProtocol(WebProtocol):
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
+            """Send the newest records as an event, or an error as the last one; return how many bytes it costs."""
             if self.write_paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.

@@ -312,6 +312,7 @@ class Broker:
         return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
+        """Deliver the durable records: to the states that follow a stream, then to subscribers, then to consumers."""
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:

@@ -217,6 +217,7 @@ class Guarded:
         return publish_deferred(self.publisher(None, fire), runs, (), key).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        """Subscribe if the access policy and the limits of the peer's network allow it; see :class:`IBroker`."""
         self.check(Action.SUBSCRIBE, stream)
         self.broker.subscriptions.take(self._network)
         self._subscribed += 1

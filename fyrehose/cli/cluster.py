@@ -150,6 +150,10 @@ def check_installed() -> None:
 
 
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
+    """Return the settings of the table [replication] of file *config*, or those that *urls* and *name* stand for.
+
+    :raises ConfigError: both or neither are given, or the file has no such table
+    """
     if (config is None) == (not urls):
         raise ConfigError("pass either --config FILE or --nats URL")
     if config is None:

@@ -532,6 +532,7 @@ class FileJournal:
     # Retiring streams.
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams* by a commit of its own, in order with the appends; see :class:`IJournal`."""
         if self.state is not JournalState.WRITABLE:
             return fail(self.refused())
         self._unsettled += 1
@@ -667,6 +668,7 @@ class FileJournal:
         return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Return durable records of *stream* from *start* on, without those that were retired or have expired."""
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()

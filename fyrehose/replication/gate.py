@@ -204,6 +204,7 @@ class ReplicatedGate:
             self.hand_over(position, batches)
 
     def synced(self, commit: Commit) -> None:
+        """Hand the batches of *commit* over to the shared log, and release it once the log has them."""
         assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
         wrote = commit.result.batches or commit.result.retired
         if not self.leading or not wrote:

@@ -135,6 +135,7 @@ class JetStreamLog:
         writer: EntryWriter | None = None,
         asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
+        """Connect, and start the thread of the NATS client if it does not run yet; see :class:`ISharedLog`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
@@ -351,6 +352,7 @@ class JetStreamLog:
                 self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
+            """Await the answer in the thread, and pass its outcome to the reactor's."""
             this = asyncio.current_task()
             assert this is not None, "a loop runs it"
             if answers:

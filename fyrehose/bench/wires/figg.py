@@ -87,6 +87,7 @@ class FiggSubscriberWire(Wire):
         read_exactly(sock, size)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count whole DATA frames, check that their offsets are in order, and return how many bytes they have."""
         used = self._attached(data, size)
         rows = (size - used) // self._row
         if rows:

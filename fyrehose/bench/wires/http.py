@@ -94,6 +94,7 @@ class HttpWorkerWire(WorkerWire):
         return _request("POST", f"/subscriptions/{self._name}/{action}", "application/json", body)
 
     def hello(self, sock: socket.socket) -> None:
+        """Create the shared subscription of the job, and wait for the whole answer."""
         body = {"stream": self.job.stream, "shared": True, "window": 100_000}
         sock.sendall(_request("PUT", f"/subscriptions/{self._name}", "application/json", json.dumps(body).encode()))
         data = bytearray()
@@ -107,6 +108,7 @@ class HttpWorkerWire(WorkerWire):
         return self._lease
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Handle one whole answer: settle the messages that it leases, or lease more; return how many bytes it has."""
         body, end = _end(data, 0, size)
         if not end:
             return 0

@@ -73,6 +73,7 @@ class LumberjackPublisherWire(Wire):
         return self._window(count)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count the events that whole ACK frames acknowledge, and return how many bytes these frames have."""
         whole = size - size % 6
         for at in range(0, whole, 6):
             kind, number = _ACK.unpack_from(data, at)

@@ -107,6 +107,7 @@ class RelinkSubscriberWire(_Link):
         return hello(f"{self.verb}:{self.job.stream}@0")
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count and acknowledge messages, answer the other frames, and return how many bytes were handled."""
         used = 0
         if not self._replied:
             if size < _REPLY.size:

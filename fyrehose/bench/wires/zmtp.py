@@ -133,6 +133,7 @@ class ZmtpSubscriberWire(_Socket):
         time.sleep(SETTLE)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count the messages, handle the commands between them, and return how many bytes were handled."""
         used = 0
         while True:
             rows = (size - used) // self._row

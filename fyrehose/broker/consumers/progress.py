@@ -211,6 +211,7 @@ class SavedShare:
         return self.streams.setdefault(stream, StreamProgress())
 
     def packed(self) -> dict[str, Any]:
+        """Return the fields that a checkpoint stores, for JSON; :meth:`unpacked` reads them."""
         streams = {name: progress.packed() for name, progress in self.streams.items()}
         return {
             "options": attrs.asdict(self.options),
@@ -237,6 +238,7 @@ class SavedShares:
         self.shares = {}
 
     def begin(self, newest: Record) -> int:
+        """Return the number at which the last checkpoint begins; ``all`` counts back from *newest* to it."""
         fields = _parsed(newest.payload)
         try:
             begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]

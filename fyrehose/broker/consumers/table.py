@@ -385,6 +385,7 @@ class SharedSubscriptions:
         ]
 
         def written() -> None:
+            """Replace the lanes of the rewound streams once the rewind is durable, and serve those that wait."""
             group = shared.group
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)

@@ -102,6 +102,7 @@ class Form:
         check = checks.of(run)
 
         def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            """Return the bytes of the next piece, and where the piece after it begins; None after the last."""
             payload = memoryview(run.payload)
             if not position:
                 check.proceed(payload)
@@ -159,6 +160,7 @@ class _JoinedEvent:
         del self.numbers[0]
 
         def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            """Return the bytes of the next piece, and where the piece after it begins; None after the last."""
             payload = memoryview(run.payload)
             end = min(position + ndjson.STEP, len(payload))
             piece = b"".join((b"" if position else before, payload[position:end]))

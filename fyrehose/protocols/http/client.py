@@ -367,6 +367,7 @@ class _Connection(Protocol):
         self._tailer.connection_changed(None)
 
     def dataReceived(self, data: bytes) -> None:
+        """Handle the head, the body and the end of the answer; close the connection if they are invalid."""
         try:
             self._http.receive_data(data)
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):

@@ -112,6 +112,7 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
+        """Give the session its routes and counters, and start the timer that closes idle connections."""
         super().connectionMade()
         self.session.refused = self.factory.refused.of(self.network)
         if self.factory.routes is not None:
@@ -165,7 +166,7 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the TCP shell.
 
     def received(self, events: Sequence[object]) -> None:
-        # All events of one turn are published by one call, however many topics they have.
+        """Publish all events of one turn by one call, however many topics they have, and start the timer of answers."""
         count = len(events)
         if count and not isinstance(events[-1], EventRun):  # Broken, which nothing follows
             count -= 1
@@ -244,6 +245,7 @@ class LumberjackProtocol(SessionProtocol):
         self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
+        """Acknowledge the events of *items* to the sender, and repetitions whose originals are durable by now."""
         records = 0
         for item in items:
             for run in item.runs:
