@@ -98,7 +98,7 @@ class Joiner:
 
     @property
     def holding(self) -> bool:
-        """Whether parts are held."""
+        """Return whether parts are held."""
         return bool(self._held)
 
     def first_held(self, stream: str) -> int | None:

@@ -65,7 +65,7 @@ class Pattern:
 
     @property
     def everything(self) -> bool:
-        """Whether the pattern covers every stream but the server's own."""
+        """Return whether the pattern covers every stream but the server's own."""
         return self.text == "*"
 
     def matches(self, name: str) -> bool:

@@ -39,7 +39,7 @@ class ByteSession:
 
     @property
     def more(self) -> bool:
-        """Whether :meth:`next_events` can return events of bytes that were received already.
+        """Return whether :meth:`next_events` can return events of bytes that were received already.
 
         It may become true by a call of the owner, too, for example when messages were acknowledged.
         """

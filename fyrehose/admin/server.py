@@ -179,7 +179,7 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input; it ends an answer without end, because the page may have gone."""
+        """Handle the end of input: end an answer that follows a stream, because the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()

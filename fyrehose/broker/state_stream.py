@@ -9,8 +9,8 @@ The theory, which holds for named subscriptions, shared subscriptions, the keys 
    order gives the state.  So a server that starts, a server that follows another one, and a program that reads the
    files come to the same state.
 2. **One batch.**  The record of a change is appended together with the messages that the change is about.  After a
-   crash both are there, or neither.  :meth:`StateStream.draft` makes such a record; :meth:`StateStream.append` appends
-   one that stands alone.
+   crash both are there, or neither.  :meth:`StateStream.draft` makes such a record;
+   :meth:`StateStream.append` publishes one by itself.
 3. **A checkpoint is a change, too**: "forget everything; this is the state".  It contains all that was *appended*
    before it, durable or not, because that is what the records before it add up to.
 4. **Every record names the last durable checkpoint**, so the newest record alone says where a replay begins.  Records
@@ -71,7 +71,7 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """How far a replay has come.
+    """The progress of a replay.
 
     :ivar last: the last number that was looked at; 0: none
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
@@ -113,7 +113,7 @@ def last_record(read: Read, stream: str, bounds: tuple[int, int], source: str) -
 
 
 def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
-    """Make *state* what the records of *stream* say.
+    """Apply the records of *stream* to *state*, from the last checkpoint on.
 
     :param bounds: the oldest and the last number of the stream
     :raises JournalCorrupt: a record cannot be read, or is invalid
@@ -217,7 +217,7 @@ class StateStream:
         return self._run(payloads)
 
     def append(self, payload: bytes) -> Deferred[Any]:
-        """Append a record that stands alone."""
+        """Append one record in a publish of its own."""
         assert self.publish is not None, "the stream publishes nothing by itself"
         return self.publish([self.draft(payload)])
 

@@ -42,7 +42,7 @@ NATS_PORT = 4222
 
 @attrs.frozen
 class NatsServer:
-    """Whether a NATS server answers, and how it is called.
+    """A NATS server: its address, its name, and whether it answers.
 
     :ivar address: host and port
     """
@@ -136,7 +136,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
 
 
 def leading(said: dict[str, Any]) -> bool:
-    """Return whether a server has said that it leads."""
+    """Return whether the message *said* comes from a server that leads, and is not about to leave."""
     return said.get("state") == "leader" and not said.get("leaving")
 
 
@@ -290,7 +290,7 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return what the leader says of all servers, and those that only this command has heard."""
+    """Return the servers as the leader describes them, and servers that only this command has heard."""
     listed = parsed(leader_of(found.servers) or {})
     names = {each.name for each in listed}
     heard = [
@@ -332,7 +332,7 @@ def _show(found: Survey) -> None:
 
 
 def _show_nats(found: Survey) -> None:
-    """Show which NATS servers answer, and what JetStream says of those that store the shared log."""
+    """Show which NATS servers answer, and the state that JetStream reports for those that store the shared log."""
     stored = {node["name"]: node for node in (found.log or {}).get("nodes", ())}
     table = Table("NATS server", "address", "answers", "shared log", box=None, pad_edge=False)
     for server in found.nats:
@@ -344,7 +344,7 @@ def _show_nats(found: Survey) -> None:
 
 
 def _stores(node: dict[str, Any] | None) -> str:
-    """Return what JetStream says of a NATS server, for people."""
+    """Return the state of a NATS server that JetStream reports, as text for people."""
     if node is None:
         return ""
     if node["offline"]:

@@ -174,7 +174,7 @@ class FileJournal:
 
     @property
     def age(self) -> float | None:
-        """Return how old what readers find here may be, in seconds; None: nothing is newer elsewhere."""
+        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
         age: float | None = self.gate.age
         return age
 
@@ -379,7 +379,7 @@ class FileJournal:
         self._settle()
 
     def schedule(self) -> None:
-        """Schedule a commit of what waits."""
+        """Schedule a commit of the waiting appends."""
         self._commits.schedule()
 
     def mark(self) -> None:
@@ -419,7 +419,7 @@ class FileJournal:
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:
-        """Fail for good: this journal must not be written any more."""
+        """Fail the journal for the rest of this process: it must not be written any more."""
         self._broke(Failure(JournalFailed(reason)))
 
     # In a cluster.

@@ -413,7 +413,7 @@ class SessionProtocol(TwistedProtocol):
         return True
 
     def publish_part(self, runs: list[Run]) -> None:
-        """Publish *runs*, a part of what was refused as a whole; a hook for subclasses."""
+        """Publish *runs*, a part of a publish that was refused as a whole; a hook for subclasses."""
         self.publish(runs)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:

@@ -256,7 +256,7 @@ class Validity:
 
 @attrs.frozen(slots=True)
 class Piece:
-    """What an entry has of the journal: data at a position.
+    """A piece of the journal in an entry: data at a position.
 
     :ivar part: whether the batch continues in the next piece
     :ivar chain, after, members: as in :class:`LogEntry`

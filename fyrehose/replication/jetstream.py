@@ -184,7 +184,7 @@ class JetStreamLog:
         self._answered = asyncio.get_running_loop().time()
 
     async def _disconnected(self) -> None:
-        """End the requests that were sent on this connection: nobody answers them on the next one."""
+        """End the requests that were sent on this connection, because the next one brings no answers to them."""
         for asked in self._waiting:
             asked.cancel()
 

@@ -23,13 +23,13 @@ DIGITS = 6
 
 
 def message(kind: int, topic: bytes, number: int, data: bytes) -> bytes:
-    """A PUBLISH or a DATA."""
+    """Return a PUBLISH or DATA frame."""
     size = 4 + len(topic) + 8 + 4 + len(data)
     return _HEADER.pack(kind, 1, size) + _U32.pack(len(topic)) + topic + _U64.pack(number) + _U32.pack(len(data)) + data
 
 
 def number_at(topic: bytes) -> int:
-    """Where a message has its number."""
+    """Return the offset of the number within a message."""
     return _HEADER.size + 4 + len(topic)
 
 
@@ -103,7 +103,7 @@ class FiggSubscriberWire(Wire):
         return used + rows * self._row
 
     def _attached(self, data: bytearray, size: int) -> int:
-        """ATTACHED comes first where nobody has waited for it."""
+        """Skip ATTACHED, which arrives first if :meth:`begun` did not read it; return how many bytes that is."""
         if not self.done and size >= 8 and _HEADER.unpack_from(data)[0] == _ATTACHED:
             length = 8 + int(_HEADER.unpack_from(data)[2])
             return length if size >= length else 0

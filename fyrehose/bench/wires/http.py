@@ -24,7 +24,7 @@ def _request(method: str, path: str, kind: str, body: bytes) -> bytes:
 
 
 def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
-    """Return where the body of the answer at *begin* begins and ends; 0 and 0 if it is not complete.
+    """Return the begin and the end of the body of the answer at *begin*; 0 and 0 if it is incomplete.
 
     :raises Wrong: the server refuses
     """

@@ -121,7 +121,7 @@ class ShareOptions:
 
 @attrs.define
 class StreamProgress:
-    """How far a subscription is in one stream.
+    """The progress of a subscription in one stream.
 
     :ivar reach: no record above it was ever leased
     :ivar ends: of records that are not final: the deliveries that have ended, and how many of them failed
@@ -182,7 +182,7 @@ class StreamProgress:
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> StreamProgress:
-        """Return what :meth:`packed` returned."""
+        """Return the progress that the *fields* of :meth:`packed` describe."""
         final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
         ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
         settled, dead, expired = fields["counts"]

@@ -115,7 +115,7 @@ class SharedSubscription:
     _again: bool = False
 
     def saved(self) -> SavedShare:
-        """Return what was appended, for a checkpoint."""
+        """Return the state that a checkpoint stores: all that was appended, durable or not."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
         return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
 
@@ -594,7 +594,7 @@ class SharedSubscriptions:
         publish: Any = None,
         proven: bool = False,
     ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
-        """Do what a worker says about its records, and publish *runs* in the same commit.
+        """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just shown that no other server has taken over (rule 13)
@@ -737,7 +737,7 @@ class RunReader:
         return min(later, default=max(seq, self._end) + 1)
 
     def forget(self) -> None:
-        """Free the memory of what was read."""
+        """Drop the runs that were read, to free their memory."""
         self._stream, self._runs = "", ()
 
     def _found(self, seq: int) -> Run | None:

@@ -176,7 +176,7 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """The method and the target of the request to make before that for records; None: none is needed."""
+        """Return the method and the target of the request to make before that for records; None: none is needed."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
@@ -187,7 +187,7 @@ class HttpTailer:
 
     @property
     def target(self) -> str:
-        """The target of the request for records."""
+        """Return the target of the request for records."""
         path = self.path if self._pattern is None else "/streams/*"
         fields: dict[str, object] = {} if self._pattern is None else {"match": self._pattern}
         if self._acknowledger is not None:

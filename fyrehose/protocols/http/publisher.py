@@ -40,7 +40,7 @@ class _Batch:
 
     @property
     def request(self) -> ClientRequest:
-        """Return the request; one that is sent again is the same."""
+        """Return the request; a repetition of it has the same bytes."""
         lines = _is_line(self.payloads[0])
         kind = NDJSON if lines else "application/octet-stream"
         return ClientRequest(

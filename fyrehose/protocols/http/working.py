@@ -47,7 +47,7 @@ class LeaseRequest:
 
 
 def creation(fields: dict[str, Any]) -> Creation:
-    """Return the request to create that the object *fields* is.
+    """Return the request to create a subscription, which the JSON object *fields* describes.
 
     :raises ValueError: it is invalid; the message says what is expected
     """

@@ -82,7 +82,7 @@ class LumberjackWriterSession(ByteSession):
 
     @property
     def expected(self) -> int:
-        """Size of the incomplete A frame in bytes; 0 between frames."""
+        """Return the size of the incomplete A frame in bytes; 0 between frames."""
         return SHORT.size if self._buffer else 0
 
     def send_window(self, lengths: Buffer, payload: Buffer) -> None:

@@ -80,7 +80,7 @@ class LumberjackSettings(TLSSettings):
 
     @property
     def limits(self) -> LumberjackLimits:
-        """Limits of the sessions."""
+        """Return the limits of each session."""
         return LumberjackLimits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
@@ -124,11 +124,11 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return False: Turns schedules what the session has left."""
+        """Return False, because :class:`.Turns` schedules the rest of the session's work."""
         return False
 
     def take(self, data: bytes) -> None:
-        """Pass *data* to the session, or let it wait for a turn."""
+        """Pass *data* to the session, or postpone it until the turn of this connection."""
         if self.phase is not Phase.OPEN:
             return
         session, small = self.session, len(data) <= SMALL_READ
@@ -292,7 +292,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def needs(self) -> int:
-        """Memory for the next turn, in bytes."""
+        """Return the memory for the next turn, in bytes."""
         return self.session.needs
 
     def take_turn(self, granted: int) -> Outcome:
@@ -316,7 +316,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _busy(self) -> bool:
-        """True if the writer waits for the server, and not the server for the writer."""
+        """Return whether the writer waits for the server, and not the server for the writer."""
         return self.unsettled > 0 or self.session.more_work or self.account.paused
 
     @property

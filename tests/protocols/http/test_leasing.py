@@ -181,10 +181,10 @@ def test_dead_letters_say_why_also_after_a_restart_and_a_checkpoint() -> None:
     assert world.restarted().show()["dead_letters"] == letters
 
 
-def dead_letters(count: int = 3) -> World:
+def dead_letters() -> World:
     world = World()
     world.create(dead="orders.dead")
-    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(count))])
+    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(3))])
     return world
 
 
