@@ -8,8 +8,9 @@ full table is divided:
 - A *member* is one thing in the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
   the table counts, or bytes.  Things that nobody ever displaces, such as subscriptions, need not be members: ``take``
   and ``give`` only count what a holder has of them.
-- A *holder* is the party that the members count for: the network of a peer (:func:`~fyrehose.identity.network_of`) and, where
-  the access policy asks for a proof of identity, that proof as well.  A name that a peer can make up is no holder.
+- A *holder* is the party that the members count for: the network of a peer
+  (:func:`~fyrehose.identity.network_of`) and, where the access policy asks for a proof of identity, that proof as well.
+  A name that a peer can make up is no holder.
 - In a full table *the oldest member of the largest holder goes first*.  If the holder that wants room is one of the
   largest, it loses its own.
 - Where nothing may be displaced, the newcomer waits or is refused, and *each* holder has a bound of its own below the

@@ -129,7 +129,7 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
     heard = leader_of(found.servers)
     if heard is None:
-        raise FyrehoseError(f"no server leads; listened for {wait:g} s")
+        raise FyrehoseError(f"no server leads: none has reported that within {wait:g} s; see: fyrehose cluster status")
     if not only_name and not heard.get("address"):
         raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
     click.echo(heard["name"] if only_name else heard["address"])

@@ -128,7 +128,7 @@ class Members:
         found = _LIST.fullmatch(data)
         names = tuple(found[3].decode().split()) if found else ()
         if found is None or not 0 < len(set(names)) == len(names) <= MAX_MEMBERS:
-            raise Damage("an entry of the shared log has an invalid list of members")
+            raise Damage(f"an entry of the shared log has an invalid list of members: {data[:200]!r}")
         return cls(int(found[1]), names, int(found[2]))
 
 

@@ -98,7 +98,7 @@ class FiggSubscriberWire(Wire):
             else:
                 in_order = offsets == np.arange(self.done + 1, self.done + rows + 1, dtype=np.uint64)
             if leading((headers == self._header) & in_order) != rows:
-                raise Wrong(f"something else than DATA {self.done + 1} and what follows it")
+                raise Wrong(f"the server did not send DATA {self.done + 1} and those that follow it, in order")
             self.done += rows
         return used + rows * self._row
 

@@ -474,8 +474,8 @@ class SharedSubscriptions:
                 continue
             for stream in shared.work.lanes.keys() & other.work.lanes.keys():
                 raise SubscriptionConflict(
-                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: nobody "
-                    "knows whose they are; give each subscription its own stream of dead letters"
+                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: the "
+                    "server cannot tell them apart; give each subscription its own stream of dead letters"
                 )
         return dead
 

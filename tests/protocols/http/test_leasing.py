@@ -453,7 +453,7 @@ def test_a_checkpoint_is_enough_to_recover() -> None:
     assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]
 
 
-def test_rights() -> None:
+def test_shared_subscription_needs_the_rights_to_consume_and_publish() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "orders"}])
     assert world.create()[0] == 200
     assert world.ask("PUT /subscriptions/x", {"stream": "orders", "shared": True, "dead": "d"})[0] == 401
