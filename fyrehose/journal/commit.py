@@ -242,7 +242,7 @@ class Far:
     near = False
 
     def took(self, seconds: float) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because this worker does not depend on how long a commit took."""
 
 
 @attrs.define(eq=False)

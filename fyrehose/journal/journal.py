@@ -406,7 +406,7 @@ class FileJournal:
         self._settle()
 
     def forbid(self, reason: str) -> None:
-        """Accept no publishes; those that were accepted are still written.
+        """Refuse further publishes; accepted ones are still written.
 
         :param reason: for people
         """
@@ -415,7 +415,7 @@ class FileJournal:
         self._settle()
 
     def halt(self) -> None:
-        """Write nothing that waits: it fails."""
+        """Fail the waiting appends instead of writing them."""
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:

@@ -58,7 +58,7 @@ class ClusterPeer:
 
     @property
     def position(self) -> int:
-        """Return its durable mark."""
+        """Return the durable mark that the server has reported."""
         return int(self.said.get("position", 0))
 
     @property

@@ -10,7 +10,7 @@ _NOSUBSCRIBE, _NOJOURNAL = 1, 2
 
 
 def push(data: bytes) -> bytes:
-    """Return one PUSH."""
+    """Return the datagram of one PUSH."""
     return struct.pack(">BH6x", PUSH, len(data)) + data
 
 
@@ -21,7 +21,7 @@ def keepalive(port: int, subscribe: bool) -> bytes:
 
 
 def request(port: int, first: int, last: int) -> bytes:
-    """Return one REQUEST for ``first`` to ``last``."""
+    """Return the datagram of one REQUEST for sequences ``first`` to ``last``."""
     return struct.pack(">B4xH", REQUEST, port) + first.to_bytes(6, "big") + last.to_bytes(6, "big")
 
 

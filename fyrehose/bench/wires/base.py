@@ -24,7 +24,7 @@ class Wrong(Exception):
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """The work of one connection."""
+    """The task of one connection of a load maker."""
 
     stream: str
     #: bytes of each message

@@ -123,7 +123,7 @@ class HttpWorkerWire(WorkerWire):
         return end
 
     def _items(self, data: bytearray, body: int, end: int) -> bytes:
-        """Return the records of an answer as ``done`` lists them."""
+        """Return the leased records of an answer, as the item of ``done`` that settles them."""
         first = _SEQ.search(data, body, end)
         if first is None:
             return b""

@@ -26,14 +26,14 @@ TOPIC, PRODUCER, TIMESTAMP = b"/bench/", b"load-maker", b"2024-05-01T10:20:30.12
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Return one frame."""
+    """Return *body* as one ZMTP frame."""
     if len(body) < 256:
         return bytes([flags, len(body)]) + body
     return bytes([flags | _LONG]) + struct.pack(">Q", len(body)) + body
 
 
 def multipart(*bodies: bytes) -> bytes:
-    """Return one message."""
+    """Return *bodies* as the frames of one ZMTP message."""
     return b"".join(frame(body, _MORE) for body in bodies[:-1]) + frame(bodies[-1])
 
 

@@ -84,7 +84,7 @@ def lease_request(fields: dict[str, Any]) -> LeaseRequest:
 
 
 def paused(fields: dict[str, Any]) -> bool:
-    """Return whether to pause.
+    """Return True if the request asks to pause the subscription, False if it asks to resume it.
 
     :raises ValueError: the body is invalid
     """

@@ -166,7 +166,7 @@ class Repetitions:
 
     @property
     def suspects(self) -> int:
-        """Return the number of events that are searched for, as far as they are in the index."""
+        """Return how many events the index holds, which may arrive again."""
         return len(self._index)
 
     def connected(self, network: str, settled: Callable[[Exception | None], object]) -> Sender:
@@ -200,7 +200,7 @@ class Repetitions:
         self._enter(stretch, [None if key in self._index else key for key in keys])
 
     def open(self) -> None:
-        """Expect connections."""
+        """Undo :meth:`close`, because connections may be made again."""
         self._closed = False
 
     def close(self) -> None:

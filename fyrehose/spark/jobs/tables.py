@@ -239,7 +239,7 @@ class TablesRun:
         return lake
 
     def lakes(self) -> list[Lake]:
-        """Return all tables."""
+        """Return the lakes of all tables."""
         return [*(each.lake for each in self.outputs), *(each.lake for each in self.summaries)]
 
     def load(self) -> None:
