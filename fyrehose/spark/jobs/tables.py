@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
