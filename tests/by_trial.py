@@ -23,7 +23,7 @@ ELSEWHERE = {"live", "spark"}
 
 
 def load(path: Path) -> ModuleType:
-    """The test module at ``path``, under a name of its own as pytest gives it."""
+    """Return the test module at ``path``, under a name of its own as pytest gives it."""
     name = ".".join(["tests", *path.relative_to(HERE).with_suffix("").parts])
     spec = spec_from_file_location(name, path)
     assert spec is not None
@@ -44,7 +44,7 @@ def functions(module: ModuleType) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def testSuite() -> unittest.TestSuite:
-    """What trial runs."""
+    """Return what trial runs."""
     suite = unittest.TestSuite()
     for path in sorted(HERE.rglob("test_*.py")):
         if path.relative_to(HERE).parts[0] in ELSEWHERE or "autouse=True" in path.read_text():

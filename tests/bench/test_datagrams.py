@@ -12,7 +12,7 @@ from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck,
 
 
 class Backbone:
-    """Delivers each push to whoever pushed it, but for those whose turn is in ``lost``; ends by an empty datagram."""
+    """Delivers each push to its sender, but for those whose turn is in ``lost``; ends by an empty datagram."""
 
     def __init__(self, lost: frozenset[int] = frozenset(), held: int = 0) -> None:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

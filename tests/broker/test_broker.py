@@ -102,7 +102,7 @@ def refused(deferred) -> Exception:  # type: ignore[no-untyped-def]
 
 
 def test_streams_of_failed_publishes_are_not_counted() -> None:
-    """Otherwise whoever publishes rubbish, or while the disk is full, would use up all the streams there may be."""
+    """Otherwise a peer that publishes rubbish, or while the disk is full, would use up all the streams there may be."""
     broker, journal, _ = make(auto=False, max_streams=3)
     mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
     assert isinstance(refused(broker.publish(mixed)), InvalidName)

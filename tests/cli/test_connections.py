@@ -37,13 +37,13 @@ class Server:
         self.watched = WatchedEndpoint(self, self.history, self.reactor)
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        """The endpoint of the server: it remembers what is to make the connection."""
+        """Return the endpoint of the server: it remembers what is to make the connection."""
         self.dialed.append(factory)
         self.connecting = Deferred()
         return self.connecting
 
     def dial(self) -> Any:
-        """What the endpoint is given to make a connection with."""
+        """Return what the endpoint is given to make a connection with."""
         self.watched.connect(self.factory).addErrback(self.failed.append)
         return self.dialed.pop()
 

@@ -22,7 +22,7 @@ def call(job: Callable[[], Any]) -> Deferred[Any]:
 
 
 def everything(source: Source) -> tuple[int, list[bytes]]:
-    """How many bytes were read, and all messages."""
+    """Return how many bytes were read, and all messages."""
 
     async def read() -> tuple[int, list[bytes]]:
         read, messages = 0, []

@@ -75,7 +75,7 @@ def status(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """What was asked of the server so far; it answers."""
+    """Return what was asked of the server so far; it answers."""
     found: list[tuple[str, str, int]] = []
 
     def answer(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:

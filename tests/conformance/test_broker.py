@@ -60,7 +60,7 @@ def drafts(*payloads: bytes, stream: str = "s", **constants: Any) -> Run:
 
 
 def outcome(published: Deferred[Any]) -> Any:
-    """What ``published`` fired with, or the error that it failed with."""
+    """Return what ``published`` fired with, or the error that it failed with."""
     results: list[Any] = []
     published.addCallbacks(results.append, lambda failure: results.append(failure.value))
     assert results, "it has not fired"

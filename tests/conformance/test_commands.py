@@ -57,7 +57,7 @@ def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
 
 
 def understood(line: str) -> bool:
-    """Whether the first command of ``line`` is one of ours, with words that it knows."""
+    """Return whether the first command of ``line`` is one of ours, with words that it knows."""
     words = shlex.split(line)
     words = words[: next((i for i, word in enumerate(words) if word[0] in "|>&"), None)]
     if words[0] not in PROGRAMS:

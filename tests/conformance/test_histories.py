@@ -122,7 +122,7 @@ class Histories(RuleBasedStateMachine):
         assert {s: self.told.ends[s] for s, _, _ in runs} == {s: self.ends[s] for s, _, _ in runs}
 
     def end(self, stream: str) -> int:
-        """The last number of a stream, retired or not."""
+        """Return the last number of a stream, retired or not."""
         return self.ends.get(stream) or self.journal.retired().get(stream, self.journal.floor)
 
     @rule(retired=st.lists(streams, min_size=1, max_size=3))

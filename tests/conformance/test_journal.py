@@ -105,7 +105,7 @@ class Subject:
         self.observer = Observer()
 
     def open(self) -> Mapping[str, int]:
-        """A journal that finds what the one before left, opened."""
+        """Return a journal that finds what the one before left, opened."""
         raise NotImplementedError
 
     def commit(self) -> None:
@@ -138,7 +138,7 @@ class Subject:
         return appended
 
     def kept(self, stream: str, start: int = 1) -> list[Record]:
-        """All records from ``start`` on, read in small pieces."""
+        """Return all records from ``start`` on, read in small pieces."""
         found: list[Record] = []
         while runs := self.journal.read(stream, start, 7):
             found += [record for run in runs for record in run.records()]
@@ -251,7 +251,7 @@ def payloads(records: list[Record]) -> list[tuple[int, bytes]]:
 
 
 def refusals(*appends: Deferred[None]) -> list[type[Exception]]:
-    """What each of ``appends`` failed with, in the order in which they did."""
+    """Return what each of ``appends`` failed with, in the order in which they did."""
     failures: list[type[Exception]] = []
     for append in appends:
         append.addErrback(lambda failure: failures.append(failure.type))

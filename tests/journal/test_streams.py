@@ -31,7 +31,7 @@ def few_streams_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench(open_journal: Any) -> Any:
-    """A journal of twenty streams and several segments: one of them takes almost all records."""
+    """Return a journal of twenty streams and several segments: one of them takes almost all records."""
     bench = open_journal(segment_size=4 << 10)
     for i in range(20):
         bench.append(b"x", stream=f"quiet-{i}")

@@ -331,7 +331,7 @@ def test_anything_else_is_not(kernel: ModuleType, document: bytes) -> None:
 
 
 def parses(document: bytes) -> bool:
-    """Whether the module json parses *document*, without the constants that only it knows."""
+    """Return whether the module json parses *document*, without the constants that only it knows."""
 
     def refuse(constant: str) -> float:
         raise ValueError(constant)

@@ -58,7 +58,7 @@ class TwistdServer:
 
     @property
     def errors(self) -> str:
-        """What it said on standard error."""
+        """Return what it said on standard error."""
         return self.directory.joinpath("errors").read_text()
 
     def wait_for(self, words: str) -> None:
@@ -70,7 +70,7 @@ class TwistdServer:
             time.sleep(0.01)
 
     def port(self, name: str) -> int:
-        """Where the listener ``name`` is."""
+        """Return where the listener ``name`` is."""
         found = re.findall(rf"{re.escape(name)} \(\S+\) listens on \S+:(\d+)\n", self.log)
         assert found, self.log
         return int(found[-1])

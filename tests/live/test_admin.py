@@ -22,7 +22,7 @@ TOKEN = "0123456789abcdef0123"
 
 
 def fyrehose(*words: str, status: int = 0) -> str:
-    """What the command wrote, of which kind ``status`` asks for."""
+    """Return what the command wrote, of which kind ``status`` asks for."""
     ended = subprocess.run([FYREHOSE, *words], capture_output=True, text=True, check=False, timeout=100)
     assert ended.returncode == status, ended.stderr
     return ended.stdout if status == 0 else ended.stderr

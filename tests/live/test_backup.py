@@ -112,7 +112,7 @@ def numbers(directory: Path) -> dict[str, list[int]]:
 
 
 def recovered(directory: Path) -> dict[str, list[int]]:
-    """What a server finds that starts in the directory."""
+    """Return what a server finds that starts in the directory."""
     settings = JournalSettings(min_free=0, segment_size=256 << 10)
     journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
     opened: list[Any] = []
@@ -124,7 +124,7 @@ def recovered(directory: Path) -> dict[str, list[int]]:
 
 
 def has_everything(found: dict[str, list[int]], acknowledged: dict[str, int]) -> bool:
-    """Whether all that was acknowledged is there, in order, and nothing twice."""
+    """Return whether all that was acknowledged is there, in order, and nothing twice."""
     assert all(listed == list(range(len(listed))) for listed in found.values())
     return all(len(found.get(stream, [])) >= count for stream, count in acknowledged.items())
 
@@ -175,7 +175,7 @@ def test_copies_made_file_by_file_have_everything_that_was_acknowledged_before(s
 
 
 def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
-    """What a server finds that starts on the copy, if need be after files that it names were copied again."""
+    """Return what a server finds that starts on the copy, if need be after files that it names were copied again."""
     asked: list[str] = []
     while True:
         try:
@@ -189,7 +189,7 @@ def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
 
 
 def tailed(port: int, stream: str, count: int) -> bool:
-    """Whether the first *count* messages of a stream come by Figg."""
+    """Return whether the first *count* messages of a stream come by Figg."""
     words = [FYREHOSE, "tail", "--from", f"127.0.0.1:{port}", "--stream", stream, "--since", "start"]
     words += ["--count", str(count), "--format", "json"]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE)

@@ -52,7 +52,7 @@ class Server:
         return words if stream is None else [*words, "--stream", stream]
 
     def publish(self, *words: str, protocol: str = "figg", stream: str | None = "backbone", data: bytes = b"") -> str:
-        """What it said on standard error; it has to succeed."""
+        """Return what it said on standard error; it has to succeed."""
         command = [*self.words("publish", protocol, stream), *words]
         ended = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)
         assert ended.returncode == 0, ended.stderr
@@ -72,7 +72,7 @@ def server(start: Any) -> Server:
 
 
 def everything(server: Server, count: int, **how: Any) -> bytes:
-    """The stream from its start, its payloads end to end, by Figg and by the backbone: the same."""
+    """Return the stream from its start, its payloads end to end, by Figg and by the backbone: the same."""
     words = ("--since", "start", "--count", str(count), "--format", "raw")
     by_figg = server.tail(*words)
     assert server.tail(*words, protocol="backbone", stream=None) == by_figg

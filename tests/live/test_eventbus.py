@@ -113,7 +113,7 @@ class Bus:
         return self.collector(LINGER=PATIENCE)
 
     def sync(self, spec: bytes = b"", sequence: bytes = bytes(8), socket: Socket | None = None) -> list[Message]:
-        """All messages from SYNCSTART to SYNCEND."""
+        """Return all messages from SYNCSTART to SYNCEND."""
         asking = self.snapshot() if socket is None else socket
         asking.send_multipart([b"SYNCSTART", spec, sequence])
         messages = [asking.recv_multipart()]
@@ -124,7 +124,7 @@ class Bus:
         return messages
 
     def history(self, wanted: int, topic: bytes = b"/a/") -> list[Message]:
-        """The SYNCs of ``topic``, when there are at least ``wanted``."""
+        """Return the SYNCs of ``topic``, when there are at least ``wanted``."""
         deadline = time.monotonic() + PATIENCE / 1000
         while len(found := self.sync(topic)[:-1]) < wanted:
             assert time.monotonic() < deadline, f"{len(found)} of {wanted}"
@@ -140,7 +140,7 @@ def bus() -> Iterator[Bus]:
 
 
 def policy_file(directory: Path, *conditions: str) -> str:
-    """The name of a file that allows everything to those who meet one of ``conditions``."""
+    """Return the name of a file that allows everything to those who meet one of ``conditions``."""
     path = directory / "policy.toml"
     rules = [f'[[allow]]\n{condition}\npublish = "*"\nsubscribe = "*"\n' for condition in conditions]
     path.write_text("\n".join(rules))
@@ -385,7 +385,7 @@ def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -
         b"\xff" + bytes(8) + b"\x7f\x03\0" + b"BOGUS".ljust(20, b"\0") + bytes(32),
     )
     with sockets.create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
-        # Whoever connects makes the server look who has come; of one that is closed before that it has no address.
+        # A new connection makes the server look up its address; it has none for one that is closed before that.
         bus.sync()
         rude.sendall(garbage[0])
         server.wait_for(f"bad-handshake from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
@@ -511,7 +511,7 @@ def test_all_that_ask_at_one_moment_are_answered(serve: Any, bus: Bus, count: in
 class TestKeys:
     @pytest.fixture
     def keys(self, tmp_path: Path) -> tuple[Path, Path]:
-        """The server's directory, and that of its clients."""
+        """Return the server's directory, and that of its clients."""
         for name in ("server", "clients", "strangers"):
             tmp_path.joinpath(name).mkdir()
             create_certificates(tmp_path / name, "one")
@@ -565,7 +565,7 @@ class TestKeys:
         running.wait_for("Forbidden from")
         policy_file(tmp_path, 'network = "127.0.0.1"')
         running.reload()
-        # ZeroMQ gives up a server that has refused it; whoever comes now is let in again.
+        # ZeroMQ gives up a server that has refused it; the next connection is admitted again.
         assert bus.history(1)[0][5] == event(1)[4]
 
     @pytest_twisted.ensureDeferred
@@ -744,7 +744,7 @@ def raw_subscriber(port: int) -> Iterator[sockets.socket]:
 
 
 def receive(socket: Socket, wanted: int) -> list[Message]:
-    """The next messages, without those that say that a subscription has arrived."""
+    """Return the next messages, without those that say that a subscription has arrived."""
     found: list[Message] = []
     while len(found) < wanted:
         frames = socket.recv_multipart()

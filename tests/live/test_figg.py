@@ -93,7 +93,7 @@ class Peer:
         self.socket.sendall(b"".join(frames))
 
     def hear(self) -> tuple[int, bytes] | None:
-        """The next frame: type and payload; None when the server has closed."""
+        """Return the next frame: type and payload; None when the server has closed."""
         header = self.stream.read(8)
         if not header:
             return None
@@ -128,7 +128,7 @@ def read_all(port: int, count: int, topic: bytes = b"t") -> list[tuple[int, byte
 
 
 def resident(pid: int) -> int:
-    """The memory of a process, in bytes."""
+    """Return the memory of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
@@ -425,7 +425,7 @@ def soon(deferred: Deferred[Any]) -> Deferred[Any]:
 
 @asynccontextmanager
 async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker, int]]:
-    """The plugin over a journal on disk, in this process; its broker and its port."""
+    """Return the plugin over a journal on disk, in this process; its broker and its port."""
     broker = Broker(reactor, FileJournal(reactor, directory), Sequencer())  # type: ignore[arg-type]
     await broker.open()
     service = plugin.make_service(reactor, broker, endpoint, FiggSettings())

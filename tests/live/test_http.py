@@ -31,7 +31,7 @@ def curl_is_there() -> None:
 
 
 def curl(*words: str, data: bytes = b"") -> bytes:
-    """What curl wrote."""
+    """Return what curl wrote."""
     command = ["curl", "-sS", "--max-time", "60", *words]
     return subprocess.run(command, input=data, capture_output=True, check=True, timeout=100).stdout
 

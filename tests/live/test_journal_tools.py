@@ -17,7 +17,7 @@ FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 
 
 def tool(*words: str) -> str:
-    """What it wrote; it has to succeed."""
+    """Return what it wrote; it has to succeed."""
     ended = subprocess.run([FYREHOSE, "journal", *words], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

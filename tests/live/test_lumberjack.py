@@ -84,7 +84,7 @@ def place(request: pytest.FixtureRequest, start: Any, tmp_path: Path) -> Place:
 
 
 def tls_words(place: Place) -> dict[str, Any]:
-    """The TLS arguments of pylogbeat, which python-logstash-async shares."""
+    """Return the TLS arguments of pylogbeat, which python-logstash-async shares."""
     if place.authority is None or place.writer is None:
         return {"ssl_enable": False}
     return {
@@ -315,7 +315,7 @@ def test_a_writer_without_a_certificate_is_refused(place: Place) -> None:
 
 
 def descriptors(place: Place) -> int:
-    """How many files and sockets the server has open."""
+    """Return how many files and sockets the server has open."""
     return len(list(Path(f"/proc/{place.server.process.pid}/fd").iterdir()))
 
 

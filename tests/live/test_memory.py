@@ -23,7 +23,7 @@ PUBLISH, ACK = 5, 6
 
 
 def publish(number: int, data: bytes) -> bytes:
-    """A PUBLISH of Figg for the topic "t"."""
+    """Return a PUBLISH of Figg for the topic "t"."""
     body = struct.pack(">I1sQI", 1, b"t", number, len(data)) + data
     return struct.pack(">HHI", PUBLISH, 1, len(body)) + body
 
@@ -39,7 +39,7 @@ def connect(port: int, source: str) -> socket.socket:
 
 
 def resident(pid: int, most: bool = False) -> int:
-    """What a process takes, or took at the most, in bytes."""
+    """Return what a process takes, or took at the most, in bytes."""
     found = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10

@@ -52,7 +52,7 @@ class Page:
         return self.browser.find_element("css selector", selector)
 
     def rows(self, table: str) -> dict[str, list[str]]:
-        """The cells of each row, by the first of them."""
+        """Return the cells of each row, by the first of them."""
         script = """return [...document.querySelectorAll(arguments[0] + " tbody tr")].map(
             (row) => [...row.cells].map((cell) => cell.textContent))"""
         return {cells[0]: cells[1:] for cells in self.browser.execute_script(script, table)}
@@ -64,7 +64,7 @@ class Page:
         return self.rows(table).get(row, [""] * len(heads))[heads.index(column) - 1]
 
     def until(self, seen: Callable[[], Any]) -> Any:
-        """What ``seen`` gives, as soon as it is something."""
+        """Return what ``seen`` gives, as soon as it is something."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -76,7 +76,7 @@ class Page:
             time.sleep(0.05)
 
     def errors(self) -> list[str]:
-        """What the browser complained of since it was asked last."""
+        """Return what the browser complained of since it was asked last."""
         return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] != "INFO"]
 
 

@@ -43,7 +43,7 @@ class Client:
         self.heard: list[Any] = []
 
     def ask(self, frame: Any) -> Any:
-        """The next thing that the server says after ``frame``; None if it closes instead."""
+        """Return the next thing that the server says after ``frame``; None if it closes instead."""
         try:
             self.socket.sendall(frame.serialize())
         except (ConnectionError, ssl.SSLError):
@@ -93,7 +93,7 @@ def trusting(authority: Authority, own: Issued | None = None) -> ssl.SSLContext:
 
 
 def secured(authority: Authority, tmp_path: Path, policy: str, *words: str) -> list[str]:
-    """The words of a server that asks for certificates."""
+    """Return the words of a server that asks for certificates."""
     own = authority.issue("server", "localhost")
     tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     tmp_path.joinpath("policy.toml").write_text(policy)

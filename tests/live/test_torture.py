@@ -21,7 +21,7 @@ FUZZ = Path(__file__).parents[1] / "verification" / "fuzz"
 
 
 def run(name: str, *words: str, status: int | None = 0) -> str:
-    """What it printed; ``status`` None: however it ended."""
+    """Return what it printed; ``status`` None: however it ended."""
     command = [sys.executable, str((FUZZ if name.startswith("fuzz_") else TORTURE) / name), *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert status is None or ended.returncode == status, ended.stdout + ended.stderr

@@ -51,7 +51,7 @@ class TLSClient:
 
     @property
     def protocol(self) -> Any:
-        """The protocol that the transport belongs to at present."""
+        """Return the protocol that the transport belongs to at present."""
         return self.transport.protocol  # type: ignore[attr-defined]
 
     @property

@@ -13,7 +13,7 @@ from fyrehose.net.sockets import check_adopted, remove_stale_socket
 
 def test_a_stale_unix_socket_is_removed(tmp_path: Path) -> None:
     path, lock = tmp_path / "figg", tmp_path / "figg.lock"
-    lock.symlink_to(str(os.getpid()))  # in a container whoever was killed had our number
+    lock.symlink_to(str(os.getpid()))  # in a container, the killed process had our number
     remove_stale_socket(str(path))
     assert not lock.is_symlink()
     with socket.socket(socket.AF_UNIX) as listening:

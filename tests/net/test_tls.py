@@ -52,7 +52,7 @@ class Met:
 
 
 def meet(settings: TLSSettings, client: ssl.SSLContext) -> Met:
-    """A client at a server, without sockets."""
+    """Return a client at a server, without sockets."""
     tls = settings.tls("toy")
     assert tls is not None
     inside = Echo()

@@ -112,11 +112,11 @@ class Written:
         return rows
 
     def rows(self, where: Callable[[Record], bool] = lambda record: True) -> list[tuple[str, int, bytes]]:
-        """What was written, in the order of streams."""
+        """Return what was written, in the order of streams."""
         return sorted((r.stream, r.seq, r.payload) for r in self.records if where(r))
 
     def brief(self, rows: list[dict[str, Any]]) -> list[tuple[str, int, bytes]]:
-        """What was read, as :meth:`rows` has it."""
+        """Return what was read, as :meth:`rows` has it."""
         return sorted((row["stream"], row["seq"], row["payload"]) for row in rows)
 
     def flip(self, position: int) -> Path:
@@ -207,7 +207,7 @@ def spark(store_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def bucket(object_store: str) -> str:
-    """The URL of a new bucket: ``s3://NAME``."""
+    """Return the URL of a new bucket: ``s3://NAME``."""
     name = f"lake-{uuid.uuid4().hex}"
     put(f"{object_store}/{name}")
     return f"s3://{name}"

@@ -25,7 +25,7 @@ ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 def file(
     lake: Path, name: str, stream: str = "s", last: str | None = None, seqs: tuple[int, int] = (1, 9)
 ) -> AddAction:
-    """A file for the log, with streams from ``stream`` to ``last``; what is in it does not matter here."""
+    """Return a file for the log, with streams from ``stream`` to ``last``; what is in it does not matter here."""
     path = lake / "date=2026-01-01" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")

@@ -27,7 +27,7 @@ Opener = Callable[..., Any]
 
 
 def values(text: str) -> dict[str, float]:
-    """The value of each metric, without the prefix that all have."""
+    """Return the value of each metric, without the prefix that all have."""
     families = list(text_string_to_metric_families(text))
     assert all(family.documentation for family in families)
     return {sample.name.removeprefix("fyrehose_"): sample.value for family in families for sample in family.samples}

@@ -134,7 +134,7 @@ def test_data_deleted_by_retention_is_an_error(written: Opener) -> None:
     gone.path.unlink()
     with pytest.raises(JournalCorrupt, match=r"retention deleted what was before.*'s0' 1-"):
         Planner(journal.place).parts(gone.base)
-    assert Planner(journal.place).parts(), "whoever asks for what is there gets it"
+    assert Planner(journal.place).parts(), "what is there can be read"
 
 
 def test_a_missing_segment_is_reported_with_its_numbers(written: Opener) -> None:

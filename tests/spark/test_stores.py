@@ -34,7 +34,7 @@ ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main(
 
 
 def stored(lake: str, server: str | None = None) -> list[tuple[str, int, bytes]]:
-    """The records of a lake, as delta-rs reads them."""
+    """Return the records of a lake, as delta-rs reads them."""
     rows = DeltaTable(lake).to_pyarrow_table(columns=["server", "stream", "seq", "payload"]).to_pylist()
     return sorted((r["stream"], r["seq"], r["payload"]) for r in rows if server in (None, r["server"]))
 

@@ -85,7 +85,7 @@ def test_bounds_open_only_files_that_may_have_records(spark: Any, written: Opene
 
 
 def opened(frame: Any) -> int:
-    """The number of files that Spark opens for a query without a shuffle, by its own count."""
+    """Return the number of files that Spark opens for a query without a shuffle, by its own count."""
     frame.collect()
     scans = frame._jdf.queryExecution().executedPlan().collectLeaves()
     return sum(int(scans.apply(i).metrics().apply("numFiles").value()) for i in range(scans.size()))

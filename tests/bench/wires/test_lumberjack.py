@@ -13,7 +13,7 @@ from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 
 
 def read(data: bytes) -> list[bytes]:
-    """The events in ``data``."""
+    """Return the events in ``data``."""
     session = LumberjackServerSession()
     events = session.receive_data(data)
     while session.more_work:

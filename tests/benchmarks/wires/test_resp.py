@@ -11,7 +11,7 @@ JOB = Job(stream="news", size=50, messages=6)
 
 
 def reply(*ids: bytes) -> bytearray:
-    """What XREAD says."""
+    """Return what XREAD says."""
     entries = b"".join(
         b"*2\r\n$%d\r\n%s\r\n*2\r\n$1\r\nd\r\n$50\r\n%s\r\n" % (len(one), one, payload(50)) for one in ids
     )

@@ -37,7 +37,7 @@ def test_place_parses_paths_and_addresses(tmp_path: Path) -> None:
 
 @pytest.fixture
 def written(open_journal: Opener) -> Any:
-    """A journal of several segments."""
+    """Return a journal of several segments."""
     bench = open_journal(segment_size=4096)
     for i in range(20):
         bench.append(b"%03d" % i * 300)

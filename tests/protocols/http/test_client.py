@@ -52,7 +52,7 @@ class Bench:
 
     @property
     def request(self) -> str:
-        """The latest request line of the present connection."""
+        """Return the latest request line of the present connection."""
         transport = self.endpoint.connections[-1][1]
         return transport.value().decode().split("\r\n\r\n")[-2].split("\r\n")[0]
 

@@ -474,7 +474,7 @@ def test_consuming_a_pattern_needs_the_right_for_all_that_it_matches() -> None:
 
 
 def test_two_loops_that_poll_never_have_the_same_record() -> None:
-    """Two consumers ask, work 20 ms, and acknowledge; whoever is refused asks again."""
+    """Two consumers ask, work 20 ms, and acknowledge; a refused one asks again."""
     world = World()
     world.publish(90)
     handled: list[int] = []

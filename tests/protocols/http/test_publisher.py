@@ -35,7 +35,7 @@ class Bench:
 
     @property
     def requests(self) -> list[tuple[str, dict[str, str], bytes]]:
-        """The requests of the latest connection: first line, headers, body."""
+        """Return the requests of the latest connection: first line, headers, body."""
         rest, found = self.connections[-1][1].value(), []
         while rest:
             head, _, rest = rest.partition(b"\r\n\r\n")

@@ -59,7 +59,7 @@ class Vector:
 
     @property
     def data(self) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         return bytes.fromhex(self.text)
 
 

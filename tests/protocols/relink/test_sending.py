@@ -250,7 +250,7 @@ class History:
         return list(enumerate(self.all))[self.consumed + 1 :]
 
     def number(self, plain: int) -> tuple[int | None, int]:
-        """What the peer says, and the message that it means: without a number, *plain*."""
+        """Return what the peer says, and the message that it means: without a number, *plain*."""
         last = self.random.randint(max(0, plain - 2), max(len(self.all), plain))
         return (None, plain) if self.random.random() < 0.4 else (last, last)
 

@@ -39,7 +39,7 @@ def brief(frame: Any) -> list[tuple[str, int, bytes]]:
 
 
 def stored(lake: Path, server: str | None = None) -> list[tuple[str, int, bytes]]:
-    """What the lake has, read by delta-rs."""
+    """Return what the lake has, read by delta-rs."""
     rows = DeltaTable(str(lake)).to_pyarrow_table(columns=["server", "stream", "seq", "payload"]).to_pylist()
     return sorted((row["stream"], row["seq"], row["payload"]) for row in rows if server in (None, row["server"]))
 
@@ -386,7 +386,7 @@ ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main(
 
 
 def start(journal: Any, lake: Path) -> subprocess.Popen[bytes]:
-    """An archive in a process of its own, which has committed a round."""
+    """Return an archive in a process of its own, which has committed a round."""
     options = ["--server", journal.directory.name, "--follow", "--every", "50ms", "--round", "20K"]
     before = position(journal, lake)
     process = subprocess.Popen([*ARCHIVE, str(journal.directory), str(lake), *options], stdout=subprocess.DEVNULL)

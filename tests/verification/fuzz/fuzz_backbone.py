@@ -68,7 +68,7 @@ def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
 
 
 def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
-    """A datagram, or several of one size with a shorter one behind them, as the kernel hands them over."""
+    """Return a datagram, or several of one size with a shorter one behind them, as the kernel hands them over."""
     first = datagram(dice, tokens)
     if not first or not dice.one_in(3):
         return first, max(len(first), 1)

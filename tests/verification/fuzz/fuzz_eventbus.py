@@ -90,7 +90,7 @@ class Fuzzer:
         self.now = 0.0
 
     def piece(self) -> bytes:
-        """A frame."""
+        """Return a frame."""
         random = self.random
         piece = bytearray(random.choice(PIECES))
         for _ in range(random.choice([0, 0, 0, 1, 2, 4])):

@@ -31,7 +31,7 @@ LIMITS = (1000, MAX_PAYLOAD)
 
 
 def frame(dice: harness.Dice) -> bytes:
-    """A frame of any type; its numbers are often at an edge."""
+    """Return a frame of any type; its numbers are often at an edge."""
     topic, kind = dice.choice(TOPICS), dice.byte() % 13
     if kind == 0:
         made: Any = frames.Attach(topic=topic, offset=dice.choice((None, 0, 1, (1 << 64) - 1)))
@@ -60,7 +60,7 @@ def frame(dice: harness.Dice) -> bytes:
 
 
 def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple[str, int, bytes]]:
-    """Those of a run, one by one."""
+    """Return those of a run, one by one."""
     run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
     assert sum(run.sizes) == len(run.payload)
     found = zip(run.producer_seqs() or (), run.payloads(), strict=True)
@@ -68,7 +68,7 @@ def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple
 
 
 def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
-    """The events, runs taken apart, and what broke it."""
+    """Return the events, runs taken apart, and what broke it."""
     events: list[Any] = []
     cause = None
     for chunk in chunks:

@@ -63,7 +63,7 @@ def run_of(dice: harness.Dice, first: int) -> Run:
 
 
 def body_of(dice: harness.Dice, kind: fmt.Kind) -> tuple[bytes, int]:
-    """The body of a batch, now and then damaged, and how many parts it says it has."""
+    """Return the body of a batch, now and then damaged, and how many parts it says it has."""
     parts = 1 + dice.byte() % 3
     if kind is fmt.Kind.RECORDS:
         _, made = packing.batch(

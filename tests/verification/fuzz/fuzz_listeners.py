@@ -59,7 +59,7 @@ def _edges(*limits: int) -> list[int]:
 
 
 def _at_the_limits() -> dict[str, list[bytes]]:
-    """What announces as much as default limits allow, or one more; a little of it follows."""
+    """Return what announces as much as default limits allow, or one more; a little of it follows."""
     figg = [wire.HEADER.pack(wire.PUBLISH, 1, 4 + 1 + 8 + 4 + n) + wire.publish(b"f", 1, b"x")[8:] for n in EDGES]
     lumberjack = [
         b"2W\0\0\0\1" + kind + struct.pack(">I", n) + b"x" * 9 for n in EDGES for kind in (b"2J\0\0\0\1", b"2C")
@@ -116,7 +116,7 @@ for _listener, _specimens in _at_the_limits().items():
 
 
 def whole(dice: random.Random) -> tuple[str, bytes]:
-    """A message as large as the default limit, or one byte less or more, and the listener that it is for."""
+    """Return a message as large as the default limit, or one byte less or more, and the listener that it is for."""
     size, listener = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
     data = bytes(size)
     said = {
@@ -148,7 +148,7 @@ def mutated(dice: random.Random, listener: str) -> bytes:
 
 
 class Attacker:
-    """Whoever is not honest."""
+    """A client that is not honest."""
 
     def __init__(self, ports: dict[str, int], seed: int) -> None:
         self.ports, self.dice = ports, random.Random(seed)
@@ -194,14 +194,14 @@ class Attacker:
 
 
 def resident(pid: int) -> int:
-    """The memory of a process, in KiB."""
+    """Return the memory of a process, in KiB."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found, "it has ended"
     return int(found[1])
 
 
 def run(executions: int, seed: int) -> list[str]:
-    """What was wrong."""
+    """Return what was wrong."""
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
     dice = random.Random(seed)
     life = kill9.Life(directory, dice, "batch", strangers=True)

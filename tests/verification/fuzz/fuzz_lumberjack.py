@@ -40,7 +40,7 @@ JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc
 def session_of(
     limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFramesOf | None = None
 ) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
-    """The events that a session makes of ``chunks``, one by one, and what broke it."""
+    """Return the events that a session makes of ``chunks``, one by one, and what broke it."""
     session, events, cause, turns = LumberjackServerSession(limits, refused), [], None, 0
     total = sum(map(len, chunks))
     made: list[Any] = []
@@ -80,7 +80,7 @@ def session_of(
 
 
 def compressed(data: bytes, version: int = 2) -> bytes:
-    """A C frame."""
+    """Return a C frame."""
     packed = zlib.compress(data, 1)
     return b"%dC" % version + len(packed).to_bytes(4, "big") + packed
 

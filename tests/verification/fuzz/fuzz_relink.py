@@ -126,7 +126,7 @@ class Fuzzer:
         return packet.serialize(size) if size else type(packet).serialize(_without_ids(packet), 0)
 
     def bytes_of(self, peer: Peer) -> bytes:
-        """A few packets, now and then damaged."""
+        """Return a few packets, now and then damaged."""
         random = self.random
         data = bytearray(b"".join(self.packet(peer) for _ in range(random.randrange(12))))
         for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 3))):
@@ -184,7 +184,7 @@ class Fuzzer:
             assert found[0] == found[1], [turn.hex() for turn in turns]
 
     def settle(self, session: RelinkSession, link: Link) -> list[Any]:
-        """An owner that finishes everything, in order, and then takes what was held back meanwhile."""
+        """Return an owner that finishes everything, in order, and then takes what was held back meanwhile."""
         got: list[Any] = []
         busy = True
         while busy and not link.over:

@@ -51,7 +51,7 @@ CORPUS = Path(__file__).with_name("corpus")
 
 
 def instrumented(*packages: str) -> AbstractContextManager[Any]:
-    """What is imported in here is led by coverage, if it is of ``packages``."""
+    """Return a context that instruments the modules of ``packages`` for coverage when they are imported."""
     logging.getLogger().setLevel(logging.ERROR)  # it says a line for each module
     return atheris.instrument_imports(include=list(packages)) if LED else nullcontext()  # type: ignore[no-any-return]
 
@@ -84,7 +84,7 @@ class Dice:
         return options[self.byte() % len(options)]
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer at the end."""
+        """Return the next ``size`` bytes; fewer at the end."""
         begin, self.at = self.at, self.at + size
         return self.data[begin : self.at]
 
@@ -258,7 +258,7 @@ def _run(watched: Watched, seed: int, new: Path, kept: Path) -> None:
 
 
 def main(file: str, decoders: Mapping[str, Decoder]) -> int:
-    """The program of a fuzzer."""
+    """Return the program of a fuzzer."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("executions", type=int, nargs="?", default=20_000)
     parser.add_argument("seed", type=int, nargs="?", default=1)

@@ -338,7 +338,7 @@ class Backbone:
         self.lane.delay = 0.01
 
     def settled(self) -> str:
-        """What is still owed: a client that comes now has to get all that there is."""
+        """Return what is still owed: a client that comes now has to get all that there is."""
         self._bury()
         if len(self.last) < 2 or any(client.dead for client in self.last):
             self.last = [self.connect(0), self.connect(None)]

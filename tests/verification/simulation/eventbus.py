@@ -299,7 +299,7 @@ class Client:
             publisher.channel.cut()
 
     def owed(self) -> str:
-        """What it still waits for."""
+        """Return what it still waits for."""
         if not self.ready or self.waiting:
             return f"{self.name} is connected: {self.ready}, and {self.waiting} of its events are not confirmed"
         if self.after is None or not self.options.subscribe:
@@ -376,7 +376,7 @@ class EventBus:
         return None
 
     def connect(self, after: int | None = -1, **options: Any) -> Client:
-        """A client that begins at ``after``, or, without it, anywhere."""
+        """Return a client that begins at ``after``, or, without it, anywhere."""
         dice = self.world.random
         known = len(self.history.truth.get(STREAM, ()))
         options.setdefault("subtrees", dice.choice(SUBTREES))
@@ -438,7 +438,7 @@ class EventBus:
             client.pause(False)
 
     def settled(self) -> str:
-        """What is still owed: a client that comes now has to get all that there is."""
+        """Return what is still owed: a client that comes now has to get all that there is."""
         if self.last is None:
             self.last = self.connect(0, subtrees=(), subscribe=True)
             self.last.publish()

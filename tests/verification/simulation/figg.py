@@ -203,7 +203,7 @@ class Figg:
             client.pause(False)
 
     def settled(self) -> str:
-        """What is still owed; nothing if all is well."""
+        """Return what is still owed; nothing if all is well."""
         truth = self.history.truth
         for client in self.clients:
             if client.unacked:

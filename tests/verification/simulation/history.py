@@ -73,7 +73,7 @@ class History:
         self.problems: list[str] = []
 
     def wrong(self, what: str) -> NoReturn:
-        """It is noted: whoever is called here may be called by somebody who catches everything."""
+        """Record the violation, because a caller may catch every exception."""
         self.problems.append(what)
         raise Violation(what)
 

@@ -205,7 +205,7 @@ class Lumberjack:
         """Writers go on by themselves."""
 
     def settled(self) -> str:
-        """What is still owed; nothing if all is well."""
+        """Return what is still owed; nothing if all is well."""
         for writer in self.writers:
             if writer.unacked:
                 return f"{writer.name} waits for {len(writer.unacked)} acknowledgements"

@@ -145,7 +145,7 @@ class Publisher(Client):
         self._acknowledged(group)
 
     def _message(self, channel: int, group: Group) -> bytes | tuple[bytes, ...]:
-        """The next one, noted in ``group``."""
+        """Return the next one, noted in ``group``."""
         dice = self.side.world.random
         self.published += 1
         whole = f"{self.name}:{self.published}:".encode() + b"." * self.side.world.size()
@@ -162,7 +162,7 @@ class Publisher(Client):
             self.side.history.acknowledge(STREAM, payload)
 
     def owed(self) -> str:
-        """What it still waits for."""
+        """Return what it still waits for."""
         stored = self.side.history.stored.get(STREAM, {})
         for group in self.groups:
             found = sum(payload in stored for payload in group.payloads)
@@ -204,7 +204,7 @@ class Subscriber(Client):
         (self.client.pause if self.side.world.random.random() < 0.3 else self.client.resume)()
 
     def owed(self) -> str:
-        """What it still waits for."""
+        """Return what it still waits for."""
         end = len(self.side.history.truth.get(self.reader.stream, ()))
         if self.closed or (self.connected and self.reader.position == end):
             return ""
@@ -252,7 +252,7 @@ class Numbered:
         (self.client.pause if dice.random() < 0.3 else self.client.resume)()
 
     def owed(self) -> str:
-        """What it still waits for."""
+        """Return what it still waits for."""
         end = len(self.side.history.truth.get(self.read.stream, ()))
         if self.closed or (self.connected and self.read.position == end):
             return ""
@@ -376,7 +376,7 @@ class Relink:
             client.client.resume()
 
     def settled(self) -> str:
-        """What is still owed; nothing if all is well."""
+        """Return what is still owed; nothing if all is well."""
         self._check_positions()
         return next(filter(None, (client.owed() for client in self.clients)), "")
 

@@ -34,7 +34,7 @@ class Violation(Exception):
 class World:
     """Everything that a seed decides.
 
-    :ivar trace: what happened, for whoever has to look at a seed, and to compare two runs of one
+    :ivar trace: what happened, to look at a seed, and to compare two runs of one
     :ivar wall_offset: microseconds since 1970 UTC less the monotonic clock
     :ivar stepped: by how much small steps moved the wall clock at the most, in microseconds; small ones are believed
     :ivar leapt: whether there was a large one
@@ -62,7 +62,7 @@ class World:
         self._ports = 40_000
 
     def now(self) -> int:
-        """The wall clock."""
+        """Return the wall clock."""
         return self.wall_offset + int(self.clock.seconds() * 1_000_000)
 
     def turn_clock(self, step: int) -> None:
@@ -195,7 +195,7 @@ class Lane:
     """Datagrams between addresses.
 
     :ivar loss: how often one is lost; :ivar double: how often it comes twice
-    :ivar delay: how late one may be, in seconds: whoever is later than the next has lost its place
+    :ivar delay: how late one may be, in seconds: one that is later than the next has lost its place
     :ivar names: of servers, by their addresses
     """
 

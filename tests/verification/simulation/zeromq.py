@@ -239,7 +239,7 @@ class ServerPort(Port):
     # What the network calls.
 
     def is_full(self) -> bool:
-        """Whoever sends to it waits for nothing: it reads what comes, or keeps it."""
+        """Senders never wait for it: it reads what comes, or keeps it."""
         return False
 
     def joined(self, channel: Channel) -> None:

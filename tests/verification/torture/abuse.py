@@ -81,7 +81,7 @@ class Honest:
         pipe.send(waits)
 
     def waits(self) -> list[float]:
-        """How long it waited, each time, in seconds.
+        """Return how long it waited, each time, in seconds.
 
         :raises ValueError: it was not served
         """
@@ -352,7 +352,7 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
 
 
 def look(server: servers.Server, acked: int) -> list[str]:
-    """What is wrong with a server that was abused."""
+    """Return what is wrong with a server that was abused."""
     problems = [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
     if server.process.poll() is not None:
         return [*problems, f"it ended with {server.process.returncode}"]

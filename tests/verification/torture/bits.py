@@ -111,7 +111,7 @@ class Specimen:
         ]
 
     def damage(self, changed: bytes, mark: str) -> str:
-        """What recovery made of it: refused, or recovered; anything else is an AssertionError."""
+        """Return what recovery made of it: refused, or recovered; anything else is an AssertionError."""
         self.path.write_bytes(changed)
         mark_path = self.directory / scan.MARK_NAME
         if self.marks[mark]:

@@ -45,7 +45,7 @@ ATTACKER = "127.0.0.2"
 
 
 def secured(root: Path) -> list[str]:
-    """The options of the listener that wants certificates."""
+    """Return the options of the listener that wants certificates."""
     authority = Authority(servers.directory(str(root / "certificates")))
     own = authority.issue("server", "localhost")
     options = {
@@ -120,7 +120,7 @@ def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[floa
 
 
 def unserved(crowds: list[Crowd], patience: float, when: str) -> list[str]:
-    """The clients of which none of ``patience`` seconds brings an acknowledgement or a delivery."""
+    """Return the clients of which none of ``patience`` seconds brings an acknowledgement or a delivery."""
     found = wait_for(crowds, time.monotonic(), patience)
     return [f"{name} was not served {when} within {patience:g} s" for _, away in found for name in away]
 
@@ -193,7 +193,7 @@ def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
 
 
 def waits_of(outcome: Outcome) -> str:
-    """How long the messages of one client waited: half of them, 99 %, the longest."""
+    """Return how long the messages of one client waited: half of them, 99 %, the longest."""
     waits = sorted(outcome.waits)
     middle = f"{waits[len(waits) // 2] * 1e3:.0f}/{waits[len(waits) * 99 // 100] * 1e3:.0f} ms, " if waits else ""
     return f"{outcome.spec.protocol} {middle}{outcome.worst:.1f} s ({outcome.acked or len(outcome.read)})"

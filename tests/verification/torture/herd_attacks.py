@@ -72,7 +72,7 @@ class Attack:
         pipe.send(ATTACKS[name](ports, address, pipe.poll))
 
     def end(self) -> Said:
-        """What it did, and what should not have been possible."""
+        """Return what it did, and what should not have been possible."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send("enough")
         try:
@@ -88,7 +88,7 @@ class Attack:
 
 
 def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket | None:
-    """A connection from ``address``, or None: it was refused."""
+    """Return a connection from ``address``, or None: it was refused."""
     peer = socket.socket()
     peer.settimeout(5)
     if receive_buffer:
@@ -104,7 +104,7 @@ def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket |
 
 
 def living(peers: list[socket.socket]) -> int:
-    """How many of them the server has not closed; whatever they were sent is read."""
+    """Return how many of them the server has not closed; whatever they were sent is read."""
     count = 0
     for peer in peers:
         peer.setblocking(False)
@@ -262,7 +262,7 @@ def gaps(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> socket.socket | None:
-    """A connection of ZeroMQ (ZMTP 3.0, NULL) that is ready; what the server said up to then was read."""
+    """Return a connection of ZeroMQ (ZMTP 3.0, NULL) that is ready; what the server said up to then was read."""
     peer = connect(port, address, receive_buffer)
     if peer is None:
         return None
@@ -282,7 +282,7 @@ def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> so
 
 
 def exactly(peer: socket.socket, size: int) -> bytes:
-    """The next ``size`` bytes; MSG_WAITALL may return fewer from a socket with a timeout."""
+    """Return the next ``size`` bytes; MSG_WAITALL may return fewer from a socket with a timeout."""
     data = b""
     while len(data) < size:
         more = peer.recv(size - len(data))
@@ -357,7 +357,7 @@ def request(target: str) -> bytes:
 
 
 def question(way: str) -> tuple[str, bytes]:
-    """The listener of a reader of the stream "deaf", and what it sends."""
+    """Return the listener of a reader of the stream "deaf", and what it sends."""
     name = b"subscribe:deaf@0"
     hello = bytes((len(name),)) + name + bytes(3)
     return {
@@ -460,7 +460,7 @@ def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    """What is stored of the frame is acknowledged once; after that, it is not even inflated for a minute."""
+    """Check that a stored frame is acknowledged once, and not even inflated for a minute after that."""
     events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
     body = zlib.compress(events + b"2A" + bytes(4), 0)
     frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
@@ -513,7 +513,7 @@ def keyed(key: str, body: bytes) -> bytes:
 
 
 def answers(peer: socket.socket, count: int) -> bytes:
-    """What the server says until it has answered *count* requests."""
+    """Return what the server says until it has answered *count* requests."""
     said = b""
     peer.settimeout(PATIENCE)
     while said.count(b"HTTP/1.1 ") < count or not said.endswith(b"}\n"):
@@ -525,7 +525,7 @@ def answers(peer: socket.socket, count: int) -> bytes:
 
 
 def numbers_of(port: int, keys: list[str]) -> list[int]:
-    """The numbers that the publishes with *keys* got, from an address that has nothing to do with the attack."""
+    """Return the numbers that the publishes with *keys* got, from an address that has nothing to do with the attack."""
     found: list[int] = []
     for key in keys:
         peer = connect(port, WRITER)

@@ -17,7 +17,7 @@ Stored = list[tuple[int, bytes]]
 
 
 def streams_of(outcome: Outcome) -> str:
-    """The stream that a client publishes into."""
+    """Return the stream that a client publishes into."""
     label = outcome.spec.label
     if outcome.spec.protocol == "figg":
         return f"{label}-{outcome.number % 10}"
@@ -39,7 +39,7 @@ def check(port: int, outcomes: list[Outcome], *, strangers: bool) -> list[str]:
 
 
 def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers: bool) -> list[str]:
-    """What was acknowledged is there, in the order in which it was sent; Relink's is there once."""
+    """Return what is wrong: acknowledged messages are there, in the order of sending, those of Relink once."""
     numbers: dict[tuple[str, int], list[int]] = defaultdict(list)
     foreign = 0
     for records in stored.values():
@@ -72,7 +72,7 @@ def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers:
 
 
 def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
-    """What was delivered is what is stored under that number, and rises; a Relink link has each record once."""
+    """Return what is wrong: deliveries are as stored, in rising order; a Relink link has each record once."""
     sums = {name: {seq: zlib.crc32(data) for seq, data in records} for name, records in stored.items()}
     wrong: list[str] = []
     for outcome in outcomes:
@@ -81,7 +81,7 @@ def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
         for stream, seq, checksum in outcome.read:
             if stream in sums and sums[stream].get(seq) != checksum:
                 wrong.append(f"{seq} of {stream} at {outcome.spec.label} {outcome.number} is something else")
-            # Datagrams may come late; whoever has another has a gap that the text lets it ask for.
+            # Datagrams may come late; a client that has another one has a gap that the text lets it ask for.
             if seq <= before and outcome.spec.protocol not in ("backbone",) and (relink or seq == before):
                 wrong.append(f"{seq} of {stream} after {before} at {outcome.spec.label} {outcome.number}")
             before = seq

@@ -89,7 +89,7 @@ class Life:
         self.keep = 0
 
     def by_listener(self) -> dict[str, int]:
-        """How many messages each listener has acknowledged."""
+        """Return how many messages each listener has acknowledged."""
         listeners = [listener for listener, *_ in PLAN]
         found: dict[str, int] = {}
         for number, acked in self.acked.items():
@@ -152,7 +152,7 @@ class Life:
         self.problems += [f"verify: {problem}" for problem in report.problems]
 
     def _ends(self) -> dict[bytes, int] | None:
-        """The last record of each stream, where the last number may have been given out and lost."""
+        """Return the last record of each stream, where the last number may have been given out and lost."""
         if self.durability == "batch":
             return None
         runs = dump.runs(self.directory / "data", everything=True)

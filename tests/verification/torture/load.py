@@ -120,7 +120,7 @@ class Worker:
         self._pipe.send(("connect", ports))
 
     def report(self) -> Any:
-        """What it knows; everybody is disconnected by then."""
+        """Return what it knows; everybody is disconnected by then."""
         self._pipe.send(("report",))
         if not self._pipe.poll(60):
             raise TimeoutError("a load process does not answer")
@@ -283,7 +283,7 @@ class Subscribers(Worker):
 
     @staticmethod
     def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: Seen) -> bool | None:
-        """Whether something came; None: nothing at this moment; False: nothing any more."""
+        """Return whether something came; None: nothing at this moment; False: nothing any more."""
         peer, frames, position = reader
         try:
             chunk = peer.recv(1 << 18)

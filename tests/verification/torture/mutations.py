@@ -161,7 +161,7 @@ class _Places:
         return self.at(first, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
 
     def head_line(self, statement: ast.stmt) -> int:
-        """The last line of a simple statement, or of the head of a compound one."""
+        """Return the last line of a simple statement, or of the head of a compound one."""
         body = getattr(statement, "body", None)
         if body and isinstance(body, list):
             return max(statement.lineno, body[0].lineno - 1)

@@ -177,7 +177,7 @@ class Bench:
 
 
 def _listen(pipe: int, disk: disks.LoopDisk | None, seconds: float | None) -> bytes:
-    """What comes until it is closed, or ``seconds`` have passed; then the power of ``disk`` is cut."""
+    """Return what comes until it is closed, or ``seconds`` have passed; then the power of ``disk`` is cut."""
     said, deadline = [], None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

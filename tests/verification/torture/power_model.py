@@ -41,7 +41,7 @@ class Model:
     # In the process that appends.
 
     def compose(self, dice: random.Random, ends: dict[str, int]) -> tuple[int, Parts]:
-        """The next append, of one to three streams."""
+        """Return the next append, of one to three streams."""
         self.appends += 1
         parts = []
         for stream in dice.sample(STREAMS, dice.choice((1, 1, 1, 2, 3))):
@@ -109,7 +109,7 @@ class Model:
             problems += [f"{stream} {gone[0]} to {gone[-1]} are LOST"] if gone else []
 
     def _kept(self, found: Mapping[int, Any], oldest: Mapping[str, int]) -> list[int]:
-        """What of that which was sent is there, or was until it had been kept for long enough."""
+        """Return what of that which was sent is there, or was until it had been kept for long enough."""
         return [
             append
             for append, parts in self.sent.items()
@@ -117,7 +117,7 @@ class Model:
         ]
 
     def _check_appends(self, found: dict[int, set[tuple[str, int]]], oldest: Mapping[str, int]) -> list[str]:
-        """Those since the last look: a beginning of them, each whole, and what was acknowledged among them."""
+        """Return those since the last look: a beginning of them, each whole, and what was acknowledged among them."""
         problems = []
         missing = None
         for append, parts in sorted(self.sent.items()):
@@ -139,7 +139,7 @@ class Model:
     # In the process that survives.
 
     def hear(self, said: bytes) -> list[str]:
-        """What the process said until its end; what is wrong."""
+        """Return what the process said until its end; what is wrong."""
         problems: list[str] = []
         lines, _, torn = said.rpartition(b"\n")
         if torn:
@@ -149,7 +149,7 @@ class Model:
         return problems
 
     def hear_one(self, word: str, *rest: Any) -> list[str]:
-        """The same for one thing that it said."""
+        """Return the same for one thing that it said."""
         problems: list[str] = []
         if word == "found":
             self._found(rest[0], problems)

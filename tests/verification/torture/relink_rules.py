@@ -95,7 +95,7 @@ class Letter:
 
 
 def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:
-    """The message that an acknowledgement means, as we read it."""
+    """Return the message that an acknowledgement means, as we read it."""
     cursor = {Ack.RECEIVED: channel.recv, Ack.CONSUMED: channel.base - 1}.get(kind, channel.settled)
     if number is not None:
         return nearest(number, cursor)

@@ -85,7 +85,7 @@ class Proxy(Factory):
         self.next = rnd.randrange(2 * distance)
 
     def let_through(self, size: int) -> int:
-        """How many of ``size`` bytes come before the next cut."""
+        """Return how many of ``size`` bytes come before the next cut."""
         if not self.left or size <= self.next:
             self.next -= size
             return size
@@ -163,7 +163,7 @@ async def client_of(reactor: Any, port: int) -> AsyncIterator[RelinkClient]:
 
 
 async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> list[bytes]:
-    """What was committed, in order."""
+    """Return what was committed, in order."""
     rnd = random.Random(args.seed)
     server = Server(directory, free_port())
     proxy = Proxy(reactor, server.port, rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
@@ -202,7 +202,7 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
 
 
 async def journal_of(reactor: Any, directory: Path) -> list[bytes]:
-    """What the journal holds, in order."""
+    """Return what the journal holds, in order."""
     broker = Broker(reactor, FileJournal(reactor, directory / "data"), Sequencer())
     await broker.open()
     found: list[bytes] = []

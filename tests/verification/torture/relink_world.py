@@ -316,7 +316,7 @@ class World:
 
 
 def _harmless(event: Any) -> bool:
-    """What a connection may still say that has been replaced by one that has not asked for the link yet."""
+    """Return what a connection may still say that has been replaced by one that has not asked for the link yet."""
     return not isinstance(event, (HelloReceived, Linked))
 
 

@@ -21,7 +21,7 @@ after every step:
     G  a leader steps down only for an entry that counts
     H  when everything is well again, a server leads and acknowledges within a bounded number of steps
     I  what is trimmed was synced by every server that is a member where the leader is, unless it was written off
-    J  the members are changed one at a time, and whoever has applied an entry knows the members there
+    J  the members are changed one at a time, and a server that has applied an entry knows the members there
     K  only a member takes over, and a server stops as none only if it is none at the entry that it has applied
     L  when everything is well again, the shared log is trimmed, and servers that were removed have stopped
 
@@ -355,7 +355,7 @@ class World:
             if left < LEAST:
                 raise Violation(f"E: a server is removed, and what was trimmed is on {left} of those that are left")
             if after is None or after.version != before.version + 1:
-                raise Violation(f"J: {after} follows {before}, which did not count for whoever has changed it")
+                raise Violation(f"J: {after} follows {before}, which did not count for the server that changed it")
         if entry.kind is EntryKind.TAKEOVER and before is not None and not before.admits(name):
             raise Violation(f"K: server {name} takes over, and the members are {before}")
 

@@ -21,7 +21,7 @@ LISTENERS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "t
 
 
 def directory(name: str) -> Path:
-    """An option's value: a directory that is made where it is none yet."""
+    """Return an option's value: a directory that is made where it is none yet."""
     made = Path(name)
     made.mkdir(parents=True, exist_ok=True)
     return made
@@ -37,7 +37,7 @@ def verdict(failed: bool, root: Path) -> int:
 
 
 def listens(ports: dict[str, int], only: bool = False) -> list[str]:
-    """The words that open every listener, and those of ``ports`` besides, or *only* these."""
+    """Return the words that open every listener, and those of ``ports`` besides, or *only* these."""
     every = {name: kind for name, kind in LISTENERS.items() if not only or name in ports}
     kinds = {**every, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [

@@ -101,7 +101,7 @@ class Soak:
         )
 
     def slope(self) -> float | None:
-        """How the memory grew in the second half, in MiB an hour; None: there is too little to say so."""
+        """Return how the memory grew in the second half, in MiB an hour; None: there is too little to say so."""
         half = self.taken[len(self.taken) // 2 :]
         if len(self.taken) < 20:
             return None

@@ -171,7 +171,7 @@ def publish(told: Told, stream: str, file: Path, lines: list[bytes], protocol: s
 
 
 def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
-    """How many lines of ``files`` a server has acknowledged."""
+    """Return how many lines of ``files`` a server has acknowledged."""
     command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "publish", "--protocol", protocol]
     named = [word for file in files for word in ("--file", str(file))]
     command += ["--to", f"127.0.0.1:{port}", "--timeout", "60s", *words, *named]
@@ -279,7 +279,7 @@ def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
 
 
 def durable(journal: Path) -> Counter[str]:
-    """What is durable at this moment, of each stream that is not the server's own; read without Spark."""
+    """Return what is durable at this moment, of each stream that is not the server's own; read without Spark."""
     return Counter(record.stream for record in records(journal) if not record.stream.startswith("."))
 
 
@@ -297,7 +297,7 @@ def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 
 
 def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
-    """What is wrong in the end."""
+    """Return what is wrong in the end."""
     found, records = count(spark, lake, journal), table(spark, lake, str(journal))
     print("  ".join(f"{stream} {number:,}" for stream, number in sorted(found.items())), flush=True)
     problems = [] if found == told.now() else [f"in the table are {dict(found)}, acknowledged were {dict(told.now())}"]
@@ -315,7 +315,7 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 
 
 def tour(directory: Path, args: argparse.Namespace, spark: Any, beside: bool) -> list[str]:
-    """All of it; what is wrong."""
+    """Return all of it; what is wrong."""
     server = Server(directory)
     journal, lake, told = directory / "data", directory / "lake", Told()
     try:

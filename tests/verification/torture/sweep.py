@@ -67,7 +67,7 @@ FOREVER = 1 << 30
 
 
 def patiently() -> Iterator[None]:
-    """PATIENCE, in short waits that are counted: whoever is stopped meanwhile, with its servers, has not waited."""
+    """PATIENCE, in short waits that are counted, so that the time for which this process is stopped does not count."""
     for _ in range(int(PATIENCE / 0.003)):
         yield
         time.sleep(0.003)
@@ -119,7 +119,7 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def port(self) -> int | None:
-        """Where it listens; None: it has ended."""
+        """Return where it listens; None: it has ended."""
         for _ in patiently():
             if "#info] serving\n" in (log := self.log):
                 return int(re.findall(r"listens on \S+:(\d+)\n", log)[-1])
@@ -302,7 +302,7 @@ def main() -> int:
 
 
 def preload() -> int:
-    """The same once more, with the library that makes calls fail."""
+    """Return the same once more, with the library that makes calls fail."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         print("skipped: there is no C compiler")

@@ -28,7 +28,7 @@ PARTS = (
 
 @pytest.fixture
 def journal(tmp_path: Path) -> tuple[Path, list[tuple[str, int, bytes]]]:
-    """A journal of several segments, and what was written into it."""
+    """Return a journal of several segments, and what was written into it."""
     dice = Random(5)
     writer = Writer(tmp_path, recover(tmp_path, Files()), 8192, True)
     writer.open(1)

@@ -22,7 +22,7 @@ _NOISE = bytes((i * 167 + (i >> 8) * 59 + (i >> 16) * 13) & 255 for i in range(1
 
 
 def size_of(publisher: int, number: int, largest: int) -> int:
-    """How long the payload is without its stamp: mostly small, sometimes a page, seldom a lot."""
+    """Return how long the payload is without its stamp: mostly small, sometimes a page, seldom a lot."""
     dice = (number * 2654435761 + publisher * 40503) & 0xFFFFFFFF
     if dice % 997 == 0:
         return min(largest, dice >> 8 & 0x1FFFF)
@@ -32,7 +32,7 @@ def size_of(publisher: int, number: int, largest: int) -> int:
 
 
 def payload(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
-    """The ``number``-th payload of ``publisher``."""
+    """Return the ``number``-th payload of ``publisher``."""
     size = size_of(publisher, number, largest)
     begin = (publisher * 7919 + number * 31) & 0xFFFF
     return STAMP.pack(publisher, number, size) + _NOISE[begin : begin + size]
