@@ -126,7 +126,7 @@ class FairShare(Generic[M]):
         self._grow(found, size)
 
     def renew(self, member: M) -> None:
-        """Make *member*, which is in the table, the youngest of its holder, and that the last of its equals."""
+        """Move *member* to the end of its holder's members, and the holder behind others of the same size."""
         found = self._holder_of[member]
         found.members.move_to_end(member)
         self._grow(found, 0)

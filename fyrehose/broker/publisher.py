@@ -193,7 +193,7 @@ class Publisher:
         return repeated
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Release the memory of *items*, count them if they are durable, and tell the protocol."""
+        """Release the memory of *items*, count them if they are durable, and notify the protocol."""
         if self._account is not None:
             charge = 0
             for item in items:
@@ -287,7 +287,7 @@ class DeferredPublisher:
             self._ended(item, results[0])
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Release the memory of *items*, and tell the protocol."""
+        """Release the memory of *items*, and notify the protocol."""
         if self.account is not None:
             self.account.release(sum(item.size for item in items))
         self.settled(items, error)

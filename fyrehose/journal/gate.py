@@ -63,7 +63,7 @@ class IGate(Interface):
         """
 
     def broke() -> None:
-        """Refuse everything that waits, because the journal has failed."""
+        """Refuse all waiting commits, because the journal has failed."""
 
     def stop() -> Deferred[None]:
         """Prepare for the end of the journal, which accepts publishes until this fires."""
@@ -76,10 +76,10 @@ class Releases(Protocol):
     """The methods that a gate calls on its journal."""
 
     def release(self, commit: Commit) -> None:
-        """Let readers see *commit*, and tell its publishers."""
+        """Let readers see *commit*, and acknowledge its publishes."""
 
     def refuse(self, commit: Commit, error: Exception) -> None:
-        """Tell the publishers of *commit* that it failed with *error*."""
+        """Refuse the publishes of *commit* with *error*."""
 
 
 @implementer(IGate)

@@ -185,7 +185,7 @@ class FileJournal:
 
     @property
     def early(self) -> bool:
-        """Return whether publishers are told of a commit before it survives the loss of this server."""
+        """Return whether publishes are acknowledged before they survive the loss of this server."""
         return bool(self.gate.early)
 
     @property

@@ -260,7 +260,7 @@ class ReplicatedGate:
         return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
 
     def acknowledge(self, position: int) -> None:
-        """Tell publishers that everything below *position* is on disk here, before it is released; deliver nothing.
+        """Acknowledge the publishes below *position*, which are on disk here, before their release; deliver nothing.
 
         Publishes with records of the server itself still wait for :meth:`release`: links, keys and the positions of
         subscriptions promise "exactly once", which no later leader could keep.

@@ -82,7 +82,7 @@ class Listeners:
         self.show(listener, service)
 
     def show(self, listener: ListenerConfig, service: Any) -> None:
-        """Show a listener to operators, in place of what was shown of it before."""
+        """Show a listener to operators; its new state replaces the one shown before."""
         shown = Listener(
             name=listener.name,
             protocol=listener.plugin.name,

@@ -204,7 +204,7 @@ class Fyrehose(MultiService):
             self._settle()
 
     def _settle(self) -> None:
-        """End the start in progress, and tell those who wait for it."""
+        """End the start in progress, and fire the Deferreds that wait for it."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled.callback(None)

@@ -341,7 +341,7 @@ def tables(
 
 
 def _state(state: TableState) -> tuple[Any, ...]:
-    """Return a row of what a table has, over all runs."""
+    """Return the counts of a table over all runs, as a row."""
     failed = [(name.partition("/")[2], n) for name, n in state.counts.items() if name.startswith("failed/") and n]
     numbers = [state.counts.get(name) for name in ("rows", "rescued", "dropped", "quarantined", "duplicates")]
     return state.name, state.rows, *numbers, ", ".join(f"{name} {n:,}" for name, n in sorted(failed)) or None

@@ -43,7 +43,7 @@ class RangeCounts:
 
 @attrs.frozen(kw_only=True)
 class Behind:
-    """How much of the journal is not in the lake.
+    """The part of the journal that is not in the lake.
 
     :ivar records, size: durable records, and bytes of the journal
     :ivar since: when the oldest of these records was accepted, in microseconds since 1970 UTC; None if there is none

@@ -93,7 +93,7 @@ class File:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Progress:
-    """How far a journal is in the lake.
+    """The progress of a journal in the lake.
 
     :ivar position: the lake has every record of the journal before it
     :ivar chain: the checksum of the last batch before it; None if that is unknown
@@ -549,7 +549,7 @@ def host_of(journal: str) -> str:
 def _transactions(
     identity: bytes, after: Progress, ends: Mapping[str, int], counts: Mapping[str, int]
 ) -> list[Transaction]:
-    """Return what a commit says about a journal: its progress, the ends of its streams, and counts."""
+    """Return the journal's state in a commit: its progress, the ends of its streams, and counts."""
     return [
         Transaction(identity.hex(), after.position),
         Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
@@ -630,9 +630,9 @@ def _opened(store: LakeStore) -> DeltaTable | None:
 
 
 def _hooks(table: DeltaTable) -> PostCommitHookProperties:
-    """Return what delta-rs does after the next commit: remove old entries of the log only together with a checkpoint.
+    """Return the options that let delta-rs remove old entries of the log only in a commit with a checkpoint.
 
-    It looks at each entry of the log for that, so a commit would take longer with every entry that is kept.
+    delta-rs examines each entry of the log for that, so a commit would take longer with every entry that is kept.
     """
     interval = int(table.metadata().configuration.get(_INTERVAL) or _SETTINGS[_INTERVAL])
     makes_checkpoint = (table.version() + 2) % interval == 0

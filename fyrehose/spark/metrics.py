@@ -36,7 +36,7 @@ class StateMetrics(CommandMetrics, Generic[T]):
     _status: int | None = attrs.field(default=None, init=False)
 
     def update(self, state: T) -> None:
-        """Publish a state.
+        """Show *state* in the metrics from now on.
 
         :raises OSError: the first file cannot be written; later errors are logged, and the command continues
         """

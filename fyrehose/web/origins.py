@@ -47,7 +47,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 @attrs.frozen
 class PageVerdict:
-    """Whether a request is served, as far as the page is concerned that sent it.
+    """The decision whether a request is served, given the web page that sent it.
 
     :ivar refusal: why it is not; empty: it is served
     :ivar headers: for its answer

@@ -181,7 +181,7 @@ class _Verifier:
         self.done += size
 
     def _loses(self) -> None:
-        """Note that records may have been lost: from here on, a jump of numbers is no problem of its own."""
+        """Record that records may be lost here, so that missing numbers behind this are not another problem."""
         self._lost = True
         self._certain.clear()
 

@@ -329,13 +329,13 @@ class _Run:
         self._monitored = time.monotonic()
 
     def report(self, at_least: float) -> None:
-        """Say to retention how far we have come, if we did not within so many seconds."""
+        """Report the progress to retention, unless it was reported within so many seconds."""
         if self.subscription is not None and time.monotonic() - self._reported >= at_least:
             self.source.update_subscription(self.subscription, self.done.position, self.identity)
             self._reported = time.monotonic()
 
 
 def _ends(gaps: Iterable[Gap]) -> Iterator[tuple[str, int]]:
-    """Yield the last number of each gap, with its stream: what is declared lost is not lost again."""
+    """Yield the stream and the last number of each gap that is declared lost, so that it is not declared again."""
     for stream, _, last, _ in gaps:
         yield stream, last

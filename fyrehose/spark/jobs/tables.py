@@ -83,7 +83,7 @@ _TYPES = TYPES | {"binary": pa.binary()}
 
 @attrs.frozen(kw_only=True)
 class TableState:
-    """What a table has.
+    """The numbers of rows of one table.
 
     :ivar rows: how many rows were added by this run
     :ivar counts: rows by what became of them, over all runs; none for a quarantine or an aggregate
@@ -271,7 +271,7 @@ class TablesRun:
         output.fixed = set()
 
     def states(self) -> list[TableState]:
-        """Return what each table has."""
+        """Return the numbers of rows of each table."""
         found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in self.outputs]
         return found + [TableState(name=each.aggregate.name, rows=each.rows, counts={}) for each in self.summaries]
 

@@ -87,7 +87,7 @@ class JournalPart:
             yield batch.select(list(NEEDED))
 
     def _before(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records before these, as far back as the first parts of their events are looked for."""
+        """Yield the records before this part of the journal, as far back as its events may begin."""
         view, since = self.place.view(), self.selection.start.time
         chosen = attrs.evolve(self.selection, start=Bounds(), end=Bounds())
         start = boundary(self.place, view, max(view.start, self.part.first - BEFORE))
@@ -136,7 +136,7 @@ class LakePart:
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """What a task does for one table.
+    """The task's part of one table, which it has to write.
 
     :ivar store: where the table is; None: it has these records already
     :ivar quarantine: where its quarantine is; None: it has none, or has these records already
@@ -178,7 +178,7 @@ class TypedFile:
 
 @attrs.frozen(kw_only=True)
 class Filled:
-    """What a task did for one table.
+    """The result of a task for one table.
 
     :ivar fields: the types of all columns of fields
     :ivar counts: of rows, by what became of them
