@@ -183,7 +183,10 @@ class Cursor:
             if taken is not None and taken < last:
                 self._take_back(delivery, taken)
         except Exception as failure:
-            log.failure("a subscription to stream {stream!r} ends: its sink failed", stream=self.place.stream)
+            log.failure(
+                "a subscription to stream {stream!r} ends: its sink failed; please report this bug",
+                stream=self.place.stream,
+            )
             fanout._end(self, failure)
         if not self.paused:
             fanout.ready(self)
@@ -347,7 +350,9 @@ class Fanout:
             self._end(cursor, damage)
             return None
         except Exception as failure:  # an error of one cursor must not affect the others
-            log.failure("a subscription to stream {stream!r} ends: reading failed", stream=stream)
+            log.failure(
+                "a subscription to stream {stream!r} ends: reading failed; please report this bug", stream=stream
+            )
             self._end(cursor, failure)
             return None
         return delivery

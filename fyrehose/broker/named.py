@@ -134,7 +134,7 @@ class NamedSubscriptions:
             self._loop = LoopingCall(self._check)
             self._loop.clock = self.clock
             self._loop.start(CHECK, now=False).addErrback(
-                lambda f: log.failure("the check of named subscriptions failed", f)
+                lambda f: log.failure("checking named subscriptions failed; please report this bug", f)
             )
 
     # Subscriptions.

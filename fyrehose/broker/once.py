@@ -112,7 +112,7 @@ def unpack(record: Record, now: float) -> Known | None:
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not (isinstance(first, int) and all(isinstance(text, str) for text in (stream, key, digest, holder))):
-        raise ValueError("a field has the wrong type")
+        raise ValueError(f"a field has the wrong type: {record.payload[:200]!r}")
     return Known((stream, key), first, digest, holder, record.seq, now)
 
 

@@ -294,7 +294,9 @@ class FileJournal:
         self.state = JournalState.WRITABLE if self.gate.accepts else JournalState.READ_ONLY
         self._checking = LoopingCall(self._check)
         self._checking.clock = self.reactor
-        self._checking.start(CHECK_INTERVAL).addErrback(lambda f: log.failure("the check of the disk failed", f))
+        self._checking.start(CHECK_INTERVAL).addErrback(
+            lambda f: log.failure("checking the disk failed; please report this bug", f)
+        )
         return dict(self._streams.ends)
 
     def _not_opened(self, failure: Failure) -> Failure:

@@ -457,7 +457,12 @@ class SessionProtocol(TwistedProtocol):
 
     def failed(self, failure: Failure) -> None:
         """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
-        self.log.failure("{protocol}: a publish by {peer} failed", failure, protocol=self.protocol_name, peer=self.peer)
+        self.log.failure(
+            "{protocol}: a publish by {peer} failed, and its connection is closed; please report this bug",
+            failure,
+            protocol=self.protocol_name,
+            peer=self.peer,
+        )
         self.abort()
 
     def attach(self, subscription: ISubscription) -> None:

@@ -60,7 +60,9 @@ class IdleStreams(Service):
         """Start checking streams, a few in each turn."""
         Service.startService(self)
         self._finished = self._loop.start(TURN, now=False)
-        self._finished.addErrback(lambda failure: log.failure("idle streams are no longer retired", failure))
+        self._finished.addErrback(
+            lambda failure: log.failure("retiring idle streams failed; please report this bug", failure)
+        )
 
     def stopService(self) -> Deferred[Any]:
         """Stop checking; fires when a check in progress has ended."""

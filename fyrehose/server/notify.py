@@ -60,7 +60,7 @@ class ServiceManager:
             self._watchdog = LoopingCall(self._notify, "WATCHDOG=1")
             self._watchdog.clock = self.clock
             self._watchdog.start(self.interval / 2).addErrback(
-                lambda f: log.failure("the watchdog is no longer notified", f)
+                lambda f: log.failure("notifying the watchdog failed, and ends; please report this bug", f)
             )
 
     def reloading(self) -> None:

@@ -320,7 +320,7 @@ class ServerProcess(Service):
         return answered
 
     def _reload_failed(self, failure: Failure) -> ReloadAnswer:
-        log.failure("unexpected error while reloading", failure)
+        log.failure("reloading failed by an unexpected error; please report this bug", failure)
         return ReloadAnswer(error=f"unexpected error: {failure.value}; the log has its traceback")
 
     def _reloaded(self, answer: ReloadAnswer) -> ReloadAnswer:
@@ -426,7 +426,7 @@ class ServerProcess(Service):
             self._retry = self.reactor.callLater(RETRY, self._reopen, str(error))
             return
         if not isinstance(error, FyrehoseError):
-            log.failure("unexpected error", failure)
+            log.failure("the server ends by an unexpected error; please report this bug", failure)
         log.critical("cannot start: {error}", error=error)
         self._end_process(error)
 

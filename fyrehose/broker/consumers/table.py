@@ -201,7 +201,7 @@ class SharedSubscriptions:
             self._loop = LoopingCall(self._check)
             self._loop.clock = self.clock
             self._loop.start(CHECK, now=False).addErrback(
-                lambda f: log.failure("the check of shared subscriptions failed", f)
+                lambda f: log.failure("checking shared subscriptions failed; please report this bug", f)
             )
 
     # Subscriptions.

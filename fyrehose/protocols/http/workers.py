@@ -158,7 +158,7 @@ class SharedWork:
             )
         self.lease = float(shown["lease"])
         self._extending.start(self.lease / 2, now=False).addErrback(
-            lambda failure: log.failure("extending leases has failed", failure)
+            lambda failure: log.failure("extending leases failed; they will expire", failure)
         )
         return self
 
