@@ -429,7 +429,7 @@ class Writer:
         return entries
 
     def skip_numbers(self, count: int) -> None:
-        """Never use the next *count* numbers of any stream, durably: another server may have given them out.
+        """Skip the next *count* numbers of each stream, durably, because another server may have given them out.
 
         :raises NoRoom: the disk is full
         :raises SyncFailed: a sync failed

@@ -541,7 +541,7 @@ class Role:
                 self._step_down(f"{by} has written to the shared log")
 
     def _skip(self, number: int) -> None:
-        """Number what is in flight anew, behind an entry that does not count (rule 14).
+        """Assign new numbers to the entries in flight, behind an entry that does not count (rule 14).
 
         What was sent for the old numbers does not count where it is accepted, because what precedes it is not there.
         It takes the next numbers, however, so only the first append is sent again until it is accepted.

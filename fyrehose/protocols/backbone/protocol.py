@@ -73,7 +73,7 @@ class TrainProtocol(DatagramProtocol):
 
     @property
     def waiting(self) -> int:
-        """Number of trains that wait to be sent; only a :class:`~.udp.UDPPort` lets trains wait."""
+        """Return the number of trains that wait to be sent; only a :class:`~.udp.UDPPort` lets trains wait."""
         return self.transport.waiting if ITrainTransport.providedBy(self.transport) else 0
 
     # Called by the port.

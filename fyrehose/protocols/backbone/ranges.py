@@ -37,7 +37,7 @@ class Ranges:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences in all ranges."""
+        """Return the number of sequences in all ranges."""
         return sum(last - first + 1 for first, last in self._ranges)
 
     def add(self, first: int, last: int, most: int) -> bool:

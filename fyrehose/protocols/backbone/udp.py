@@ -140,7 +140,7 @@ class UDPPort(udp.Port):
 
     @property
     def waiting(self) -> int:
-        """Number of trains that wait to be sent."""
+        """Return the number of trains that wait to be sent."""
         return len(self._queue)
 
     # Called by the reactor.

@@ -169,7 +169,7 @@ class EventBusClientSession:
     # Called by the owner of the sockets.
 
     def connected(self, now: float) -> None:
-        """Both SNAPSHOT and PUBLISHER are connected, for the first time or again."""
+        """Handle that SNAPSHOT and PUBLISHER are both connected, for the first time or again."""
         # If only PUBLISHER was disconnected, an answer may still arrive that looks like the answer to this request.
         self._now = now
         self._request_sync(ServerPort.NEW_SNAPSHOT if self._unanswered else ServerPort.SNAPSHOT)
@@ -180,7 +180,7 @@ class EventBusClientSession:
         self._progressed = now
 
     def resumed(self, now: float) -> None:
-        """The owner reads again after a pause, in which broadcasts may have been dropped."""
+        """Handle that the owner reads again after a pause, in which broadcasts may have been dropped."""
         self._now = now
         self._request_sync(ServerPort.NEW_SNAPSHOT)
 

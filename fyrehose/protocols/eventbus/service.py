@@ -212,7 +212,7 @@ class EventBusService(Service):
 
     @property
     def connections(self) -> int:
-        """Number of open connections of all three ports."""
+        """Return the number of open connections of all three ports."""
         return len(self._connections)
 
     def fixed(self, settings: EventBusSettings) -> Collection[str]:

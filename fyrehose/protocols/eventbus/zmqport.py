@@ -220,7 +220,7 @@ class ZMQPort:
         return "eventbus"
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor has removed this reader, because it is stopping or the FD is bad."""
+        """Handle that the reactor has removed this reader, because it stops or the FD is bad."""
         self._reading = False
         self._cancel()
 

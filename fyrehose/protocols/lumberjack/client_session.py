@@ -77,7 +77,7 @@ class LumberjackWriterSession(ByteSession):
 
     @property
     def windows(self) -> int:
-        """Number of windows that are not completely acknowledged."""
+        """Return the number of windows that are not completely acknowledged."""
         return len(self._windows)
 
     @property

@@ -100,7 +100,7 @@ class Inflation:
 
     @property
     def input_needed(self) -> int:
-        """Number of bytes of the payload that must be buffered before inflating continues.
+        """Return the number of bytes of the payload that must be buffered before inflating continues.
 
         The rest of an incomplete inner frame is inflated only when the buffered input must contain all of it, so that
         for a peer that falls silent the server holds about as much as it sent, and not a thousand times as much.

@@ -190,12 +190,12 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def needs(self) -> int:
-        """Number of inflated bytes that :meth:`process` may hold before it can return any event of them."""
+        """Return the number of inflated bytes that :meth:`process` may hold before it can return any event of them."""
         return 0 if self._inflation is None or not self.more_work else self._inflation.needs
 
     @property
     def held(self) -> int:
-        """Number of buffered bytes that wait for :meth:`process`."""
+        """Return the number of buffered bytes that wait for :meth:`process`."""
         return self.buffered if self.more_work else 0
 
     @property
