@@ -215,7 +215,7 @@ class NamedRoom:
             return
         if self.has("", count) or not self.counts.fits(count):
             raise TooManyNamedSubscriptions(
-                f"no room for subscription {name!r}, which counts as {count}: the server has {self.counts.used} of at "
+                f"no room for subscription {name!r}, which needs {count} more: the server has {self.counts.used} of at "
                 f"most {self.most} subscriptions, {self.counts.used_by(creator)} of them by {creator or 'itself'}, and "
                 "one address may have half; each stream of a pattern counts, too; delete some, or raise "
                 "server.named-subscriptions"
