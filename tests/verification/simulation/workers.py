@@ -431,7 +431,7 @@ class Worker(Client):
         now, dice, patient = self.world.clock.seconds(), self.world.random, self.side.calm_now
         late = 0.0 if patient else 0.3
         self.held = {seq: held for seq, held in self.held.items() if held.until > now or dice.random() < late}
-        if not self.held or (dice.random() < 0.3 and len(self.held) < self.side.book.options["most"]):
+        if not self.held or (not patient and dice.random() < 0.3):
             self._lease()
             return
         seq = dice.choice(sorted(self.held))
@@ -456,7 +456,7 @@ class Worker(Client):
     def _lease(self) -> None:
         dice, side = self.world.random, self.side
         side.requests += 1
-        self.wait = dice.choice((0, 0, 1, 20))
+        self.wait = 0 if self.held else dice.choice((0, 0, 1, 20))
         body = {"consumer": self.name, "request": side.requests, "most": dice.choice((1, 2, 10)), "wait": self.wait}
         self.ask("POST", f"/subscriptions/{NAME}/lease", json.dumps(body).encode(), self._leased)
 
