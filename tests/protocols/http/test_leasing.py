@@ -296,6 +296,19 @@ def test_a_full_disk_undoes_a_settling_and_the_lease_goes_on() -> None:
     assert world.settle(done=record)[1]["settled"] == [1]
 
 
+def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
+    world = World()
+    world.create(lease=10, **{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 20})
+    world.clock.advance(15.0625)
+    world.publish(1)
+    status, answer = peer.answer()
+    assert (status, answer["waited"], [record["seq"] for record in answer["records"]]) == (200, 15.062, [11])
+    (lease,) = world.show()["leases"]
+    assert lease["ends_in"] == 10
+
+
 def test_a_request_waits_for_a_record() -> None:
     world = World()
     world.create(**{"from": 11})
