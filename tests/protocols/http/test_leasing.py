@@ -319,7 +319,7 @@ def test_a_request_waits_for_a_record() -> None:
     assert [each["seq"] for each in peer.answer()[1]["records"]] == [11]
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     world.clock.advance(30)
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 30, "records": []})
 
 
 def test_a_client_that_has_gone_gets_no_record() -> None:
@@ -490,4 +490,4 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     assert peer.hear() == b""
     peer.protocol.finish()
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})

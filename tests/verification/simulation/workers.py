@@ -464,7 +464,7 @@ class Worker(Client):
         self.wait = 0
         if status != 200:
             self.side.history.wrong(f"{self.name}: leasing is refused with {status}: {answer}")
-        until = self.sent + answer["lease"]
+        until = self.sent + answer["waited"] + answer["lease"]
         for record in answer["records"]:
             if until > self.world.clock.seconds():
                 self._take(record["seq"], Held(record["token"], until, json.loads(record["payload"])["bad"]))
