@@ -491,3 +491,23 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     assert peer.hear() == b""
     peer.protocol.finish()
     assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /subscriptions/work",
+        "DELETE /subscriptions/work",
+        "POST /subscriptions/work/lease",
+        "POST /subscriptions/work/settle",
+        "POST /subscriptions/work/pause",
+    ],
+)
+def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
+    """One that was created since this server began to follow is known to the leader only."""
+    world = World()
+    world.journal.leader = "10.0.0.1:8117"
+    world.broker.open()
+    body = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause": {"paused": True}}
+    status, answer = world.ask(line, body.get(line.rpartition("/")[2]))
+    assert (status, "another server leads" in answer["error"]) == (503, True)
