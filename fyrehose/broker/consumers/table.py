@@ -35,6 +35,7 @@ from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
+    Following,
     FyrehoseError,
     NoRoomForSubscription,
     NoSuchSubscription,
@@ -210,11 +211,19 @@ class SharedSubscriptions:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
+        :raises Following: another server leads, and this one does not know what there is by now
         """
+        if not self.taken(name):
+            self._check_leading()
         shared = self.entries.get(name)
         if shared is None:
             raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
         return shared
+
+    def _check_leading(self) -> None:
+        refusal = self.refusal()
+        if isinstance(refusal, Following):
+            raise refusal
 
     def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
@@ -224,6 +233,7 @@ class SharedSubscriptions:
         """
         present = self.entries.get(name)
         try:
+            self._check_leading()
             if present is not None:
                 if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
                     raise SubscriptionConflict(
