@@ -4,11 +4,11 @@
 
 each job is settled once, with its result in the same commit, or is a dead letter once; nothing else is published
 while a lease lasts nobody else gets its job, whatever becomes of the server
-limit, window and share of a worker are kept; jobs of one key are leased in order, each behind the durable end of the last
+limit, window and share of a worker are kept; of a key each job is leased when the end of the one before is durable
 a checkpoint of the subscription says what its changes before it say
 
-The clients are written from docs/protocols/http.md alone.  A :class:`Tap` sees each request when the server gets it, and
-each answer when it leaves the server; the :class:`Book` reads the truth from the journal.
+The clients are written from docs/protocols/http.md alone.  A :class:`Tap` sees each request when the server gets it,
+and each answer when it leaves the server; the :class:`Book` reads the truth from the journal.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ NAME, JOBS, RESULTS, DEAD = "workers", "jobs", "done", "jobs.dead"
 STATE, KEYS = ".shared", ".published"
 #: Refusals that may pass by themselves.
 TEMPORARY = (429, 503)
+#: What a worker does with a job that can be done, and how often; what is dropped comes again when its lease ends.
+KINDS = (("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 3), ("drop", 2))
 #: How long a worker waits for an answer beside the time that it lets the server wait, in seconds.
 PATIENCE = 5.0
 #: How many bytes the head of a message ends with.
@@ -209,7 +211,8 @@ class Book:
         limit = self.options["limit"]
         open_ = [each for each in before if self.deliveries[each] < limit]
         window = self.options["window"]
-        self.check(len(open_) < window or self.deliveries[seq] > 0, f"job {seq} is leased with {open_} of {window} open")
+        new = not self.deliveries[seq]
+        self.check(len(open_) < window or not new, f"job {seq} is leased with {open_} of {window} open")
 
     def _check_key(self, seq: int, payload: bytes) -> None:
         key, truth = json.loads(payload)["key"], self.history.truth[JOBS]
@@ -255,8 +258,10 @@ class Tap:
     def wrote(self, data: bytes) -> None:
         self.said += data
         for line, body in messages(self.said):
-            path, fields, about = self.asked.popleft()
             status, answer = int(line.split()[1]), json.loads(body)
+            # A server that closes may refuse a request of which it has only a part.
+            path, fields, about = self.asked.popleft() if self.asked else ("", {}, {})
+            self.book.check(bool(path) or status >= 400, f"an answer with {status} to no request: {answer}")
             if path.endswith("/lease") and status == 200:
                 self.book.leased(fields["consumer"], answer["records"])
             elif path.endswith("/settle") and status in (200, 409):
@@ -440,7 +445,7 @@ class Worker(Client):
         elif patient:
             self._settle({"done": [seq]})
         else:
-            kind = self._choose((("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 3), ("drop", 2)))
+            kind = self._choose(KINDS)
             several = [each for each in sorted(self.held) if each != seq and not self.held[each].bad]
             more = dice.sample(several, min(len(several), dice.choice((0, 0, 1, 3))))
             other = dice.choice(("done", kind)) if kind in ("failed", "extend") else kind
