@@ -353,6 +353,16 @@ def test_the_same_request_gets_the_same_leases() -> None:
     assert [each["seq"] for each in world.lease(3, request=8)] == [4, 5, 6]
 
 
+def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -> None:
+    world = World()
+    world.create()
+    first = world.lease(10, request=7)
+    other = world.peer()
+    other.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
+    assert other.hear() == b""
+    assert world.lease(10, request=7) == first
+
+
 def test_one_consumer_holds_at_most_its_share() -> None:
     world = World()
     world.create(most=4)
