@@ -543,13 +543,15 @@ class SharedSubscriptions:
             if waiting.answer.called:
                 continue
             held = shared.group.held[waiting.consumer]
-            found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            found: list[LeasedRun] = []
+            if not empty or shared.work.repeats(waiting.consumer, waiting.request):
+                found = self._take(shared, waiting, min(waiting.most, share))
             if waiting.answer.called:  # the journal has refused what a lease needs
                 continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:
-                empty = True  # Others would find nothing either.
+                empty = True  # Others would find nothing either, except for leases that they have already.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
