@@ -24,7 +24,7 @@ from history import History, Sent
 from links import Endpoint
 from server import Server
 from twisted.internet.protocol import Factory, Protocol
-from world import World
+from world import Host, World
 
 from fyrehose.protocols.http.plugin import plugin
 from fyrehose.protocols.http.server import HttpSettings
@@ -39,7 +39,9 @@ TEMPORARY = (429, 503)
 KINDS = (("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 3), ("drop", 2))
 #: How long a worker waits for an answer beside the time that it lets the server wait, in seconds.
 PATIENCE = 5.0
-#: How many bytes the head of a message ends with.
+#: How often the connection of a request breaks before its answer comes.
+LOSSES = 0.05
+#: The end of the head of a message.
 END = b"\r\n\r\n"
 
 
@@ -81,6 +83,8 @@ class Book:
     :ivar given: who got a job with a token
     :ivar busy: the last lease of each job, unless its worker has returned it
     :ivar closing: jobs about which the server has got a request that may end them
+    :ivar requests: by worker, the number of its last request for jobs, what it got, and in which life of the server
+    :ivar lives: how often a server was started
     """
 
     history: History
@@ -98,6 +102,8 @@ class Book:
     closing: set[int] = attrs.field(factory=set)
     deliveries: Counter[int] = attrs.field(factory=Counter)
     untried: Counter[int] = attrs.field(factory=Counter)
+    requests: dict[str, tuple[int, int, dict[int, str]]] = attrs.field(factory=dict)
+    lives: int = 0
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
@@ -108,6 +114,8 @@ class Book:
     def look(self) -> None:
         """Take in what became durable, and check that results and dead letters agree with how jobs ended."""
         self.history.look()
+        if all(len(self.history.truth.get(stream, ())) == self.seen[stream] for stream in (STATE, JOBS, RESULTS, DEAD)):
+            return
         for seq, payload in self._new(JOBS):
             self.jobs[payload] = seq
         for _, payload in self._new(STATE):
@@ -157,25 +165,26 @@ class Book:
 
     # What the server gets and says.
 
-    def asked(self, body: dict[str, Any]) -> dict[int, Given]:
-        """Take in a request to settle that the server gets; return the leases that it is about."""
+    def asked(self, body: dict[str, Any]) -> dict[int, tuple[str, Given]]:
+        """Take in a request to settle that the server gets; return its tokens, and the leases that jobs have."""
         self.look()
         about = {}
         for kind in ("done", "failed", "untried", "reject", "extend"):
             for seq, token, *_ in body.get(kind, ()):
                 lease = self.busy.get(seq)
-                if lease is not None and lease.token == token and lease.until > self.now():
-                    about[seq] = lease
-                    if kind in ("failed", "untried", "reject"):
+                if lease is not None and lease.until > self.now():
+                    about[seq] = token, lease
+                    if kind in ("failed", "untried", "reject") and token == lease.token:
                         del self.busy[seq]
                 if kind in ("done", "reject", "failed"):
                     self.closing.add(seq)
                 self.untried[seq] += kind == "untried"
         return about
 
-    def leased(self, consumer: str, records: list[dict[str, Any]]) -> None:
+    def leased(self, consumer: str, request: int, records: list[dict[str, Any]]) -> None:
         """Check the jobs that leave the server for *consumer*."""
         self.look()
+        self._check_repeated(consumer, request, {record["seq"]: record["token"] for record in records})
         for record in records:
             seq, token, payload = record["seq"], record["token"], record["payload"].encode()
             self.history.release(JOBS, seq, payload)
@@ -189,6 +198,18 @@ class Book:
         held = Counter(each.token.partition(".")[0] for each in mine)
         most = self.options["most"]
         self.check(max(held.values(), default=0) <= most, f"{consumer} has {held} jobs, {most} are allowed")
+
+    def _check_repeated(self, consumer: str, request: int, tokens: dict[int, str]) -> None:
+        """Check that a request with the number of the last one gets the same leases, if no server has started since."""
+        number, life, got = self.requests.get(consumer, (0, 0, {}))
+        if number == request and life == self.lives:
+            for seq, token in got.items():
+                lease = self.busy.get(seq)
+                lasts = lease is not None and lease.token == token and lease.until > self.now()
+                ends = seq in self.final or seq in self.closing
+                self.check(not lasts or ends or tokens.get(seq) == token, f"{consumer} lacks {lease} of job {seq}")
+        if tokens:
+            self.requests[consumer] = request, self.lives, tokens
 
     def _give(self, seq: int, token: str, consumer: str) -> None:
         until = self.now() + self.options["lease"]
@@ -220,22 +241,26 @@ class Book:
             if earlier not in self.final and json.loads(truth[earlier - 1] or b"{}")["key"] == key:
                 self.history.wrong(f"job {seq} of key {key} is leased before the end of {earlier} is durable")
 
-    def acted(self, body: dict[str, Any], about: dict[int, Given], status: int, answer: dict[str, Any]) -> None:
+    def acted(self, about: dict[int, tuple[str, Given]], answer: dict[str, Any]) -> None:
         """Check the answer to a request to settle, which leaves the server."""
         self.look()
         for seq in numbers(answer.get("settled", ())):
             self.check(self.final.get(seq) == "settled", f"job {seq} is said to be settled, and it is not durable")
-        refused = {each["seq"]: each["why"] for each in answer.get("refused", ())}
-        for seq, why in refused.items():
+            token, lease = about.get(seq, ("", None))
+            self.check(lease is None or lease.token == token, f"job {seq} is settled with {token}, and {lease} has it")
+        for each in answer.get("refused", ()):
+            seq, why = each["seq"], each["why"]
             self.check(why in ("final", "being-settled", "lease-lost", "not-leading"), f"job {seq} is refused: {why}")
             self.check(why != "final" or seq in self.final, f"job {seq} is said to be final, and it is not durable")
-            lease = about.get(seq)
-            current = lease is not None and int(lease.token.partition(".")[0]) in sorted(self.epochs)[-2:]
-            if lease is not None and current and why == "lease-lost" and self.busy.get(seq) is lease:
-                self.check(lease.until <= self.now(), f"job {seq} is refused to {lease}, which has it")
+            token, lease = about.get(seq, ("", None))
+            # Two servers later a token does not count any more.
+            counts = int(token.partition(".")[0] or 0) in sorted(self.epochs)[-2:]
+            if lease is not None and lease.token == token and counts and self.busy.get(seq) is lease:
+                lasts = lease.until > self.now() and why == "lease-lost"
+                self.check(not lasts, f"job {seq} is refused to {lease}, which has it")
         for each in answer.get("extended", ()):
-            seq, lease = each["seq"], about.get(each["seq"])
-            if lease is not None and self.busy.get(seq) is lease:
+            seq, (token, lease) = each["seq"], about.get(each["seq"], ("", None))
+            if lease is not None and lease.token == token and self.busy.get(seq) is lease:
                 self.given[seq, each["token"]] = lease.consumer
                 self.busy[seq] = Given(lease.consumer, each["token"], max(lease.until, self.now()))
 
@@ -263,9 +288,9 @@ class Tap:
             path, fields, about = self.asked.popleft() if self.asked else ("", {}, {})
             self.book.check(bool(path) or status >= 400, f"an answer with {status} to no request: {answer}")
             if path.endswith("/lease") and status == 200:
-                self.book.leased(fields["consumer"], answer["records"])
+                self.book.leased(fields["consumer"], fields["request"], answer["records"])
             elif path.endswith("/settle") and status in (200, 409):
-                self.book.acted(fields, about, status, answer)
+                self.book.acted(about, answer)
 
 
 class Connection(Protocol):
@@ -325,7 +350,9 @@ class Client:
             self.turn += 1
             self.sent = self.world.clock.seconds()
             self.connection.transport.write(self.request[0])
-            self.later(PATIENCE + self.wait, self._give_up, self.turn)
+            dice = self.world.random
+            soon = not self.side.calm_now and dice.random() < LOSSES
+            self.later(dice.random() * 0.1 if soon else PATIENCE + self.wait, self._give_up, self.turn)
 
     def _give_up(self, turn: int) -> None:
         if self.request is not None and turn == self.turn and self.connection is not None:
@@ -350,7 +377,8 @@ class Client:
         if self.connection is connection:
             self.connection = None
             self.turn += 1
-            self.later(self.world.random.random(), self._connect)
+            dice = self.world.random
+            self.later(dice.random() * dice.choice((0.03, 1)), self._connect)
 
     def _connect(self) -> None:
         factory = Factory.forProtocol(lambda: Connection(self))
@@ -547,12 +575,16 @@ class Workers:
         self.body = {"stream": JOBS, "shared": True, "dead": DEAD, **options}
         self.book = Book(history, world.clock.seconds, options)
         self.requests = self.made = 0
-        server.listen(lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", HttpSettings()))
+        server.listen(self._listener)
         self.publishers = [Publisher(self, f"publisher-{number}") for number in range(dice.choice((1, 2)))]
         self.workers: list[Worker] = []
         for _ in range(herd or dice.randint(1, 4)):
             self.made += 1
             self.workers.append(Worker(self, f"worker-{self.made}"))
+
+    def _listener(self, host: Host, broker: Any) -> Any:
+        self.book.lives += 1
+        return plugin.make_service(host, broker, f"tcp:{PORT}", HttpSettings())
 
     def step(self) -> None:
         dice = self.world.random
