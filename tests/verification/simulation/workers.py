@@ -17,6 +17,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from typing import Any
 
 import attrs
@@ -40,7 +41,7 @@ KINDS = (("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 
 #: How long a worker waits for an answer beside the time that it lets the server wait, in seconds.
 PATIENCE = 5.0
 #: How often the connection of a request breaks before its answer comes.
-LOSSES = 0.05
+LOSSES = 0.1
 #: The end of the head of a message.
 END = b"\r\n\r\n"
 
@@ -351,8 +352,8 @@ class Client:
             self.sent = self.world.clock.seconds()
             self.connection.transport.write(self.request[0])
             dice = self.world.random
-            soon = not self.side.calm_now and dice.random() < LOSSES
-            self.later(dice.random() * 0.1 if soon else PATIENCE + self.wait, self._give_up, self.turn)
+            soon = not self.side.patient and dice.random() < LOSSES
+            self.later(dice.random() * 0.05 if soon else PATIENCE + self.wait, self._give_up, self.turn)
 
     def _give_up(self, turn: int) -> None:
         if self.request is not None and turn == self.turn and self.connection is not None:
@@ -378,7 +379,7 @@ class Client:
             self.connection = None
             self.turn += 1
             dice = self.world.random
-            self.later(dice.random() * dice.choice((0.03, 1)), self._connect)
+            self.later(dice.random() * dice.choice((0.01, 1)), self._connect)
 
     def _connect(self) -> None:
         factory = Factory.forProtocol(lambda: Connection(self))
@@ -440,10 +441,7 @@ class Held:
 
 
 class Worker(Client):
-    """Leases jobs, one request after another, and does something with them.
-
-    :ivar patient: whether nothing bad happens any more
-    """
+    """Leases jobs, one request after another, and does something with them."""
 
     def __init__(self, side: Workers, name: str) -> None:
         super().__init__(side, name)
@@ -456,18 +454,21 @@ class Worker(Client):
         self._soon()
 
     def _soon(self) -> None:
-        dice = self.world.random
-        self.later(dice.choice((0.0, 0.0, 0.05, 0.3, 1.0)) * (dice.random() + 0.01), self._act)
+        """Act in a while; a slow worker does so when its leases may be over."""
+        dice, slow = self.world.random, 0.0 if self.side.patient else 2.0 * self.side.book.options["lease"]
+        self.later(dice.choice((0.0, 0.0, 0.05, 0.05, 0.3, 1.0, slow)) * (dice.random() + 0.01), self._act)
 
     def _act(self) -> None:
         """Do the next thing."""
-        now, dice, patient = self.world.clock.seconds(), self.world.random, self.side.calm_now
-        late = 0.0 if patient else 0.3
+        now, dice, patient = self.world.clock.seconds(), self.world.random, self.side.patient
+        late = 0.0 if patient else 0.9
         self.held = {seq: held for seq, held in self.held.items() if held.until > now or dice.random() < late}
-        if not self.held or (not patient and dice.random() < 0.3):
+        # What is not its own any more it seldom speaks of, so that another worker may have that.
+        mine = [seq for seq, held in self.held.items() if held.until > now or dice.random() < 0.15]
+        if not mine or (not patient and dice.random() < 0.3):
             self._lease()
             return
-        seq = dice.choice(sorted(self.held))
+        seq = dice.choice(sorted(mine))
         if self.held[seq].bad:
             self._settle({"failed" if patient else self._choose((("failed", 7), ("untried", 1), ("extend", 2))): [seq]})
         elif patient:
@@ -489,7 +490,7 @@ class Worker(Client):
     def _lease(self) -> None:
         dice, side = self.world.random, self.side
         side.requests += 1
-        self.wait = 0 if self.held else dice.choice((0, 0, 1, 20))
+        self.wait = 0 if any(held.until > self.sent for held in self.held.values()) else dice.choice((0, 0, 1, 20))
         body = {"consumer": self.name, "request": side.requests, "most": dice.choice((1, 2, 10)), "wait": self.wait}
         self.ask("POST", f"/subscriptions/{NAME}/lease", json.dumps(body).encode(), self._leased)
 
@@ -563,10 +564,10 @@ class Workers:
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         dice = world.random
         self.world, self.server, self.history = world, server, history
-        self.calm_now = bool(herd)
+        self.patient_from = 0.0 if herd else inf
         history.internal |= {STATE, KEYS}
         options = {
-            "lease": 2 if herd else dice.choice((1, 3, 10)),
+            "lease": 2 if herd else dice.choice((1, 1, 3, 10)),
             "limit": dice.choice((1, 2, 3)),
             "window": 100 if herd else dice.choice((1, 3, 10, 1000)),
             "most": dice.choice((1, 3, 100)),
@@ -611,8 +612,15 @@ class Workers:
         for publisher in self.publishers:
             publisher.publish()
 
+    @property
+    def patient(self) -> bool:
+        """Whether workers settle everything that they can, and no connection breaks."""
+        return self.world.clock.seconds() >= self.patient_from
+
     def calm(self) -> None:
-        self.calm_now = True
+        """For some lease times workers still behave badly by themselves: most simulations are shorter than a lease."""
+        lasting = 3 * self.book.options["lease"] * self.world.random.random()
+        self.patient_from = min(self.patient_from, self.world.clock.seconds() + lasting)
         for worker in self.workers:
             worker.pause(False)
 
