@@ -79,6 +79,7 @@ class Given:
 class Book:
     """The truth about the jobs: how each ended, by the journal, and who had it, by the answers.
 
+    :ivar alone: whether there is one server
     :ivar final: how each job ended that has: ``settled`` or ``dead``
     :ivar ends: the deliveries of a job that have ended, and how many of them failed
     :ivar given: who got a job with a token
@@ -91,6 +92,7 @@ class Book:
     history: History
     now: Callable[[], float]
     options: dict[str, Any]
+    alone: bool
     final: dict[int, str] = attrs.field(factory=dict)
     ends: dict[int, list[int]] = attrs.field(factory=dict)
     epochs: set[int] = attrs.field(factory=set)
@@ -201,9 +203,12 @@ class Book:
         self.check(max(held.values(), default=0) <= most, f"{consumer} has {held} jobs, {most} are allowed")
 
     def _check_repeated(self, consumer: str, request: int, tokens: dict[int, str]) -> None:
-        """Check that a request with the number of the last one gets the same leases, if no server has started since."""
+        """Check that a request with the number of the last one gets the same leases, if no server has started since.
+
+        Another server of a cluster does not know of that one.
+        """
         number, life, got = self.requests.get(consumer, (0, 0, {}))
-        if number == request and life == self.lives:
+        if number == request and life == self.lives and self.alone:
             for seq, token in got.items():
                 lease = self.busy.get(seq)
                 lasts = lease is not None and lease.token == token and lease.until > self.now()
@@ -574,7 +579,7 @@ class Workers:
             "key": dice.choice((None, "key")),
         }
         self.body = {"stream": JOBS, "shared": True, "dead": DEAD, **options}
-        self.book = Book(history, world.clock.seconds, options)
+        self.book = Book(history, world.clock.seconds, options, len(server.names) == 1)
         self.requests = self.made = 0
         server.listen(self._listener)
         self.publishers = [Publisher(self, f"publisher-{number}") for number in range(dice.choice((1, 2)))]
