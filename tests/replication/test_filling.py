@@ -7,14 +7,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.files import Files
+from fyrehose.journal.format import SegmentHeader
 from fyrehose.journal.replica import REPLICA
-from fyrehose.journal.scan import MARK_NAME
+from fyrehose.journal.scan import MARK_NAME, pack_mark
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.filling import ALONE, Filler, waits
 from fyrehose.replication.peers import Peers
@@ -37,7 +38,7 @@ def fill(directory: Path, first: LogEntry, messages: list[bytes], journal: str =
     hub = Hub(clock, Random(1), entries=[first])
     copied: list[str] = []
 
-    def copy(url: str, to: Path, files: Files) -> int:
+    def copy(url: str, *arguments: Any) -> int:
         copied.append(url)
         return first.position
 
@@ -87,6 +88,32 @@ def test_without_a_journal_to_copy_the_server_says_what_to_do(tmp_path: Path, jo
     assert not copied
     failure.trap(ConfigError)
     assert "fyrehose journal backup" in failure.getErrorMessage()
+
+
+def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) -> None:
+    """Following asks it again and again; the start does not wait for it."""
+    clock = Clock()
+    log = Hub(clock, Random(1), away={"c"}).log("c")
+    log.timeout = 60.0
+    filler = Filler(clock, tmp_path, log, peers(), lambda *arguments: 0, maybeDeferred)
+    ended: list[Any] = []
+    Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * 100)
+    assert ended == [None]
+
+
+def test_a_server_whose_own_journal_is_another_one_copies_nothing(tmp_path: Path) -> None:
+    """It says so before it asks another server for anything."""
+    header = SegmentHeader(0, 1, 0, bytes(16), b"another journal!")
+    (tmp_path / f"{0:016x}.segment").write_bytes(header.pack())
+    (tmp_path / REPLICA).write_text("c\n")
+    (tmp_path / MARK_NAME).write_bytes(pack_mark(64))
+    first = attrs.evolve(checkpoint(99), identity=b"the one in NATS.")
+    copied, (failure,) = fill(tmp_path, first, [said("b", 9, "http://b")], "http://c")
+    assert not copied
+    failure.trap(ConfigError)
+    assert first.identity.hex() in failure.getErrorMessage()
+    assert header.identity.hex() in failure.getErrorMessage()
 
 
 def test_only_a_server_with_the_longest_journal_begins_a_shared_log() -> None:
