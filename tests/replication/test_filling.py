@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
 from fyrehose.journal.format import SegmentHeader
 from fyrehose.journal.replica import REPLICA
 from fyrehose.journal.scan import MARK_NAME, pack_mark
@@ -102,9 +103,65 @@ def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) ->
     assert ended == [None]
 
 
+def test_a_download_is_told_to_stop_when_the_start_is_cancelled(tmp_path: Path) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[checkpoint(9)])
+    stops: list[Event] = []
+
+    def download(copy: Any, url: str, directory: Path, files: Any, identity: bytes, stopping: Event) -> Deferred[int]:
+        stops.append(stopping)
+        return Deferred()
+
+    filler = Filler(clock, tmp_path, hub.log("c"), peers(), lambda *arguments: 0, download)
+    ended: list[Any] = []
+    filling = Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * 5)
+    hub.hears["c"](said("b", 9, "http://b"))
+    clock.pump([0.1] * 20)
+    assert not stops[0].is_set()
+    filling.cancel()
+    assert stops[0].is_set()
+    ended[0].trap(CancelledError)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 3.0])
+def test_waiting_for_a_journal_to_copy_can_be_cancelled(tmp_path: Path, seconds: float) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[checkpoint(9)])
+    filler = Filler(clock, tmp_path, hub.log("c"), peers("http://c"), lambda *arguments: 0, maybeDeferred)
+    ended: list[Any] = []
+    filling = Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * round(10 * seconds))
+    assert not ended
+    filling.cancel()
+    ended[0].trap(CancelledError)
+
+
+def test_the_reason_why_a_journal_cannot_be_copied_is_logged_once(tmp_path: Path, log_lines: list[str]) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[attrs.evolve(checkpoint(9), identity=b"the one in NATS.")])
+    asked: list[bytes] = []
+
+    def refuse(url: str, directory: Path, files: Any, identity: bytes, stopping: Event) -> int:
+        asked.append(identity)
+        raise JournalError("it is another journal")
+
+    filler = Filler(clock, tmp_path, hub.log("c"), peers(), refuse, maybeDeferred)
+    filling = Deferred.fromCoroutine(filler.fill()).addErrback(lambda failure: failure.trap(CancelledError))
+    clock.pump([0.1] * 5)
+    hub.hears["c"](said("b", 9, "http://b"))
+    clock.pump([0.1] * 300)
+    filling.cancel()
+    assert asked == [b"the one in NATS."] * len(asked)
+    assert len(asked) > 3
+    assert [line for line in log_lines if "it is another journal" in line] == [
+        "replication: the journal of b cannot be copied: it is another journal"
+    ]
+
+
 def test_a_server_whose_own_journal_is_another_one_copies_nothing(tmp_path: Path) -> None:
     """It says so before it asks another server for anything."""
-    header = SegmentHeader(0, 1, 0, bytes(16), b"another journal!")
+    header = SegmentHeader(0, 1, 0, b"another journal!")
     (tmp_path / f"{0:016x}.segment").write_bytes(header.pack())
     (tmp_path / REPLICA).write_text("c\n")
     (tmp_path / MARK_NAME).write_bytes(pack_mark(64))

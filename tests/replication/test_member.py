@@ -25,7 +25,6 @@ from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeU
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import Durability, JournalSettings
@@ -779,11 +778,11 @@ def test_a_server_is_filled_when_another_one_can_be_reached(
     tries = []
     works = copy_journal
 
-    def copy(token_file: str, url: str, directory: Path, files: Files) -> int:
+    def copy(token_file: str, url: str, *arguments: Any) -> int:
         tries.append(url)
         if len(tries) < 4:
             raise JournalUnreachable("it is not running")
-        return works(token_file, url, directory, files)
+        return works(token_file, url, *arguments)
 
     monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
     new = cluster.add("c")

@@ -40,14 +40,15 @@ def source(tmp_path: Path) -> Path:
 
 def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    assert copy_journal("", str(source), target, Files()) == scan.read_mark(source) == scan.read_mark(target) > 0
+    end = copy_journal("", str(source), target, Files(), UNKNOWN, Event())
+    assert end == scan.read_mark(source) == scan.read_mark(target) > 0
     assert not verify(target).problems
     assert verify(target).records == verify(source).records
 
 
 def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> None:
     with pytest.raises(JournalError):
-        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files())
+        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files(), UNKNOWN, Event())
 
 
 def test_journal_of_another_cluster_is_refused_before_anything_is_copied(source: Path, tmp_path: Path) -> None:
@@ -60,13 +61,12 @@ def test_journal_of_another_cluster_is_refused_before_anything_is_copied(source:
     assert not scan.segments(target)
 
 
-def test_copying_ends_between_two_pieces_when_it_is_stopped(source: Path, tmp_path: Path) -> None:
-    """What was copied is kept: the next start continues there."""
+def test_copying_that_was_stopped_is_completed_by_the_next_start(source: Path, tmp_path: Path) -> None:
     stopping, target = Event(), tmp_path / "target"
     stopping.set()
     with pytest.raises(JournalError, match="stopped"):
         copy_journal("", str(source), target, Files(), UNKNOWN, stopping)
-    assert not verify(target).problems
+    assert not scan.segments(target)
     copy_journal("", str(source), target, Files(), UNKNOWN, Event())
     assert verify(target).records == verify(source).records
 
@@ -74,7 +74,7 @@ def test_copying_ends_between_two_pieces_when_it_is_stopped(source: Path, tmp_pa
 def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     now = [100.0]
     monkeypatch.setattr(filling, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
-    progress: Any = CopyLog()
+    progress: Any = CopyLog(Event())
     for seconds in (1, 3, 2, 1, 6):
         now[0] += seconds
         progress(int(now[0] - 100) << 20, 20 << 20)
