@@ -720,6 +720,23 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     assert leader.acknowledged == [b"1", b"3"]
 
 
+def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    """Operators see it before the first publisher does."""
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(10)
+    assert leader.journal.state is JournalState.WRITABLE
+    cluster.hub.away.add("a")
+    cluster.run(10)
+    assert leader.journal.state is JournalState.READ_ONLY
+    assert "no answer" in leader.journal.refusal
+    cluster.hub.away.clear()
+    cluster.run(5)
+    assert leader.journal.state is JournalState.WRITABLE
+    assert leader.journal.refusal == ""
+
+
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
     """Publish, and wait until the shared log is trimmed although a server is away."""
     first = cluster.hub.first
