@@ -102,7 +102,11 @@ class Weather:
         self.nats.proxies = self.routes.ports
         names = list(self.cluster.servers)
         self._urls: dict[str, str] = {}
-        ports = {name: servers.free_ports((*OTHERS, "journal")) for name in names}
+        taken = {*self.nats.ports, *self.nats.routes, *(port for server in self.servers for port in server.ports)}
+        ports: dict[str, dict[str, int]] = {}
+        for name in names:
+            ports[name] = servers.free_ports((*OTHERS, "journal"), taken)
+            taken |= {first + more for first in ports[name].values() for more in range(3)}
         for name, server in self.cluster.servers.items():
             server.listen = {protocol: f"tcp:{ports[name][protocol]}" for protocol in OTHERS}
             self._urls[name] = f"http://127.0.0.1:{ports[name]['journal']}"
