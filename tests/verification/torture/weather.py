@@ -294,7 +294,7 @@ class Weather:
     def _back_up(self) -> None:
         """Back up each journal; a machine that loses its disk later may begin with that."""
         for server in self.servers:
-            self._run([*JOURNAL, "backup", self._urls[server.name], str(server.directory / "backup")])
+            self._run([*JOURNAL, "backup", str(server.directory / "data"), str(server.directory / "backup")])
 
     def _fill(self, server: ClusterServer, old: str) -> None:
         """Start with an empty disk, or with a copy that an operator made, now or earlier, as docs/cluster.md says.
