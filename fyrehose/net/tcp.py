@@ -1,7 +1,7 @@
 """The base of all TCP protocols: it connects a socket to a sans-I/O session and to the broker.
 
     dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
-    write        <- session.data_to_send <- acknowledgements, deliveries
+    write        <- session.out <- acknowledgements, deliveries
 
 It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
 of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
@@ -76,8 +76,8 @@ class Session(Protocol):
         """Return how many bytes of the incomplete frame are in memory."""
 
     @property
-    def out(self) -> Sequence[bytes]:
-        """Return data for the peer, if any is pending; :meth:`data_to_send` takes it."""
+    def out(self) -> list[bytes]:
+        """Return the data for the peer that is pending; the connection clears it."""
 
     @property
     def more(self) -> bool:
@@ -88,8 +88,6 @@ class Session(Protocol):
     def next_events(self) -> list[Any]: ...
 
     def receive_eof(self) -> list[Any]: ...
-
-    def data_to_send(self) -> list[bytes]: ...
 
 
 def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
@@ -473,9 +471,8 @@ class SessionProtocol(TwistedProtocol):
 
     def flush(self, *more: bytes) -> None:
         """Write the data that the session has to send, and *more* behind it."""
-        data = self.session.data_to_send() if not more or self.session.out else []
-        if more:
-            data += more
+        data = [*self.session.out, *more]
+        self.session.out.clear()
         if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.

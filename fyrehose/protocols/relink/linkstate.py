@@ -51,6 +51,7 @@ class LinkState:
     shutdown_received: bool = attrs.field(default=False, init=False)
     pings: int = attrs.field(default=0, init=False)
     pongs: int = attrs.field(default=0, init=False)
+    #: the pending output of the connection, if there is one
     out: list[bytes] = attrs.field(factory=list, init=False)
     #: size of the messages held for the peer's channels, in bytes, including ``OVERHEAD`` for each
     held: int = attrs.field(default=0, init=False)
@@ -83,11 +84,6 @@ class LinkState:
         """Queue a packet for the connection; a detached link drops it, because resume sends the state again."""
         if self.attached:
             self.out.append(packet.serialize(id_size))
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes for the peer; each is returned once."""
-        data, self.out = self.out, []
-        return data
 
     def shutdown(self) -> list[Event]:
         """Open no more channels, and send shutdown when ours are closed (3.6); return Ended if that ends the link."""

@@ -11,7 +11,7 @@ the transport is no error: the link stays, detached, and waits for the next conn
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -49,7 +49,7 @@ class RelinkSession(ByteSession):
     awaited: Callable[[bytes], int] | None = attrs.field(default=handshake.version_size, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _decoder: Decoder = attrs.field(init=False)
-    _to_send: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _events: list[SessionEvent] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -119,18 +119,6 @@ class RelinkSession(ByteSession):
     #: The transport has ended.
     receive_eof = fenced
 
-    @property
-    def out(self) -> Sequence[bytes]:
-        """Return bytes for the peer, if any are pending."""
-        return self._to_send or (self.link.out if self.linked and self.link is not None else ())
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes for the peer; each is returned once."""
-        data, self._to_send = self._to_send, []
-        if self.linked and self.link is not None:
-            data += self.link.data_to_send()
-        return data
-
     def step(self, step: Step, *arguments: Link | int) -> None:
         """Enter the stage that follows from *step*, and handle the step.
 
@@ -148,7 +136,7 @@ class RelinkSession(ByteSession):
 
     def send(self, data: bytes, awaited: Callable[[bytes], int] | None = None) -> None:
         """Send a part of the handshake, after which the peer sends the field *awaited*."""
-        self._to_send.append(data)
+        self.out.append(data)
         self.awaited = awaited
 
     def take(self) -> bytes:
@@ -166,6 +154,7 @@ class RelinkSession(ByteSession):
         early = self._decoder.rest
         self._decoder = Decoder(link.peer_size, link.our_size, self.limits, link)
         self._decoder.feed(early)
+        link.out = self.out
         link.attach(resumed=resumed)
         self.report(Linked(link=link, resumed=resumed, lost=lost))
 
