@@ -189,11 +189,11 @@ class Inbound(LinkState):
 
         :raises LocalProtocolError: there are no such messages to stage
         """
-        self._received(channel).stage(through, result)
+        self.receiving[channel].stage(through, result)
 
     def settle(self, channel: int, through: int) -> None:
         """Acknowledge the staged messages up to *through*, because they are durable."""
-        found = self._received(channel)
+        found = self.receiving[channel]
         packets, freed = found.settle(through)
         self._charge(found, -freed)
         for packet in packets:
@@ -210,8 +210,7 @@ class Inbound(LinkState):
 
     def forget(self, channel: int) -> list[Event]:
         """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
-        found = self._received(channel)
-        found.advance(ChannelEvent.FORGOTTEN)
+        self.receiving[channel].advance(ChannelEvent.FORGOTTEN)
         self._drop(channel)
         self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), self.peer_size)
         return self.closed()
@@ -220,12 +219,6 @@ class Inbound(LinkState):
         del self.receiving[channel]
         for ids in (self._filling, self.full, self._unacknowledged):
             ids.discard(channel)
-
-    def _received(self, channel: int) -> ReceiveChannel:
-        found = self.receiving.get(channel)
-        if found is None:
-            raise LocalProtocolError(f"the peer has no channel {channel}")
-        return found
 
     def _trim(self, channel: ReceiveChannel) -> None:
         """Send a ping behind the last results if many are kept; its pong allows to forget them (R6)."""

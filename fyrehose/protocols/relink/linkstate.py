@@ -9,7 +9,7 @@ from fyrehose.protocols.relink.events import Event
 from fyrehose.protocols.relink.frames import Packet
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.receiving import PeerChannels
 from fyrehose.protocols.relink.sending import SendChannel
 
 
@@ -31,7 +31,7 @@ class LinkState:
     durable: bool = attrs.field(default=False, kw_only=True)
     kept: bool = attrs.field(default=True, kw_only=True)
     sending: dict[int, SendChannel] = attrs.field(factory=dict, init=False)
-    receiving: dict[int, ReceiveChannel] = attrs.field(factory=dict, init=False)
+    receiving: PeerChannels = attrs.field(factory=PeerChannels, init=False)
     #: number of channels that the peer has opened so far
     opened: int = attrs.field(default=0, init=False)
     #: whether the link has ended in good order, or was lost

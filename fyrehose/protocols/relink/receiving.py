@@ -332,3 +332,10 @@ class ReceiveChannel:
         if self.consumed >= 0:
             packets.append(Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=self.consumed))
         return packets
+
+
+class PeerChannels(dict[int, ReceiveChannel]):
+    """The channels of the peer, by id; ``channels[id]`` of one that is not open is an error of the owner."""
+
+    def __missing__(self, channel: int) -> ReceiveChannel:
+        raise LocalProtocolError(f"the peer has no channel {channel}")
