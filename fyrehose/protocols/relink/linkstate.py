@@ -80,10 +80,11 @@ class LinkState:
         self.pings += 1
         return self.pings
 
-    def emit(self, packet: Packet, id_size: int = 0) -> None:
-        """Queue a packet for the connection; a detached link drops it, because resume sends the state again."""
+    def emit(self, *packets: Packet, id_size: int = 0) -> None:
+        """Queue packets for the connection; a detached link drops them, because resume sends the state again."""
         if self.attached:
-            self.out.append(packet.serialize(id_size))
+            for packet in packets:
+                self.out.append(packet.serialize(id_size))
 
     def shutdown(self) -> list[Event]:
         """Open no more channels, and send shutdown when ours are closed (3.6); return Ended if that ends the link."""
