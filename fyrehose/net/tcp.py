@@ -134,6 +134,7 @@ class SessionProtocol(TwistedProtocol):
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
+    :ivar heard_at: when data of the peer arrived last
     :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
@@ -168,7 +169,7 @@ class SessionProtocol(TwistedProtocol):
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
-        self.active_at = 0.0
+        self.active_at = self.heard_at = 0.0
         self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
@@ -227,11 +228,11 @@ class SessionProtocol(TwistedProtocol):
                 self.timers.stop(self._handle_silence)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            intake, clock = self._intake, self.clock
+            intake, now = self._intake, self.clock.seconds()
+            self.heard_at = now
             if intake.left > 0:
-                began = clock.seconds()
                 self.take(data)
-                intake.left -= clock.seconds() - began
+                intake.left -= self.clock.seconds() - now
             else:
                 self._arrived.append(data)
                 self.account.hold(len(data))

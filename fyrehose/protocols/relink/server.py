@@ -97,18 +97,13 @@ class RelinkProtocol(SessionProtocol):
         #: whether the peer has ended the connection, and so knows that its link is lost
         self.peer_left = False
         self._unread_paused = False
-        silence = settings.ping_after, settings.drop_after
-        self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
+        self._keepalive = KeepAliveTimer(self, settings.ping_after, settings.drop_after)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
-
-    def dataReceived(self, data: bytes) -> None:
-        self._keepalive.heard_at = self.clock.seconds()
-        super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         """Keep the link for the connector's next connection, and release what only this connection held."""
@@ -266,12 +261,18 @@ class RelinkProtocol(SessionProtocol):
         if not self.session.linked and self.phase is Phase.OPEN:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
-    def _ping(self) -> None:
+    # Called by the timer.
+
+    @property
+    def unheard(self) -> bool:
+        return self.reading.paused
+
+    def ping(self) -> None:
         if self.phase is Phase.OPEN and self.session.linked and self.entry is not None:
             self.entry.link.ping()
             self.flush()
 
-    def _give_up(self, silence: float) -> None:
+    def give_up(self, silence: float) -> None:
         """Drop the connection of a silent peer; the link stays."""
         if self.phase is Phase.OPEN:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
