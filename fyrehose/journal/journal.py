@@ -360,11 +360,14 @@ class FileJournal:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
+        known = self._streams.ends
         for batch in committed.batches:
             self._store.wrote(batch)
-            self._streams.wrote_batch(batch.streams)
             for stream, runs in batch.streams.items():
                 ends[stream] = runs[-1].last_seq
+                if stream not in known:
+                    self._streams.wrote(stream, runs[0].first_seq, runs[-1].last_seq)
+        known.update(ends)
         if committed.retired:
             self._streams.apply(committed.retired)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
