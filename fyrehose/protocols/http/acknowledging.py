@@ -21,7 +21,7 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
 from fyrehose.net.clients import reconnecting
-from fyrehose.protocols.http.requests import TEMPORARY, Answer, Connection, sent_again
+from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 
 log = Logger()
 
@@ -123,7 +123,7 @@ class Acknowledger:
         elif self._waiting:
             self._send(connection)
 
-    def _answered(self, answer: Answer, connection: Connection, sent: Marks) -> None:
+    def _answered(self, answer: ServerAnswer, connection: Connection, sent: Marks) -> None:
         """Record the answer to the acknowledgement *sent*."""
         if answer.status in TEMPORARY:
             detail = answer.detail

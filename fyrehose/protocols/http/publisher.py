@@ -22,7 +22,7 @@ from fyrehose.errors import Closed, ConfigError, PublishError
 from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Watchers, reconnecting
 from fyrehose.protocols.http.acknowledging import ESCAPED
-from fyrehose.protocols.http.requests import TEMPORARY, Answer, Connection, sent_again
+from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 from fyrehose.protocols.http.session import KEYED, NDJSON
 
 #: The most bytes of lines in one request; the server accepts lines with a key up to KEYED bytes.
@@ -38,7 +38,7 @@ class _Batch:
     waiting: list[Deferred[Any]]
     key: str = attrs.field(factory=lambda: str(uuid4()))
 
-    def send(self, connection: Connection) -> Deferred[Answer]:
+    def send(self, connection: Connection) -> Deferred[ServerAnswer]:
         """Send the request; a repetition of it has the same bytes."""
         kind = NDJSON if _is_line(self.payloads[0]) else "application/octet-stream"
         headers = (("Content-Type", kind), ("Idempotency-Key", self.key))
@@ -127,13 +127,13 @@ class HttpPublisher:
         else:
             self._send()
 
-    def _speaks_http(self, _: Answer) -> None:
+    def _speaks_http(self, _: ServerAnswer) -> None:
         connected, self._connected = self._connected, None
         if connected is not None:
             connected.callback(None)
         self._send()
 
-    def _answered(self, answer: Answer, connection: Connection, batch: _Batch) -> None:
+    def _answered(self, answer: ServerAnswer, connection: Connection, batch: _Batch) -> None:
         """Settle the publishes of a request, and send the next one."""
         if answer.status in TEMPORARY:
             connection.leave()  # It is sent again on the next connection.

@@ -1,6 +1,6 @@
 """One connection of a client to an HTTP listener: one request at a time, and its answer.
 
-ask(method, target, body, headers) -> bytes -> Answer -> ask(...) ...
+ask(method, target, body, headers) -> bytes -> ServerAnswer -> ask(...) ...
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def sent_again(failure: Failure) -> None:
 
 
 @attrs.frozen
-class Answer:
+class ServerAnswer:
     """The answer to one request."""
 
     status: int
@@ -77,7 +77,7 @@ class Connection(Protocol):
         self._endpoint, self._authority, self._changed = endpoint, authority, changed
         self._headers = [("Host", authority), *([("Authorization", f"Bearer {token}")] if token else [])]
         self._http = h11.Connection(h11.CLIENT)
-        self._waiting: Deferred[Answer] | None = None
+        self._waiting: Deferred[ServerAnswer] | None = None
         self._status, self._body = 0, bytearray()
 
     def connectionMade(self) -> None:
@@ -97,7 +97,7 @@ class Connection(Protocol):
 
     def ask(
         self, method: str, target: str, body: bytes | None = None, headers: tuple[tuple[str, str], ...] = ()
-    ) -> Deferred[Answer]:
+    ) -> Deferred[ServerAnswer]:
         """Send a request, while the connection is idle; the Deferred fails with one of LOST if no answer arrives."""
         size = [] if body is None else [("Content-Length", str(len(body)))]
         events: list[h11.Event] = [h11.Request(method=method, target=target, headers=[*self._headers, *size, *headers])]
@@ -132,7 +132,7 @@ class Connection(Protocol):
             self.transport.abortConnection()
 
     def _answered(self) -> None:
-        answer = Answer(self._status, bytes(self._body))
+        answer = ServerAnswer(self._status, bytes(self._body))
         self._body.clear()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()

@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.testing import StringTransport
 
 from fyrehose.protocols.http import requests
-from fyrehose.protocols.http.requests import MOST_DETAIL, Answer, Connection
+from fyrehose.protocols.http.requests import MOST_DETAIL, Connection, ServerAnswer
 
 
 class Caller:
@@ -23,7 +23,7 @@ class Caller:
     def ask(self) -> None:
         self.connection.ask("GET", "/").addCallback(self.note)
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: ServerAnswer) -> None:
         self.answers.append(answer)
 
 
@@ -32,7 +32,7 @@ def test_an_answer_that_ends_the_connection_closes_it() -> None:
     caller.ask()
     assert not caller.connection.idle
     caller.connection.dataReceived(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi")
-    assert caller.answers == [Answer(200, b"hi")]
+    assert caller.answers == [ServerAnswer(200, b"hi")]
     assert caller.transport.disconnecting
     assert not caller.connection.idle
 
@@ -48,7 +48,7 @@ def test_a_long_reason_is_shown_in_part() -> None:
 
 def test_reason_is_the_error_of_an_object_and_otherwise_the_whole_body() -> None:
     for body, reason in ((b'{"error": "no room"}', "no room"), (b"[1]", "[1]"), (b"[" * 5_000, "[" * MOST_DETAIL)):
-        assert Answer(500, body).detail == reason
+        assert ServerAnswer(500, body).detail == reason
 
 
 def test_an_answer_that_is_too_large_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
