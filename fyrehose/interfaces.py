@@ -145,6 +145,12 @@ class IJournal(Interface):
             the journal stays closed
         """
 
+    def cancel_open() -> None:
+        """End what precedes the recovery, such as the download of another server's journal: opening fails with Closed.
+
+        A recovery that has begun is finished.
+        """
+
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
 

@@ -232,6 +232,8 @@ class AdminProtocol(WebProtocol):
             self._respond(sharing.show(sharing.find(request.path[2])))
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
+        except errors.Following as error:
+            self._refuse(503, "following", str(error))
 
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
@@ -373,6 +375,7 @@ class AdminFactory(SessionFactory):
         "bad-name",
         "bad-query",
         "bad-token",
+        "following",
         "no-such-path",
         "no-such-subscription",
     )

@@ -446,7 +446,7 @@ class Member:
         if any((item.entry.ident, item.expect) not in self._asked for item in role.inflight if not item.known):
             role.repeat()
             self._soon()
-        if not role.pending:
+        if not role.pending and not self._warned:
             self._answered = now
         if role.state is not State.LEADER:
             return
@@ -470,7 +470,7 @@ class Member:
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
-        elif was and not why:
+        elif not why and (was or not self.role.pending):
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:

@@ -77,6 +77,9 @@ class MemoryJournal:
         self.state = JournalState.WRITABLE if self.leader is None else JournalState.READ_ONLY
         return succeed(dict(self._ends))
 
+    def cancel_open(self) -> None:
+        """Do nothing: it is open at once."""
+
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
         if self.state is JournalState.READ_ONLY:

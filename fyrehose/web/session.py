@@ -281,11 +281,6 @@ class WebSession(ByteSession):
         self.respond(status, body, headers=fields)
         return [self._refused]
 
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes to be written, and forget them."""
-        out, self.out = self.out, []
-        return out
-
     # Internals.
 
     def _discard_input(self) -> None:

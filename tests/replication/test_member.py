@@ -25,7 +25,6 @@ from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeU
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import Durability, JournalSettings
@@ -695,6 +694,23 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     assert leader.acknowledged == [b"1", b"3"]
 
 
+def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    """Operators see it before the first publisher does."""
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(10)
+    assert leader.journal.state is JournalState.WRITABLE
+    cluster.hub.away.add("a")
+    cluster.run(10)
+    assert leader.journal.state is JournalState.READ_ONLY
+    assert "no answer" in leader.journal.refusal
+    cluster.hub.away.clear()
+    cluster.run(5)
+    assert leader.journal.state is JournalState.WRITABLE
+    assert leader.journal.refusal == ""
+
+
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
     """Publish, and wait until the shared log is trimmed although a server is away."""
     first = cluster.hub.first
@@ -753,11 +769,11 @@ def test_a_server_is_filled_when_another_one_can_be_reached(
     tries = []
     works = copy_journal
 
-    def copy(token_file: str, url: str, directory: Path, files: Files) -> int:
+    def copy(token_file: str, url: str, *arguments: Any) -> int:
         tries.append(url)
         if len(tries) < 4:
             raise JournalUnreachable("it is not running")
-        return works(token_file, url, directory, files)
+        return works(token_file, url, *arguments)
 
     monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
     new = cluster.add("c")

@@ -68,6 +68,7 @@ class Sharing:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
+        :raises Following: another server leads, and this one does not know how far the work is
         :raises Forbidden: the peer may not consume its stream
         """
         shared = self.table.find(name)
@@ -157,13 +158,7 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters.
-
-        :raises Following: another server leads, and this one does not know how far the work is
-        """
-        refusal = self.table.refusal()
-        if isinstance(refusal, Following):
-            raise refusal
+        """Describe *shared*, with its leases and its last dead letters."""
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:

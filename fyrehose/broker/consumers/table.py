@@ -35,6 +35,7 @@ from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
+    Following,
     FyrehoseError,
     NoRoomForSubscription,
     NoSuchSubscription,
@@ -210,11 +211,19 @@ class SharedSubscriptions:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
+        :raises Following: another server leads, and this one does not know what there is by now
         """
+        if not self.taken(name):
+            self._check_leading()
         shared = self.entries.get(name)
         if shared is None:
             raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
         return shared
+
+    def _check_leading(self) -> None:
+        refusal = self.refusal()
+        if isinstance(refusal, Following):
+            raise refusal
 
     def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
@@ -224,6 +233,7 @@ class SharedSubscriptions:
         """
         present = self.entries.get(name)
         try:
+            self._check_leading()
             if present is not None:
                 if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
                     raise SubscriptionConflict(
@@ -534,13 +544,15 @@ class SharedSubscriptions:
             if waiting.answer.called:
                 continue
             held = shared.group.held[waiting.consumer]
-            found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            found: list[LeasedRun] = []
+            if not empty or shared.work.repeats(waiting.consumer, waiting.request):
+                found = self._take(shared, waiting, min(waiting.most, share))
             if waiting.answer.called:  # the journal has refused what a lease needs
                 continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:
-                empty = True  # Others would find nothing either.
+                empty = True  # Others would find nothing either, except for leases that they have already.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))

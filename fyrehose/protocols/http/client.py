@@ -34,7 +34,8 @@ from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting
 from fyrehose.net.several import follow_leader
-from fyrehose.protocols.http.acknowledging import ESCAPED, TEMPORARY, Acknowledger
+from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
+from fyrehose.protocols.http.requests import TEMPORARY
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 

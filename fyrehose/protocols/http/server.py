@@ -309,19 +309,17 @@ class HttpProtocol(WebProtocol):
             listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
+        self.call(maybeDeferred(self._manage, event, named), self._managed)
+
+    def _manage(self, event: Manage, named: Any) -> Any:
+        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
         try:
             shared = (sharing := named.sharing).find(event.name)
         except errors.NoSuchSubscription:
             shared = None
         if event.action in BODIES or shared is not None:
             self._leasing = Leasing(self, event, sharing)
-            done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
-        else:
-            done = maybeDeferred(self._manage, event, named)
-        self.call(done, self._managed)
-
-    def _manage(self, event: Manage, named: Any) -> Any:
-        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
+            return self._leasing.start(shared)
         try:
             found = named.find(event.name, event.stream)
         except errors.NoSuchSubscription:

@@ -267,7 +267,7 @@ class SharedWork:
         for each in answer["records"]:
             for run in runs_of(each["stream"], [each]):
                 record = WorkRecord(next(iter(run.records())), each["token"], each["failures"])
-                record.leased = sent
+                record.leased = sent + answer["waited"]
                 self._waiting.append(record)
 
     def _extend(self) -> Deferred[None]:

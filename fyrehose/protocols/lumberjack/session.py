@@ -244,11 +244,6 @@ class LumberjackServerSession(ByteSession):
         """Return whether the writer waits for the acknowledgement of received events."""
         return self._windows.ack_pending
 
-    def data_to_send(self) -> list[bytes]:
-        """Return the pending output, and clear it."""
-        out, self.out = self.out, []
-        return out
-
     # Helpers.
 
     def _send(self, acks: list[Ack]) -> None:

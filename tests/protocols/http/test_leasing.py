@@ -296,6 +296,19 @@ def test_a_full_disk_undoes_a_settling_and_the_lease_goes_on() -> None:
     assert world.settle(done=record)[1]["settled"] == [1]
 
 
+def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
+    world = World()
+    world.create(lease=10, **{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 20})
+    world.clock.advance(15.0625)
+    world.publish(1)
+    status, answer = peer.answer()
+    assert (status, answer["waited"], [record["seq"] for record in answer["records"]]) == (200, 15.062, [11])
+    (lease,) = world.show()["leases"]
+    assert lease["ends_in"] == 10
+
+
 def test_a_request_waits_for_a_record() -> None:
     world = World()
     world.create(**{"from": 11})
@@ -306,7 +319,7 @@ def test_a_request_waits_for_a_record() -> None:
     assert [each["seq"] for each in peer.answer()[1]["records"]] == [11]
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     world.clock.advance(30)
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 30, "records": []})
 
 
 def test_a_client_that_has_gone_gets_no_record() -> None:
@@ -338,6 +351,16 @@ def test_the_same_request_gets_the_same_leases() -> None:
     first = world.lease(3, request=7)
     assert world.lease(3, request=7) == first
     assert [each["seq"] for each in world.lease(3, request=8)] == [4, 5, 6]
+
+
+def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -> None:
+    world = World()
+    world.create()
+    first = world.lease(10, request=7)
+    other = world.peer()
+    other.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
+    assert other.hear() == b""
+    assert world.lease(10, request=7) == first
 
 
 def test_one_consumer_holds_at_most_its_share() -> None:
@@ -477,4 +500,24 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     assert peer.hear() == b""
     peer.protocol.finish()
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /subscriptions/work",
+        "DELETE /subscriptions/work",
+        "POST /subscriptions/work/lease",
+        "POST /subscriptions/work/settle",
+        "POST /subscriptions/work/pause",
+    ],
+)
+def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
+    """One that was created since this server began to follow is known to the leader only."""
+    world = World()
+    world.journal.leader = "10.0.0.1:8117"
+    world.broker.open()
+    body = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause": {"paused": True}}
+    status, answer = world.ask(line, body.get(line.rpartition("/")[2]))
+    assert (status, "another server leads" in answer["error"]) == (503, True)

@@ -272,7 +272,6 @@ def test_expected_is_the_size_of_the_arriving_packet() -> None:
     assert decoder.next_packet() is None
     assert decoder.expected == len(data)
     decoder.feed(data[16:])
-    assert decoder.ready
+    assert decoder.expected == 0
     assert decoder.next_packet() is not None
     assert decoder.expected == 0
-    assert not decoder.ready
