@@ -18,12 +18,12 @@ SELDOM = ("old-token", "epoch-first", "retention-grace")
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_schedules_break_no_rule(seed: int) -> None:
-    found, what, seen = schedules.search(seed, 60)
+    found, what, seen = schedules.SEARCH.run(seed, 60)
     assert not found, f"{seed}-{found - 1}: {what}"
     assert all(seen[kind] > 60 for kind in ("settled", "dead", "expired", "starts"))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in schedules.MISSING if rule not in SELDOM])
 def test_a_missing_rule_is_noticed(rule: str) -> None:
-    found, _, _ = schedules.search_without(rule, 1, 1_500)
+    found, _, _ = schedules.SEARCH.without(rule, 1, 1_500)
     assert found
