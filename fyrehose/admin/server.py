@@ -179,7 +179,7 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input; it ends an answer without end, because the page may have gone."""
+        """Handle the end of input: end an answer that follows a stream, because the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()
@@ -342,6 +342,7 @@ class AdminProtocol(WebProtocol):
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
+            """Send the newest records as an event, or an error as the last one; return how many bytes it costs."""
             if self.write_paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.

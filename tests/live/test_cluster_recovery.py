@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -29,25 +30,29 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def serving() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Return the processes that serve the journals."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[Cluster]:
     """Three servers, each of which serves its journal to the others."""
     made = Cluster(tmp_path)
-    serving = []
     ports = free_ports(len(made.servers))
     for server, port in zip(made.servers.values(), ports, strict=True):
         server.replication = f'journal = "http://127.0.0.1:{port}"\nmember-timeout = "60s"\n'
-    try:
-        with made:
-            leader_of(made)
-            wait_until_identical(made)
-            for server, port in zip(made.servers.values(), ports, strict=True):
-                words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
-                serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
-            yield made
-    finally:
-        for each in serving:
-            each.kill()
-            each.wait()
+    with made:
+        leader_of(made)
+        wait_until_identical(made)
+        for server, port in zip(made.servers.values(), ports, strict=True):
+            words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
+            serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+        yield made
 
 
 def command(line: str) -> list[str]:
@@ -65,12 +70,25 @@ def commands(begin: str, config: Path, **values: str) -> list[str]:
     return found
 
 
+def publish_more(cluster: Cluster, published: list[bytes]) -> None:
+    published.append(b"message %d" % len(published))
+    publish(cluster, published[-1])
+
+
+def first_entry(cluster: Cluster) -> int:
+    """Return the number of the first entry that the shared log has."""
+    known = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
+    words = [*command("fyrehose cluster status --format json --config"), str(known)]
+    status = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=60).stdout)
+    return int(status["log"]["first"])
+
+
 def trim(cluster: Cluster, published: list[bytes]) -> None:
-    """Publish, with time for the shared log to be trimmed."""
-    for number in range(4):
-        published.append(b"message %d" % number)
-        publish(cluster, published[-1])
-        time.sleep(1.5)
+    """Publish until the shared log has been trimmed: what begins now has to find the rest elsewhere."""
+    begun, deadline = first_entry(cluster), time.monotonic() + PATIENCE
+    while first_entry(cluster) <= begun:
+        assert time.monotonic() < deadline, leader_of(cluster).log[-2000:]
+        publish_more(cluster, published)
 
 
 def lose_disk(server: ClusterServer) -> None:
@@ -93,11 +111,35 @@ def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) 
     leader = leader_of(cluster)
     lost = next(server for server in cluster.servers.values() if server is not leader)
     lose_disk(lost)
-    trim(cluster, published)
+    publish_more(cluster, published)
     replace(lost)
     lost.start()
     check(cluster, published)
     assert "the journal is filled up to position" in lost.log
+
+
+def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
+    cluster: Cluster, serving: list[subprocess.Popen[bytes]]
+) -> None:
+    published: list[bytes] = []
+    trim(cluster, published)
+    leader = leader_of(cluster)
+    lost = next(server for server in cluster.servers.values() if server is not leader)
+    lose_disk(lost)
+    trim(cluster, published)
+    replace(lost)
+    for each in serving:
+        each.send_signal(signal.SIGSTOP)
+    lost.start()
+    deadline = time.monotonic() + PATIENCE
+    while "copying the journal of" not in lost.log:
+        assert time.monotonic() < deadline, lost.log
+        time.sleep(0.1)
+    assert lost.stop() == 0
+    for each in serving:
+        each.send_signal(signal.SIGCONT)
+    lost.start()
+    check(cluster, published)
 
 
 def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:

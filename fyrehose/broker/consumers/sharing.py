@@ -110,7 +110,7 @@ class Sharing:
     def act(
         self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()
     ) -> Deferred[Any]:
-        """Do what *items* say, and publish *runs* in the same commit; see :meth:`SharedSubscriptions.act`."""
+        """Settle, extend or return *items*, and publish *runs* in the same commit."""
         only = shared.options.stream
         actions, unknown = [], []
         for item in items:
@@ -125,7 +125,7 @@ class Sharing:
         return self.table.act(shared, actions, consumer, runs, self.peer.publish)
 
     def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
-        """Return those records of *items* whose leases have not ended, because their worker has gone."""
+        """Return the records of *items* whose leases have not ended, because their worker has disconnected."""
         lanes, only = shared.work.lanes, shared.options.stream
         held = []
         for item in items:

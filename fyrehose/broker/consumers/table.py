@@ -116,7 +116,7 @@ class SharedSubscription:
     _again: bool = False
 
     def saved(self) -> SavedShare:
-        """Return what was appended, for a checkpoint."""
+        """Return the state that a checkpoint stores: all that was appended, durable or not."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
         return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
 
@@ -395,6 +395,7 @@ class SharedSubscriptions:
         ]
 
         def written() -> None:
+            """Replace the lanes of the rewound streams once the rewind is durable, and serve those that wait."""
             group = shared.group
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)
@@ -483,8 +484,8 @@ class SharedSubscriptions:
                 continue
             for stream in shared.work.lanes.keys() & other.work.lanes.keys():
                 raise SubscriptionConflict(
-                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: nobody "
-                    "knows whose they are; give each subscription its own stream of dead letters"
+                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: the "
+                    "server cannot tell them apart; give each subscription its own stream of dead letters"
                 )
         return dead
 
@@ -605,7 +606,7 @@ class SharedSubscriptions:
         publish: Any = None,
         proven: bool = False,
     ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
-        """Do what a worker says about its records, and publish *runs* in the same commit.
+        """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
@@ -750,7 +751,7 @@ class RunReader:
         return min(later, default=max(seq, self._end) + 1)
 
     def forget(self) -> None:
-        """Free the memory of what was read."""
+        """Drop the runs that were read, to free their memory."""
         self._stream, self._runs = "", ()
 
     def _found(self, seq: int) -> Run | None:

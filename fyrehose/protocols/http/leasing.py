@@ -77,7 +77,7 @@ class Leasing:
         return changed.addCallback(lambda _: sharing.show(shared))
 
     def cancel(self) -> None:
-        """Take a request back that waits for records, because the peer has gone."""
+        """Cancel a request that waits for records, because the peer has disconnected."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()

@@ -181,10 +181,10 @@ def test_dead_letters_say_why_also_after_a_restart_and_a_checkpoint() -> None:
     assert world.restarted().show()["dead_letters"] == letters
 
 
-def dead_letters(count: int = 3) -> World:
+def dead_letters() -> World:
     world = World()
     world.create(dead="orders.dead")
-    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(count))])
+    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(3))])
     return world
 
 
@@ -488,7 +488,7 @@ def test_a_checkpoint_is_enough_to_recover() -> None:
     assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]
 
 
-def test_rights() -> None:
+def test_shared_subscription_needs_the_rights_to_consume_and_publish() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "orders"}])
     assert world.create()[0] == 200
     assert world.ask("PUT /subscriptions/x", {"stream": "orders", "shared": True, "dead": "d"})[0] == 401
