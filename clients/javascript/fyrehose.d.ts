@@ -196,7 +196,7 @@ export interface Result {
 export interface RefusedRecord {
   stream?: string;
   seq: number | [number, number];
-  why: "final" | "being-settled" | "lease-lost" | "rewound";
+  why: "final" | "being-settled" | "lease-lost" | "rewound" | "not-leading";
 }
 
 export interface Settled {
@@ -219,7 +219,7 @@ export class Reject extends Error {}
 export class SharedSubscription {
   readonly name: string;
   create(options: SharedOptions, request?: RequestOptions): Promise<SharedInfo>;
-  lease(options: LeaseOptions): Promise<{ lease: number; records: LeasedRecord[] }>;
+  lease(options: LeaseOptions): Promise<{ lease: number; waited: number; records: LeasedRecord[] }>;
   settle(lists: Settling, options?: RequestOptions): Promise<Settled>;
   pause(paused?: boolean, options?: RequestOptions): Promise<SharedInfo>;
   redrive(options?: RequestOptions): Promise<number>;

@@ -198,13 +198,19 @@ class Group:
         If not, what is missing is appended: the beginning of its epoch, or a proof that nobody has taken over.
         """
         if self.stored_epoch != self.epoch and not self._beginning:
-            self._beginning = True
-            self.append([LaneChange(epoch=self.epoch)])
+            self.append([self.begin()])
         trusted = self.trusted()
         if not trusted and not self._beginning and self.now() >= self._prove_after:
             self._prove_after = self.now() + BETWEEN_PROOFS
             self.append([LaneChange(proof=True)])
         return trusted and self.stored_epoch == self.epoch and not self.rewinding
+
+    def begin(self) -> LaneChange:
+        """Return what has to be durable before this server may lease and extend: its epoch, or a proof of its lead."""
+        if self.stored_epoch == self.epoch or self._beginning:
+            return LaneChange(proof=True)
+        self._beginning = True
+        return LaneChange(epoch=self.epoch)
 
     @property
     def appended_epoch(self) -> int:

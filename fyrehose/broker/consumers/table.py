@@ -609,15 +609,17 @@ class SharedSubscriptions:
         """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
-        :param proven: whether an append has just shown that no other server has taken over (rule 13)
+        :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
+            (rules 10 and 13)
         :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
             if anything is refused.  It fails with a PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
-        if not proven and any(action.kind == "extend" for action in actions) and not shared.group.trusted():
-            # Nobody can extend a lease while another server may have given it to somebody else.
-            written = self._append(shared, [LaneChange(proof=True)])
+        ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
+        if not proven and not ready and any(action.kind == "extend" for action in actions):
+            # Nobody can extend a lease while another server may have given it to somebody else, or before its epoch.
+            written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
         outcome = shared.work.act(actions, consumer, whole=bool(runs))
         answer = outcome.refused, outcome.extended

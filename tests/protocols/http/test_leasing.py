@@ -410,6 +410,18 @@ def test_a_restart_keeps_what_is_settled_and_waits_for_those_who_work() -> None:
     assert again.show()["settled_total"] == 2
 
 
+def test_a_lease_is_extended_after_a_restart_although_nobody_has_leased_yet() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    again, world.journal.auto = world.restarted(), False
+    peer = again.peer()
+    peer.say("POST /subscriptions/work/settle", {"extend": record})
+    world.journal.commit()
+    status, answer = peer.answer()
+    assert (status, answer["refused"], answer["extended"]) == (200, [], [{"seq": 1, "token": "2.1"}])
+
+
 def test_records_of_a_key_are_handled_in_order() -> None:
     world = World()
     for key in ("a", "a", "b"):

@@ -14,15 +14,14 @@ Records are numbers 1, 2, ...; record r has key r % KEYS; some records are poiso
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
-import time
 from collections import Counter, OrderedDict
 from types import SimpleNamespace
 
 import attrs
+from searching import Search, check
 
 from fyrehose.broker.consumers.lane import Group, Lane
 from fyrehose.broker.consumers.progress import (
@@ -44,15 +43,6 @@ NAME = "n"
 EVENTS = {"worker": 20, "net": 60, "time": 8, "commit": 14, "publish": 2, "lose": 0.4, "start": 8, "freeze": 0.6}
 EVENTS |= {"old": 0.5, "pause": 1, "restart": 0.6, "deposed": 0.3, "crash": 0.4, "wall": 1, "retention": 0.8}
 EVENTS |= {"checkpoint": 1, "full": 0.4, "rewind": 0.1}
-
-
-class Violation(Exception):
-    """A rule was broken."""
-
-
-def check(holds, what):
-    if not holds:
-        raise Violation(what)
 
 
 def ignore(stored):
@@ -557,32 +547,14 @@ class World:
 
 
 def schedule(seed):
-    """Run one schedule; return how its records ended, its deliveries, and the starts of servers."""
+    """Run one schedule, and return what happened."""
     world = World(random.Random(seed))
     for _ in range(world.rng.choice((80, 200, 400))):
         world.step()
-    ends = Counter(world.drain().values())
-    return ends, Counter(deliveries=world.deliveries.total(), starts=world.starts)
-
-
-def search(seed, schedules):
-    """Return the number of the first schedule with a violation, the violation, and what happened until then."""
-    seen = Counter()
-    for number in range(schedules):
-        try:
-            for counts in schedule(f"{seed}-{number}"):
-                seen += counts
-        except Violation as violation:
-            return number + 1, str(violation), seen
-    return None, "", seen
+    return Counter(world.drain().values()) + Counter(deliveries=world.deliveries.total(), starts=world.starts)
 
 
 # Taking rules away.
-
-
-def without(rule):
-    """Return the attributes to replace, by class, so that the code does not follow *rule*."""
-    return MISSING[rule]()
 
 
 def _first(ignores):
@@ -702,41 +674,7 @@ MISSING = {
 }
 
 
-def search_without(rule, seed, schedules):
-    """Search with *rule* taken away."""
-    replaced = without(rule)
-    before = {at: at[0].__dict__[at[1]] for at in replaced}
-    try:
-        for (owner, name), value in replaced.items():
-            setattr(owner, name, value)
-        return search(seed, schedules)
-    finally:
-        for (owner, name), value in before.items():
-            setattr(owner, name, value)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
-    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
-    options = parser.parse_args()
-    missed = 0
-    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
-        found, what, _ = search_without(rule, options.seed, options.schedules)
-        missed += not found
-        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
-    if options.rules or options.without:
-        return 1 if missed else 0
-    begun = time.monotonic()
-    found, what, seen = search(options.seed, options.schedules)
-    if found:
-        print(f"schedule {options.seed}-{found - 1}: {what}")
-        return 1
-    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
-    return 0
-
+SEARCH = Search(schedule, MISSING)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SEARCH.main(__doc__))

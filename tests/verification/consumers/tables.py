@@ -15,15 +15,13 @@ The subscription has the pattern ``logs.*``; its dead letters go to ``logs.dead`
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
-import time
 from collections import Counter
 
 import attrs
-from schedules import Violation, check
+from searching import Search, Violation, check
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
@@ -528,17 +526,6 @@ def schedule(seed):
     return world.seen + Counter(starts=world.starts)
 
 
-def search(seed, schedules):
-    """Return the number of the first schedule with a violation, the violation, and what happened until then."""
-    seen = Counter()
-    for number in range(schedules):
-        try:
-            seen += schedule(f"{seed}-{number}")
-        except Violation as violation:
-            return number + 1, str(violation), seen
-    return None, "", seen
-
-
 # Taking rules away.
 
 
@@ -615,44 +602,7 @@ MISSING = {
 }
 
 
-def search_without(rule, seed, schedules):
-    """Search with *rule* taken away."""
-    replaced = MISSING[rule]()
-    before = {at: at[0].__dict__.get(at[1]) for at in replaced}
-    try:
-        for (owner, name), value in replaced.items():
-            setattr(owner, name, value)
-        return search(seed, schedules)
-    finally:
-        for (owner, name), value in before.items():
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", type=int, default=20_000)
-    parser.add_argument("--seed", default="1")
-    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
-    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
-    options = parser.parse_args()
-    missed = 0
-    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
-        found, what, _ = search_without(rule, options.seed, options.schedules)
-        missed += not found
-        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
-    if options.rules or options.without:
-        return 1 if missed else 0
-    begun = time.monotonic()
-    found, what, seen = search(options.seed, options.schedules)
-    if found:
-        print(f"schedule {options.seed}-{found - 1}: {what}")
-        return 1
-    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
-    return 0
-
+SEARCH = Search(schedule, MISSING)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SEARCH.main(__doc__))

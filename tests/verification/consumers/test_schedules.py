@@ -21,12 +21,12 @@ NOTICED_BY = {"all-or-nothing": 112, "token": 191, "dead-letter-atomic": 50, "le
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_schedules_break_no_rule(seed: int) -> None:
-    found, what, seen = schedules.search(seed, 60)
+    found, what, seen = schedules.SEARCH.run(seed, 60)
     assert not found, f"{seed}-{found - 1}: {what}"
     assert all(seen[kind] > 60 for kind in ("settled", "dead", "expired", "starts"))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in schedules.MISSING if rule not in SELDOM])
 def test_a_missing_rule_is_noticed(rule: str) -> None:
-    found, _, _ = schedules.search_without(rule, NOTICED_BY.get(rule, 1), 1_500)
+    found, _, _ = schedules.SEARCH.without(rule, NOTICED_BY.get(rule, 1), 1_500)
     assert found

@@ -15,7 +15,7 @@ tables = import_module("tables")
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_schedules_of_whole_tables_break_no_rule(seed: int) -> None:
-    found, what, seen = tables.search(f"t{seed}", 50)
+    found, what, seen = tables.SEARCH.run(f"t{seed}", 50)
     assert not found, f"t{seed}-{found - 1}: {what}"
     assert all(seen[kind] > 5 for kind in ("settled", "dead", "expired", "starts", "deleted", "rewound", "redriven"))
 
@@ -26,5 +26,5 @@ NOTICED_BY = {"rewind-epoch": 6, "name-epoch": 13, "name-letters": 30, "request-
 
 @pytest.mark.parametrize("rule", list(tables.MISSING))
 def test_a_missing_rule_of_the_table_is_noticed(rule: str) -> None:
-    found, _, _ = tables.search_without(rule, NOTICED_BY.get(rule, 1), 1_500)
+    found, _, _ = tables.SEARCH.without(rule, NOTICED_BY.get(rule, 1), 1_500)
     assert found

@@ -28,7 +28,7 @@ def nothing_is_kept_for_a_log() -> None:
 
 
 #: Simulations of each protocol; one with workers lasts for many leases.
-COUNTS = {"workers": 25}
+COUNTS = {"workers": 40}
 
 
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))

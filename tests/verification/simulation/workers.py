@@ -108,6 +108,11 @@ class Book:
     requests: dict[str, tuple[int, int, dict[int, str]]] = attrs.field(factory=dict)
     lives: int = 0
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why a job may be refused; a leader that may be deposed extends nothing."""
+        return ("final", "being-settled", "lease-lost", *(() if self.alone else ("not-leading",)))
+
     def check(self, holds: bool, what: str) -> None:
         if not holds:
             self.history.wrong(what)
@@ -256,7 +261,7 @@ class Book:
             self.check(lease is None or lease.token == token, f"job {seq} is settled with {token}, and {lease} has it")
         for each in answer.get("refused", ()):
             seq, why = each["seq"], each["why"]
-            self.check(why in ("final", "being-settled", "lease-lost", "not-leading"), f"job {seq} is refused: {why}")
+            self.check(why in self.reasons, f"job {seq} is refused: {why}")
             self.check(why != "final" or seq in self.final, f"job {seq} is said to be final, and it is not durable")
             token, lease = about.get(seq, ("", None))
             # Two servers later a token does not count any more.

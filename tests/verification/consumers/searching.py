@@ -1,0 +1,74 @@
+"""Search random schedules for one that breaks a rule, also with a rule taken away from the code."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+
+
+class Violation(Exception):
+    """A rule was broken."""
+
+
+def check(holds: object, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+@attrs.frozen
+class Search:
+    """All schedules of one kind.
+
+    :ivar schedule: runs the schedule of a seed, and returns what happened
+    :ivar missing: by rule, what returns the attributes to replace, by owner and name, so that the code does not keep it
+    """
+
+    schedule: Callable[[str], Counter[str]]
+    missing: Mapping[str, Callable[[], Mapping[tuple[Any, str], Any]]]
+
+    def run(self, seed: object, schedules: int) -> tuple[int | None, str, Counter[str]]:
+        """Return the number of the first schedule with a violation, the violation, and what happened until then."""
+        seen: Counter[str] = Counter()
+        for number in range(schedules):
+            try:
+                seen += self.schedule(f"{seed}-{number}")
+            except Violation as violation:
+                return number + 1, str(violation), seen
+        return None, "", seen
+
+    def without(self, rule: str, seed: object, schedules: int) -> tuple[int | None, str, Counter[str]]:
+        """Search with *rule* taken away."""
+        with ExitStack() as stack:
+            for (owner, name), value in self.missing[rule]().items():
+                stack.enter_context(patch.object(owner, name, value))
+            return self.run(seed, schedules)
+
+    def main(self, description: str | None) -> int:
+        """Run the command of a module, and return its status."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--schedules", type=int, default=20_000)
+        parser.add_argument("--seed", default="1")
+        parser.add_argument("--without", choices=list(self.missing), metavar="RULE")
+        parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
+        options = parser.parse_args()
+        missed = 0
+        for rule in list(self.missing) if options.rules else [options.without] if options.without else []:
+            found, what, _ = self.without(rule, options.seed, options.schedules)
+            missed += not found
+            print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
+        if options.rules or options.without:
+            return 1 if missed else 0
+        begun = time.monotonic()
+        found, what, seen = self.run(options.seed, options.schedules)
+        if found:
+            print(f"schedule {options.seed}-{found - 1}: {what}")
+            return 1
+        print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
+        return 0
