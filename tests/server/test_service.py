@@ -38,6 +38,9 @@ class SlowJournal(MemoryJournal):
     def cancel_open(self) -> None:
         self.told.append("journal is not to open")
 
+    def expect_close(self) -> None:
+        self.told.append("journal is to close soon")
+
     def close(self) -> Deferred[None]:
         self.told.append("journal closes")
         return self.closing.addCallback(lambda _: MemoryJournal.close(self))
@@ -111,7 +114,7 @@ def test_the_journal_closes_when_all_children_have_stopped(server: Server) -> No
     server.start()
     server.since()
     stopped = server.service.stopService()
-    assert server.since() == ["a stops", "b stops"]
+    assert server.since() == ["journal is to close soon", "a stops", "b stops"]
     server.children[1].stopping.callback(None)
     assert server.since() == []
     server.children[0].stopping.callback(None)
