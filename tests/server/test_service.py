@@ -28,6 +28,8 @@ class SlowJournal(MemoryJournal):
     def __init__(self, told: Told) -> None:
         super().__init__()
         self.told = told
+        #: what was told before each call of :meth:`expect_close`
+        self.expected: list[Told] = []
         self.opening: Deferred[None] = Deferred()
         self.closing: Deferred[None] = Deferred()
 
@@ -39,7 +41,7 @@ class SlowJournal(MemoryJournal):
         self.told.append("journal is not to open")
 
     def expect_close(self) -> None:
-        self.told.append("journal is to close soon")
+        self.expected.append(list(self.told))
 
     def close(self) -> Deferred[None]:
         self.told.append("journal closes")
@@ -114,7 +116,8 @@ def test_the_journal_closes_when_all_children_have_stopped(server: Server) -> No
     server.start()
     server.since()
     stopped = server.service.stopService()
-    assert server.since() == ["journal is to close soon", "a stops", "b stops"]
+    assert server.journal.expected == [[]], "children wait for what the journal has to settle"
+    assert server.since() == ["a stops", "b stops"]
     server.children[1].stopping.callback(None)
     assert server.since() == []
     server.children[0].stopping.callback(None)
