@@ -51,7 +51,7 @@ class Unread:
 
 @attrs.frozen(slots=True)
 class FileLag:
-    """How far a subscription to the journal's files is behind.
+    """The lag of a subscription to the journal's files.
 
     :ivar behind: bytes of the log that it has not read
     :ivar time: its last update, in microseconds since 1970 UTC

@@ -54,10 +54,16 @@ def pytest_runtest_setup() -> None:
         pytest.exit("a signal has stopped the reactor", pytest.ExitCode.INTERRUPTED)
 
 
+# What the import of test files and the collection of tests create stays alive: looking for garbage in it takes a
+# quarter of their time.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
     # Imported modules stay alive, so the collection after each test can skip them.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 #: The tests of this folder share a Spark session, which takes half a minute to start: they are one group.

@@ -21,19 +21,18 @@ ASKING = {"getattr", "hasattr", "__getattr__", "__getattribute__"}
 
 def asking(source: str) -> list[str]:
     """Return the calls in *source* that look up an attribute which the object may not have."""
+    if not any(name in source for name in ASKING):
+        return []
+    nodes = list(ast.walk(ast.parse(source)))
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
         if isinstance(node, ast.Call)
         and (
             (isinstance(node.func, ast.Name) and node.func.id in ASKING)
             or (isinstance(node.func, ast.Attribute) and node.func.attr in ASKING)
         )
-    ] + [
-        f"def {node.name}"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name in ASKING
-    ]
+    ] + [f"def {node.name}" for node in nodes if isinstance(node, ast.FunctionDef) and node.name in ASKING]
 
 
 def test_lookups_are_found() -> None:

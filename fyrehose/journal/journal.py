@@ -176,7 +176,7 @@ class FileJournal:
 
     @property
     def age(self) -> float | None:
-        """Return how old what readers find here may be, in seconds; None: nothing is newer elsewhere."""
+        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
         age: float | None = self.gate.age
         return age
 
@@ -363,11 +363,14 @@ class FileJournal:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
+        known = self._streams.ends
         for batch in committed.batches:
             self._store.wrote(batch)
-            self._streams.wrote_batch(batch.streams)
             for stream, runs in batch.streams.items():
                 ends[stream] = runs[-1].last_seq
+                if stream not in known:
+                    self._streams.wrote(stream, runs[0].first_seq, runs[-1].last_seq)
+        known.update(ends)
         if committed.retired:
             self._streams.apply(committed.retired)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
@@ -392,7 +395,7 @@ class FileJournal:
         self._settle()
 
     def schedule(self) -> None:
-        """Schedule a commit of what waits."""
+        """Schedule a commit of the waiting appends."""
         self._commits.schedule()
 
     def mark(self) -> None:
@@ -419,7 +422,7 @@ class FileJournal:
         self._settle()
 
     def forbid(self, reason: str) -> None:
-        """Accept no publishes; those that were accepted are still written.
+        """Refuse further publishes; accepted ones are still written.
 
         :param reason: for people
         """
@@ -428,11 +431,11 @@ class FileJournal:
         self._settle()
 
     def halt(self) -> None:
-        """Write nothing that waits: it fails."""
+        """Fail the waiting appends instead of writing them."""
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:
-        """Fail for good: this journal must not be written any more."""
+        """Fail the journal for the rest of this process: it must not be written any more."""
         self._broke(Failure(JournalFailed(reason)))
 
     # In a cluster.
@@ -545,6 +548,7 @@ class FileJournal:
     # Retiring streams.
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams* by a commit of its own, in order with the appends; see :class:`IJournal`."""
         if self.state is not JournalState.WRITABLE:
             return fail(self.refused())
         self._unsettled += 1
@@ -680,6 +684,7 @@ class FileJournal:
         return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Return durable records of *stream* from *start* on, without those that were retired or have expired."""
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()

@@ -275,7 +275,7 @@ class Member:
 
     @property
     def early(self) -> bool:
-        """Return whether publishers are told before the shared log has what they sent."""
+        """Return whether publishes are acknowledged before the shared log has them."""
         return self.settings.ahead > 0
 
     @property
@@ -291,7 +291,7 @@ class Member:
 
     @property
     def age(self) -> float:
-        """Return how old what readers find here may be, in seconds (rule 16); inf if that is unknown."""
+        """Return how far readers may be behind the leader, in seconds (rule 16); inf if that is unknown."""
         if self.leads_alone:
             return 0.0
         return float(self.reactor.seconds() - max(self._confirmed, self._current))
@@ -339,7 +339,7 @@ class Member:
         return result
 
     def _unavailable(self, failure: Failure) -> None:
-        """Say once why the shared log does nothing."""
+        """Log once why the shared log is unavailable."""
         if str(failure.value) != self._warned:
             log.warn("replication: {why}", why=str(failure.value))
         self._warned = str(failure.value)
@@ -551,13 +551,13 @@ class Member:
             self._once("look", self._look)
 
     def _check_awaited(self) -> None:
-        """Note that everything is here which the leader has told of, if so."""
+        """Record that this server has everything that the leader has announced, if that is so."""
         role = self.role
         if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
             self._current, self._awaited = max(self._current, self._awaited[1]), None
 
     async def _look(self) -> None:
-        """Find out whether another server leads, as it says."""
+        """Read the last number of the shared log, to see whether a server that claims to lead has taken over."""
         since = self.role.applied
         extent = await self.log.extent()
         self.role.learned_last(extent.last, since)
@@ -611,7 +611,7 @@ class Member:
             self._once("announce", self._announce)
 
     async def _announce(self) -> None:
-        """Tell the followers soon that there is something to read."""
+        """Announce new entries of the shared log to the followers, soon."""
         await deferLater(self.reactor, ANNOUNCE)
         self._say()
 

@@ -198,8 +198,8 @@ class Role:
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
     leader: EntryWriter | None = attrs.field(default=None, init=False)
-    #: The number of the checkpoint below which the shared log may be purged once others have synced everything.
-    checkpoint: int | None = attrs.field(default=None, init=False)
+    #: The numbers of the checkpoints below which the shared log may be purged once others have synced everything.
+    checkpoints: list[int] = attrs.field(factory=list, init=False)
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
@@ -243,7 +243,7 @@ class Role:
 
     @property
     def members(self) -> Members | None:
-        """Return the members of the cluster; None while no entry has said them."""
+        """Return the members of the cluster; None while no entry has named them."""
         return self.validity.members
 
     @property
@@ -411,9 +411,9 @@ class Role:
     def add_checkpoint(self) -> bool:
         """Append a checkpoint, so that the shared log can be purged up to there (rule 9).
 
-        :return: False if that is not possible, or an earlier checkpoint was not purged yet
+        :return: False if that is not possible, or another one is under way
         """
-        adds = self.state is State.LEADER and self.checkpoint is None and not self._is_under_way(EntryKind.CHECKPOINT)
+        adds = self.state is State.LEADER and not self._is_under_way(EntryKind.CHECKPOINT)
         if adds:
             self._queue_first(EntryKind.CHECKPOINT)
         return adds
@@ -582,7 +582,7 @@ class Role:
             self._parts.clear()
             self._set(State.LEADER, f"its take-over was accepted, epoch {entry.epoch}")
         elif entry.kind is EntryKind.CHECKPOINT:
-            self.checkpoint = self.applied
+            self.checkpoints.append(self.applied)
         elif not entry.part:
             self.position, self.chain = entry.end, entry.after
 
@@ -590,7 +590,8 @@ class Role:
         """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
         self._drop_pending()
         self._alone = False
-        self.checkpoint = self.leader = None
+        self.checkpoints.clear()
+        self.leader = None
         self._waiting = True
         self._end, self._end_chain = self.position, self.chain
         self.synced = min(self.synced, self.position)
@@ -616,7 +617,7 @@ class Role:
     # Trim.
 
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
-        """Purge the shared log before the last checkpoint, if this server and the other members have it all on disk.
+        """Purge the shared log before the last checkpoint that this server and the other members have on disk.
 
         Not while a change of the members is under way, which may let a member go that has what is purged meanwhile; nor
         by a leader that was removed, whose disk does not count.
@@ -624,15 +625,16 @@ class Role:
         :param reported: up to which entry other servers have everything on disk
         :param absent: members that are not waited for
         """
-        if self.state is not State.LEADER or self.checkpoint is None or self.members is None or self.changes_members:
+        if self.state is not State.LEADER or self.members is None or self.changes_members:
             return
         if self.writer.name not in self.members.names:
             return
         others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
-        if self.reported >= self.checkpoint and self._copied(others, self.checkpoint):
-            self._trimmed = self.checkpoint
-            self._actions.append(Purge(self.checkpoint))
-            self.checkpoint = None
+        done = [number for number in self.checkpoints if self.reported >= number and self._copied(others, number)]
+        if done:
+            self._trimmed = done[-1]
+            self._actions.append(Purge(self._trimmed))
+            del self.checkpoints[: len(done)]
 
     def _copied(self, others: Sequence[int], number: int) -> bool:
         return bool(others) and all(reported >= number for reported in others)

@@ -20,9 +20,9 @@ from fyrehose.replication.settings import ReplicationSettings
 
 log = Logger()
 
-#: The leader appends a checkpoint after this many entries or bytes, or when everything is accepted.  A log that is full
-#: takes none, so there must be one within it: what is trimmed in front of it makes room for all that is in flight, and
-#: for the next checkpoint.
+#: The leader appends a checkpoint after this many entries or bytes; and when everything is accepted, unless one waits
+#: for members.  A log that is full takes none, so there must be one late enough within it: what is trimmed in front of
+#: it makes room for all that is in flight, and for the next checkpoint.
 TRIM = 1000
 TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
@@ -36,13 +36,11 @@ class Trimmer:
     """Trims the shared log while this server leads.
 
     :ivar size: of the shared log when it was measured last, in bytes
-    :ivar limit: the size beyond which servers that do not confirm are not waited for, in bytes
     """
 
     settings: ReplicationSettings
     peers: Peers
     size: int = attrs.field(default=0, init=False)
-    limit: int = attrs.field(init=False)
     _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
     _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended there
@@ -50,31 +48,31 @@ class Trimmer:
     #: When this leader has found each member in the list; one that was never heard is waited for from then on.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.limit = self.settings.log_limit
+    _exceeded: bool = attrs.field(default=False, init=False)  #: it was too large, and was not trimmed since
 
     def start(self, role: Role, now: float) -> None:
         """Begin, because this server leads from now on."""
-        self._trimmed, self._led, self._warned, self.size = role.applied, now, False, 0
+        self._trimmed, self._led, self._warned, self._exceeded, self.size = role.applied, now, False, False, 0
         self._trimmed_at = role.position
         self._since.clear()
 
     def trim(self, role: Role, now: float) -> None:
-        """Append a checkpoint, or purge what everybody has, if it is time for it."""
+        """Append a checkpoint, or purge the entries that all members have, if that is due."""
         self._since = {name: self._since.get(name, now) for name in self._others(role)}
         grown = role.applied - self._trimmed
         large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
-        if (large or (grown > 1 and not role.pending)) and role.add_checkpoint():
+        calm = grown > 1 and not role.pending and not role.checkpoints
+        if (large or calm) and role.add_checkpoint():
             self._trimmed, self._trimmed_at = role.applied, role.position
-        if role.checkpoint is not None and role.members is not None:
-            self._purge(role, role.checkpoint, now)
+        if role.checkpoints and role.members is not None:
+            self._purge(role, role.checkpoints[0], now)
 
     def _purge(self, role: Role, checkpoint: int, now: float) -> None:
         least = now - self.settings.member_timeout
         reported = {name: self._reported(name) for name in self._others(role)}
-        if self.size > self.limit:
+        if self._exceeded:
             role.purge(reported, [name for name in reported if reported[name] < checkpoint])
+            self._exceeded = checkpoint in role.checkpoints
         elif not self._places(role) or self._led < least:
             role.purge(reported, [name for name in reported if self._last_heard(name) <= least])
 
@@ -84,7 +82,7 @@ class Trimmer:
         return [name for name in names if name != self.settings.name]
 
     def _places(self, role: Role) -> int:
-        """Return how many servers are still to come: they are waited for like a member that was not heard."""
+        """Return how many places of the cluster are free; trimming waits for them as for silent members."""
         return 0 if role.members is None else role.members.places
 
     def _reported(self, name: str) -> int:
@@ -109,7 +107,8 @@ class Trimmer:
         :return: why the leader has to refuse messages; empty if it may accept them
         """
         self.size = size
-        self.limit = limit = min(limit or self.settings.log_limit, self.settings.log_limit)
+        limit = min(limit or self.settings.log_limit, self.settings.log_limit)
+        self._exceeded = size > limit
         if size <= limit * WARN:
             self._warned = False
             return ""
@@ -123,14 +122,16 @@ class Trimmer:
                 limit=shown_size(limit),
                 who=late,
             )
-        confirmed = any(self._reported(name) >= (role.checkpoint or 0) for name in self._others(role))
+        first = role.checkpoints[0] if role.checkpoints else 0
+        confirmed = any(self._reported(name) >= first for name in self._others(role))
         if size <= limit or confirmed:
             return ""
         return f"the shared log has {shown_size(size)}, more than log-limit, and {late}"
 
     def _late(self, role: Role) -> str:
         """Return which servers do not confirm, for people."""
-        late = [name for name in self._others(role) if self._reported(name) < (role.checkpoint or 1)]
+        first = role.checkpoints[0] if role.checkpoints else 1
+        late = [name for name in self._others(role) if self._reported(name) < first]
         places = self._places(role)
         if late:
             return f"{', '.join(map(repr, late))} {'does' if len(late) == 1 else 'do'} not confirm what it has"

@@ -84,6 +84,7 @@ class MemoryJournal:
         """Do nothing: nothing waits for other servers."""
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
         if self.state is JournalState.READ_ONLY:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:

@@ -33,6 +33,8 @@ ELSEWHERE = "lines"
 def commands_in(text: str) -> Iterator[list[str]]:
     """Yield the arguments of each command of ours in lines of a shell."""
     for line in text.replace("\\\n", " ").splitlines():
+        if "fyrehose" not in line:
+            continue  # shlex is slow, and reads every page and help text
         lexer = shlex.shlex(line.strip(), posix=True, punctuation_chars=True)
         lexer.wordchars += "$*?[]{},%@!:^`'"
         try:

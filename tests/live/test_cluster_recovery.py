@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -70,12 +71,25 @@ def commands(begin: str, config: Path, **values: str) -> list[str]:
     return found
 
 
+def publish_more(cluster: Cluster, published: list[bytes]) -> None:
+    published.append(b"message %d" % len(published))
+    publish(cluster, published[-1])
+
+
+def first_entry(cluster: Cluster) -> int:
+    """Return the number of the first entry that the shared log has."""
+    known = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
+    words = [*command("fyrehose cluster status --format json --config"), str(known)]
+    status = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=60).stdout)
+    return int(status["log"]["first"])
+
+
 def trim(cluster: Cluster, published: list[bytes]) -> None:
-    """Publish, with time for the shared log to be trimmed."""
-    for number in range(4):
-        published.append(b"message %d" % number)
-        publish(cluster, published[-1])
-        time.sleep(1.5)
+    """Publish until the shared log has been trimmed: what begins now has to find the rest elsewhere."""
+    begun, deadline = first_entry(cluster), time.monotonic() + PATIENCE
+    while first_entry(cluster) <= begun:
+        assert time.monotonic() < deadline, leader_of(cluster).log[-2000:]
+        publish_more(cluster, published)
 
 
 def lose_disk(server: ClusterServer) -> None:
@@ -98,7 +112,7 @@ def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) 
     leader = leader_of(cluster)
     lost = next(server for server in cluster.servers.values() if server is not leader)
     lose_disk(lost)
-    trim(cluster, published)
+    publish_more(cluster, published)
     replace(lost)
     lost.start()
     check(cluster, published)

@@ -189,3 +189,24 @@ def test_a_limit_of_the_engine_counts_if_it_is_less() -> None:
     world.hear("b", 4)
     world.trimmer.measured(world.role, 30 * MIB, limit=28 * MIB)
     assert world.purged(), "beyond it, the silent server is not waited for"
+
+
+def test_a_log_that_fills_up_while_a_member_is_away_has_a_late_checkpoint_in_it() -> None:
+    """A full log takes none, and trimmed at the earliest one it would be as full as before, for good."""
+    world = World()
+    world.hear("b", 4)
+    for _ in range(TRIM_BYTES >> 20):
+        world.role.append(world.role.position, whole(bytes(MIB)))
+        world.answer()
+    world.trimmer.trim(world.role, world.now)
+    assert [entry.kind for entry in world.answer()] == [EntryKind.CHECKPOINT]
+    world.role.noted(world.role.position)
+    late = world.role.applied
+    world.hear("b", late)
+    purged = []
+    for _ in range(2):
+        world.trimmer.measured(world.role, 101 * MIB)
+        for _ in range(2):
+            world.trimmer.trim(world.role, world.now)
+            purged.append([action.number for action in world.role.take() if isinstance(action, Purge)])
+    assert purged == [[late], [], [], []], "c is not waited for beyond the limit"

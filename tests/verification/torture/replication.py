@@ -593,7 +593,7 @@ class Server:
         self.role.add_checkpoint()
         if members is None or (members.places and world.rnd.random() < 0.9):
             return
-        reported, checkpoint = world.reported(), self.role.checkpoint or 0
+        reported, checkpoint = world.reported(), next(iter(self.role.checkpoints), 0)
         self.absent = []
         if (
             not world.is_calm and world.rnd.random() < 0.2

@@ -34,7 +34,7 @@ SHOWN = {
     "no-truncate": 1,
     "mark-local": 0,
     "trim-anywhere": 0,
-    "copy-unconfirmed": 15,
+    "copy-unconfirmed": 255,
 }
 
 
