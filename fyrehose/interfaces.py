@@ -151,6 +151,13 @@ class IJournal(Interface):
         A recovery that has begun is finished.
         """
 
+    def expect_close() -> None:
+        """Prepare for :meth:`close`, which follows when all listeners are closed.
+
+        They wait until everything is settled that was published.  What other servers do not confirm within a few
+        seconds from now on fails with OutcomeUnknown, because only they know when they will.
+        """
+
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
 

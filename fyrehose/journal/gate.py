@@ -65,6 +65,9 @@ class IGate(Interface):
     def broke() -> None:
         """Refuse all waiting commits, because the journal has failed."""
 
+    def expect_stop() -> None:
+        """Stop within a few seconds, unless :meth:`stop` is called before."""
+
     def stop() -> Deferred[None]:
         """Prepare for the end of the journal, which accepts publishes until this fires."""
 
@@ -104,6 +107,9 @@ class LocalGate:
 
     def prepare(self) -> Deferred[None]:
         return succeed(None)
+
+    def expect_stop(self) -> None:
+        """Do nothing: this server's own disk settles everything soon."""
 
     def before_recovery(self) -> list[str]:
         return []

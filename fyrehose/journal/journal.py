@@ -222,6 +222,9 @@ class FileJournal:
         if self._preparing is not None:
             self._preparing.cancel()
 
+    def expect_close(self) -> None:
+        self.gate.expect_stop()
+
     def _give_up(self, failure: Failure) -> Any:
         self._preparing = None
         if failure.check(CancelledError):

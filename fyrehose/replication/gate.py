@@ -59,6 +59,8 @@ class ClusterMember(Protocol):
 
     def start(self) -> None: ...
 
+    def expect_stop(self) -> None: ...
+
     async def stop(self) -> None: ...
 
 
@@ -180,6 +182,10 @@ class ReplicatedGate:
     def opened(self) -> None:
         if self.cluster is not None:
             self.cluster.start()
+
+    def expect_stop(self) -> None:
+        if self.cluster is not None:
+            self.cluster.expect_stop()
 
     def stop(self) -> Deferred[None]:
         return succeed(None) if self.cluster is None else Deferred.fromCoroutine(self.cluster.stop())

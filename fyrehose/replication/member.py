@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -117,6 +118,10 @@ class Member:
     _growth: Growth = attrs.field(factory=Growth, init=False)
     _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: as NATS has said last
     _membership: Membership = attrs.field(init=False)
+    #: When this server stops, whether its listeners are closed or not; None: it was not told to.
+    _stop_at: float | None = attrs.field(default=None, init=False)
+    _stopping_later: IDelayedCall | None = attrs.field(default=None, init=False)
+    _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
@@ -164,8 +169,25 @@ class Member:
         self._ticking.clock = self.reactor
         self._ticking.start(INTERVAL).addErrback(self._failed)
 
+    def expect_stop(self) -> None:
+        """Stop in :data:`PATIENCE` seconds, because listeners wait for appends that the shared log may never accept."""
+        if self._ticking is not None and self._stop_at is None:
+            self._stop_at = self.reactor.seconds() + PATIENCE
+            self._stopping_later = self.reactor.callLater(PATIENCE, self._begin_stop)
+
     async def stop(self) -> None:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
+        await self._begin_stop()
+        self._stopping = self._stop_at = None
+
+    def _begin_stop(self) -> Deferred[None]:
+        if self._stopping_later is not None and self._stopping_later.active():
+            self._stopping_later.cancel()
+        if self._stopping is None:
+            self._stopping = Deferred.fromCoroutine(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
         if self._ticking is None:
             await self.log.close()  # it may be open, because the journal was to be filled
             return
@@ -182,7 +204,7 @@ class Member:
 
     async def _await_pending(self, reason: str) -> None:
         """Accept nothing more, and wait until everything is accepted by the shared log, or it takes too long."""
-        deadline = self.reactor.seconds() + PATIENCE
+        deadline = self.reactor.seconds() + PATIENCE if self._stop_at is None else self._stop_at
         self.gate.suspend(reason)
         while self.running and self.role.pending and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.05)

@@ -258,6 +258,8 @@ class Fyrehose(MultiService):
 
     async def _unwind(self) -> None:
         started, self._started = self._started, []
+        if self._open:
+            self.broker.journal.expect_close()  # the children wait for what is published
         stopping = [maybeDeferred(service.stopService).addErrback(_failed_to_stop, service) for service in started]
         await DeferredList(stopping)
         if self._open:

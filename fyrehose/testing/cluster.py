@@ -91,8 +91,9 @@ class ClusterServer:
         """End the process; return its status."""
         assert self.process is not None
         self.process.send_signal(how)
-        process, self.process = self.process, None
-        return process.wait(60)
+        status = self.process.wait(60)
+        self.process = None
+        return status
 
 
 @attrs.define(eq=False)

@@ -80,6 +80,9 @@ class MemoryJournal:
     def cancel_open(self) -> None:
         """Do nothing: it is open at once."""
 
+    def expect_close(self) -> None:
+        """Do nothing: nothing waits for other servers."""
+
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
         if self.state is JournalState.READ_ONLY:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -140,6 +141,16 @@ def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
         each.send_signal(signal.SIGCONT)
     lost.start()
     check(cluster, published)
+
+
+def test_leader_stops_although_the_shared_log_is_gone_and_publishers_wait(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    with socket.create_connection(("127.0.0.1", leader.ports[1])) as publisher:
+        cluster.nats.kill(0)
+        cluster.nats.kill(1)
+        publisher.sendall(b"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
+        time.sleep(1)
+        assert leader.stop() == 0
 
 
 def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:

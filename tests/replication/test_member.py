@@ -711,6 +711,44 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
     assert leader.journal.refusal == ""
 
 
+def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_accept(cluster: Cluster) -> None:
+    """Listeners wait for it before they close, and the journal closes after them."""
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    leader.publish(b"1")
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"2")
+    cluster.run(1)
+    leader.journal.expect_close()
+    cluster.run(4)
+    assert leader.acknowledged == [b"1"]
+    (error,) = leader.refused
+    assert isinstance(error, OutcomeUnknown)
+    leader.stop()
+    cluster.hub.away.clear()
+    leader.start()
+    cluster.elect()
+    leader.publish(b"3")
+    cluster.run(1)
+    assert leader.acknowledged == [b"1", b"3"]
+
+
+def test_a_leader_that_is_about_to_stop_confirms_what_the_shared_log_accepts_meanwhile(cluster: Cluster) -> None:
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.hub.away.add("a")
+    leader.publish(b"1")
+    cluster.run(1)
+    leader.journal.expect_close()
+    cluster.hub.away.clear()
+    cluster.run(2)
+    assert leader.acknowledged == [b"1"]
+    leader.stop()
+
+
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
     """Publish, and wait until the shared log is trimmed although a server is away."""
     first = cluster.hub.first

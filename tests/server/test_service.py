@@ -28,6 +28,8 @@ class SlowJournal(MemoryJournal):
     def __init__(self, told: Told) -> None:
         super().__init__()
         self.told = told
+        #: what was told before each call of :meth:`expect_close`
+        self.expected: list[Told] = []
         self.opening: Deferred[None] = Deferred()
         self.closing: Deferred[None] = Deferred()
 
@@ -37,6 +39,9 @@ class SlowJournal(MemoryJournal):
 
     def cancel_open(self) -> None:
         self.told.append("journal is not to open")
+
+    def expect_close(self) -> None:
+        self.expected.append(list(self.told))
 
     def close(self) -> Deferred[None]:
         self.told.append("journal closes")
@@ -111,6 +116,7 @@ def test_the_journal_closes_when_all_children_have_stopped(server: Server) -> No
     server.start()
     server.since()
     stopped = server.service.stopService()
+    assert server.journal.expected == [[]], "children wait for what the journal has to settle"
     assert server.since() == ["a stops", "b stops"]
     server.children[1].stopping.callback(None)
     assert server.since() == []

@@ -77,6 +77,8 @@ KINDS |= {"delay": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
 DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay")
 #: How late NATS servers hear each other during a delay, in seconds, one way.
 DELAY = 0.1
+#: How often a command is run that asks for it.
+AGAIN = 5
 #: A machine loses its disk after so many rounds, and then again.
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
@@ -286,8 +288,11 @@ class Weather:
         return [*CLUSTER, "reseed", "--config", str(server.directory / "fyrehose.toml")]
 
     def _run(self, words: list[str]) -> None:
-        """Run a command, which has to succeed."""
-        done = subprocess.run(words, capture_output=True, text=True)
+        """Run a command, which has to succeed; run it again if it says so, because NATS elects a leader meanwhile."""
+        for _ in range(AGAIN):
+            done = subprocess.run(words, capture_output=True, text=True)
+            if "run the command again" not in done.stderr:
+                break
         if done.returncode:
             self.problems.append(f"{words[1:3]}: status {done.returncode}: {done.stderr}")
 
