@@ -6,30 +6,39 @@ original (see :func:`fyrehose.journal.scan.look_at_mark`).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import SegmentReader
 
-#: Programs that copy files read them in multiples of this, in bytes.
-PAGE = 4 << 10
+#: The first bytes of a batch, which are never zeros.
+WORD = 8
+#: So many zeros in a row are hardly a record's: text has none, and no number has so many bytes.
+TORN = 64
+#: How many bytes are looked at together.
+WINDOW = 1 << 20
 #: Name of the file that marks a directory whose restore is under way, or was interrupted.
 RESTORING = "RESTORING"
 #: Name of the file that marks a directory as a standby; it has the URL of the journal that the standby follows.
 STANDBY = "STANDBY"
 
+_ZEROS = re.compile(rb"\0{%d}" % TORN)
+
 
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
     """Return whether the damage from *position* to *stop* looks as if the file was copied while it was written.
 
-    Copying reads a file piece by piece, in order, and pieces end at multiples of a page.  A write in between is missing
-    at the end of one piece, which still has zeros there, and present in the next one.
+    A read is not atomic beside a write: it has zeros where it was ahead of the write, and data from where the write
+    overtook it, anywhere in a page, or in the next piece that was read.
     """
-    for offset in range((position - reader.base) // PAGE * PAGE + PAGE, stop - reader.base + 1, PAGE):
-        at = max(position, reader.base + offset - fmt.BATCH_HEADER.size)
-        if not any(reader.read(at, reader.base + offset - at)):
+    if not any(reader.read(position, WORD)):
+        return True
+    while stop - position >= TORN:
+        data = reader.read(position, min(WINDOW, stop - position))
+        if _ZEROS.search(data):
             return True
+        position += len(data) - TORN + 1
     return False
 
 

@@ -19,7 +19,7 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.copies import PAGE, written_while_copied
+from fyrehose.journal.copies import WINDOW, WORD, written_while_copied
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
@@ -200,9 +200,18 @@ def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segme
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
     ("begin", "end", "torn"),
-    [(-64, 0, True), (-63, 0, False), (-64, -1, False), (0, 500, False), (-200, 60, True), (4096 - 64, 4096, True)],
+    [
+        (-64, 0, True),
+        (-63, 0, False),
+        (-64, -1, False),
+        (0, 500, True),
+        (-200, 60, True),
+        (4096 - 64, 4096, True),
+        (100, 328, True),  # within a page, as cp reads it while the server writes it
+        (100, 160, False),
+    ],
 )
-def test_zeros_up_to_the_end_of_a_page_mean_that_it_was_written_while_it_was_copied(
+def test_many_zeros_mean_that_it_was_written_while_it_was_copied(
     open_journal: Any, tmp_path: Path, copy: bool, which: int, begin: int, end: int, torn: bool
 ) -> None:
     """Of a copy only: in an original they are damage.  The last segment ends there."""
@@ -283,21 +292,25 @@ class TestTheFront:
         open_journal(segment_size=4096)
 
 
-@pytest.mark.parametrize("stop", [2 * PAGE, 2 * PAGE + 8])
-def test_zeros_before_the_end_of_a_page_show_that_a_file_was_written_while_it_was_copied(stop: int) -> None:
+@pytest.mark.parametrize("begin", [800, WINDOW - 64, WINDOW - 63, WINDOW - 1, WINDOW])
+def test_64_zeros_show_that_a_file_was_written_while_it_was_copied(begin: int) -> None:
     class Reader:
-        base = 64 * PAGE
-        data = b"x" * (2 * PAGE - fmt.BATCH_HEADER.size) + bytes(fmt.BATCH_HEADER.size) + b"x" * PAGE
+        base = 64 << 10
+        data = bytearray(b"x" * (2 * WINDOW))
 
-        def read(self, position: int, size: int) -> bytes:
+        def read(self, position: int, size: int) -> memoryview:
             at = position - self.base
-            return self.data[at : at + size]
+            return memoryview(self.data)[at : at + size]
 
     reader: Any = Reader()
-    assert written_while_copied(reader, reader.base + 100, reader.base + stop)
-    assert written_while_copied(reader, reader.base + PAGE, reader.base + stop)
-    assert not written_while_copied(reader, reader.base + 100, reader.base + 2 * PAGE - 8)
-    assert not written_while_copied(reader, reader.base + 2 * PAGE, reader.base + stop)
+    reader.data[begin : begin + 64] = bytes(64)
+    base, end = reader.base, reader.base + begin + 64
+    for stop in (end, end + 1, base + 2 * WINDOW):
+        assert written_while_copied(reader, base, stop)
+    assert not written_while_copied(reader, base, end - 1)
+    assert not written_while_copied(reader, end, base + 2 * WINDOW)
+    assert written_while_copied(reader, end - WORD, end), "a batch does not begin with zeros"
+    assert not written_while_copied(reader, end - WORD + 1, end + WORD)
 
 
 def test_a_copy_that_was_put_back_over_the_files_starts_from_an_empty_directory(

@@ -4,8 +4,8 @@
     reply     version  request id  status  text  user id  metadata
 
 The user id of a connection that subscribes is a number that no other connection of the server has.  ZeroMQ attaches it
-to each message of the connection; the peer cannot change it.  A connection that publishes needs none, and gets none: with
-one, an event costs a third more, because it arrives in smaller turns.
+to each message of the connection; the peer cannot change it.  A connection that publishes needs none: with one, each
+event costs a third more, because it arrives in smaller turns.
 
 A libzmq client that is answered with status 400 never reconnects.
 

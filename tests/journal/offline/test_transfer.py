@@ -120,12 +120,19 @@ def test_identities_differ_only_where_both_are_known() -> None:
 
 @pytest.mark.parametrize(
     ("which", "at", "zeros", "refused"),
-    [(2, 70, 0, False), (1, 70, 0, True), (1, 70, 4096, False), (1, 70, 4096 - 80, True), (2, 4000, 4096, False)],
+    [
+        (2, 70, 0, False),
+        (1, 70, 0, True),
+        (1, 70, 4096, False),
+        (1, 70, 4096 - 80, False),
+        (1, 70, 60, True),
+        (2, 4000, 4096, False),
+    ],
 )
 def test_a_copy_is_read_up_to_what_was_being_written(
     open_journal: Any, tmp_path: Path, which: int, at: int, zeros: int, refused: bool
 ) -> None:
-    """Damage before something that was durable is none of that, unless pages are zeros up to their ends."""
+    """Damage before something that was durable is none of that, unless many zeros show that copying did it."""
     bench = open_journal()
     for i in range(3):
         bench.append(b"%d" % i * 9000)

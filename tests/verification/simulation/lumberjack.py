@@ -178,8 +178,8 @@ class Lumberjack:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
-        # Windows beyond this are refused, and arrive in several attempts; each event fits.
-        largest = MAX_INFLATED if world.large else world.random.choice((MAX_INFLATED, 4_000, 20_000))
+        # Windows beyond this are refused, and arrive in several attempts; two events fit, or it takes longer than CALM.
+        largest = MAX_INFLATED if world.large else world.random.choice((MAX_INFLATED, 8_000, 20_000))
         dropping = world.seed % 2 == 1
         settings = LumberjackSettings(max_inflated=largest, resent="drop" if dropping else "store")
         server.listen(
