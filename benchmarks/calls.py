@@ -180,7 +180,7 @@ def lumberjack_trip(port: int, rounds: int) -> Round:
 
 
 def backbone_trip(port: int, rounds: int) -> Round:
-    """The backbone: PUSH, and the DELIVER to one subscriber."""
+    """Return the backbone: PUSH, and the DELIVER to one subscriber."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.settimeout(PATIENCE)
     sock.bind(("127.0.0.1", 0))

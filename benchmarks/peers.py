@@ -63,7 +63,7 @@ def said_version(*words: str) -> str:
 
 
 def redis() -> str:
-    """The program.
+    """Return the program.
 
     :raises CannotStart: it is not installed
     """
@@ -86,7 +86,7 @@ def start_redis(sync: str, directory: Path, protocol: str, durability: str) -> R
 
 
 def nats() -> str:
-    """The program: $NATS_SERVER, the one that was installed for this, or the system's if it is new enough.
+    """Return the program: $NATS_SERVER, the one that was installed for this, or the system's if it is new enough.
 
     :raises CannotStart: there is none, or it is too old
     """

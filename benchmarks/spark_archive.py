@@ -77,7 +77,7 @@ def compare(journal: Path, lake: Path, args: argparse.Namespace) -> None:
 
 
 def command(*words: str) -> spark_usage.Used:
-    """A job, to its end."""
+    """Return a job, to its end."""
     used = spark_usage.run([sys.executable, "-c", "from fyrehose.spark.command import main; main()", *words])
     print(used.output, end="")
     if used.status:

@@ -110,7 +110,7 @@ def fill(spark: SparkSession, journal: str, lake: Path, of: str) -> None:
 
 
 def of_lake(spark: SparkSession, journal: str, lake: Path, of: str) -> list[dict[str, Question]]:
-    """The same questions to the files as they are, and in turn with that to ``table``."""
+    """Return the same questions to the files as they are, and in turn with that to ``table``."""
     paths = [str(lake / file.path) for file in Lake.existing(lake).files()]
     basis = spark.read.option("basePath", str(lake))
     lengths = "sum(length(payload))"

@@ -24,7 +24,7 @@ def short(number: float) -> str:
 
 
 def spread(values: Spread) -> str:
-    """The median, and how far it goes."""
+    """Return the median, and how far it goes."""
     if values.least == values.most:
         return short(values.median)
     return f"{short(values.median)} ({short(values.least)}-{short(values.most)})"
@@ -41,7 +41,7 @@ def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
 
 
 def markdown(table: Table) -> str:
-    """The same for a page."""
+    """Return the same for a page."""
     rows = [[str(column.header) for column in table.columns]]
     rows.append(["---:" if column.justify == "right" else "---" for column in table.columns])
     rows += [list(cells) for cells in zip(*(map(str, column.cells) for column in table.columns), strict=True)]

@@ -221,7 +221,7 @@ class SubscriptionGone(NoSuchSubscription):
 
 
 class LeaseLost(SubscriptionError):
-    """A record cannot be settled or returned: its lease has ended, or somebody else has settled it."""
+    """A record cannot be settled or returned: its lease has ended, or another worker has settled it."""
 
 
 class SubscriptionInUse(SubscriptionError):

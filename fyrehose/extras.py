@@ -29,16 +29,16 @@ class Extra:
 
     @property
     def installed(self) -> bool:
-        """Whether the package is installed; it is not imported."""
+        """Return whether the package is installed; it is not imported."""
         return find_spec(self.module) is not None
 
     @property
     def command(self) -> str:
-        """The command that installs the package, quoted because shells expand brackets."""
+        """Return the command that installs the package, quoted because shells expand brackets."""
         return f"pip install 'fyrehose[{self.name}]'"
 
     def missing(self, what: str) -> str:
-        """Return for people that *what* lacks the package, and how to install it."""
+        """Return a message for people: *what* lacks the package, and how to install it."""
         return f"{what} {self.use or 'needs'} {self.package}: {self.command}"
 
     def require(self, what: str) -> None:

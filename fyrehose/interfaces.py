@@ -51,7 +51,7 @@ class Unread:
 
 @attrs.frozen(slots=True)
 class FileLag:
-    """How far a subscription to the journal's files is behind.
+    """The lag of a subscription to the journal's files.
 
     :ivar behind: bytes of the log that it has not read
     :ivar time: its last update, in microseconds since 1970 UTC
@@ -143,6 +143,12 @@ class IJournal(Interface):
 
         :return: fires with the last number of each stream; fails with :class:`~fyrehose.errors.JournalError`, and then
             the journal stays closed
+        """
+
+    def cancel_open() -> None:
+        """End what precedes the recovery, such as the download of another server's journal: opening fails with Closed.
+
+        A recovery that has begun is finished.
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:

@@ -19,6 +19,7 @@ def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     there = import_module(package)
 
     def import_name(name: str) -> Any:
+        """Import the module that defines *name*, and keep the value, so that this is called once for each name."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = f"{package}.{homes[name]}"

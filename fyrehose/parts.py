@@ -76,7 +76,7 @@ class Joiner:
     _size: int = attrs.field(default=0, init=False)
 
     def join(self, run: Run) -> Iterator[Run]:
-        """Yield what can be passed on when *run* has arrived."""
+        """Add *run*, and yield the whole events and incomplete parts that can be passed on now."""
         key = run.stream, run.producer
         if run.content_type in PARTS and len(run) > 1:
             for at in range(len(run)):
@@ -98,7 +98,7 @@ class Joiner:
 
     @property
     def holding(self) -> bool:
-        """Whether parts are held."""
+        """Return whether parts of incomplete events are in memory."""
         return bool(self._held)
 
     def first_held(self, stream: str) -> int | None:

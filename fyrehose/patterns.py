@@ -65,7 +65,7 @@ class Pattern:
 
     @property
     def everything(self) -> bool:
-        """Whether the pattern covers every stream but the server's own."""
+        """Return whether the pattern covers every stream but the server's own."""
         return self.text == "*"
 
     def matches(self, name: str) -> bool:
@@ -106,7 +106,7 @@ class PatternIndex(Generic[T]):
     _lengths: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, pattern: Pattern, value: T) -> None:
-        """Add *value* to those of *pattern*."""
+        """Add *value* to the values of *pattern*."""
         length = len(pattern.head)
         if pattern.head not in self._heads:
             self._heads[pattern.head] = {}
@@ -114,7 +114,7 @@ class PatternIndex(Generic[T]):
         self._heads[pattern.head].setdefault(pattern, {})[value] = None
 
     def remove(self, pattern: Pattern, value: T) -> None:
-        """Remove *value* from those of *pattern*, if it is one of them."""
+        """Remove *value* from the values of *pattern*, if it is one of them."""
         same = self._heads.get(pattern.head, {})
         values = same.get(pattern, {})
         values.pop(value, None)

@@ -109,7 +109,7 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
     return Column(pack(f"<{len(parts)}I", *map(len, parts)), b"".join(parts))
 
 
-@attrs.define(kw_only=True, slots=True, init=False)
+@attrs.define(kw_only=True, slots=True)
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
 
@@ -136,26 +136,8 @@ class Run(Column):
     size: int = attrs.field(init=False, eq=False, repr=False)
     room: int = attrs.field(init=False, eq=False, repr=False)
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            lengths: Buffer,
-            payload: Buffer,
-            stream: str,
-            source: str,
-            producer: str | None = None,
-            topic: str | None = None,
-            content_type: str | None = None,
-            producer_seq: int | Buffer | None = None,
-            event_ids: Buffer | None = None,
-            event_times: Buffer | None = None,
-            first_seq: int = 0,
-            time: int = 0,
-        ) -> None: ...
-    else:
-        __init__ = columns.build_run
+    # attrs makes an __init__ only where there is none; type checkers derive the same one from the fields.
+    __init__ = columns.build_run
 
     @classmethod
     def of(cls, stream: str, payloads: Iterable[Buffer], *, source: str, **constants: object) -> Run:

@@ -27,19 +27,25 @@ class ByteSession:
 
     A session processes all bytes at once, unless it overrides :attr:`more` and :meth:`next_events`.
 
-    The session of a server keeps its pending output in a public attribute ``out``, of which its connection only asks
-    after each read whether it is empty; ``data_to_send()`` returns that output and clears it.
+    :ivar out: the pending output; the connection that writes it clears the list
     """
 
     __slots__ = ()
+    out: list[bytes]
 
     def receive_data(self, data: bytes) -> list[Any]:
         """Return the events that *data* completes, but at most one turn of them; see :attr:`more`."""
         raise NotImplementedError
 
+    def data_to_send(self) -> list[bytes]:
+        """Return the pending output, and clear it."""
+        data = self.out.copy()
+        self.out.clear()
+        return data
+
     @property
     def more(self) -> bool:
-        """Whether :meth:`next_events` can return events of bytes that were received already.
+        """Return whether :meth:`next_events` can return events of bytes that were received already.
 
         It may become true by a call of the owner, too, for example when messages were acknowledged.
         """

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "fyrehose"
 
 #: What knows bytes and nothing of sockets, clocks or tables.
 SANS_IO = (

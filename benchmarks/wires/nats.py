@@ -21,7 +21,7 @@ _FLOW = b"FlowControl"
 
 
 def pub(subject: bytes, reply: bytes, data: bytes) -> bytes:
-    """One PUB; ``reply`` with a blank behind it, or empty."""
+    """Return one PUB; ``reply`` with a blank behind it, or empty."""
     return b"PUB %s %s%d\r\n%s\r\n" % (subject, reply, len(data), data)
 
 

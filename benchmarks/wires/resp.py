@@ -15,7 +15,7 @@ BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
 
 
 def command(*words: bytes) -> bytes:
-    """One command."""
+    """Return one command."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 

@@ -179,7 +179,7 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input; it ends an answer without end, because the page may have gone."""
+        """Handle the end of input: end an answer that follows a stream, because the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()
@@ -232,6 +232,8 @@ class AdminProtocol(WebProtocol):
             self._respond(sharing.show(sharing.find(request.path[2])))
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
+        except errors.Following as error:
+            self._refuse(503, "following", str(error))
 
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
@@ -340,6 +342,7 @@ class AdminProtocol(WebProtocol):
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
+            """Send the newest records as an event, or an error as the last one; return how many bytes it costs."""
             if self.write_paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.
@@ -372,6 +375,7 @@ class AdminFactory(SessionFactory):
         "bad-name",
         "bad-query",
         "bad-token",
+        "following",
         "no-such-path",
         "no-such-subscription",
     )

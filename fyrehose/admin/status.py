@@ -110,12 +110,12 @@ class Status:
         return {"total": total, "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether clients should use the server, which accepts messages, and the state of the journal."""
+        """Return whether clients should use the server, because it accepts messages, and the state of the journal."""
         state = self.broker.journal.state
         return state is JournalState.WRITABLE and not self.broker.draining, state.value
 
     def ready_for_readers(self) -> tuple[bool, str]:
-        """Return whether readers find what was acknowledged, and the state of the journal.
+        """Return whether readers find every acknowledged record here, and the state of the journal.
 
         The server of a cluster that follows is ready when it has applied what the leader has told of.
         """
@@ -239,7 +239,7 @@ class Status:
         return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in refusals]
 
     def _events(self) -> list[dict[str, Any]]:
-        """Return what has happened besides refusals and connections, as ``fyrehose_events_total`` has it."""
+        """Return the counted events other than refusals and connections, as in ``fyrehose_events_total``."""
         counters = self.broker.counters
         return [
             {"protocol": protocol, "event": event, "count": count}

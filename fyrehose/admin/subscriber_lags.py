@@ -23,7 +23,7 @@ LISTED = 1_000
 
 @attrs.define(eq=False)
 class Lags:
-    """How many messages subscribers are behind the end of their streams.
+    """Lags of subscribers: how many messages each is behind the end of its stream.
 
     :ivar started: time at which the first subscriber was examined (monotonic clock, seconds)
     :ivar protocols: the largest lag of each protocol; protocols without any lag are missing
@@ -43,7 +43,7 @@ class Lags:
 
     @property
     def largest(self) -> int:
-        """The largest lag of all subscribers, in messages."""
+        """Return the largest lag of all subscribers, in messages."""
         return max(self.protocols.values(), default=0)
 
     def include(self, cursors: Iterable[Cursor]) -> None:

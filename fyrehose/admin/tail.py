@@ -81,11 +81,11 @@ class TailTurns:
     _stopped: bool = attrs.field(default=False, init=False)
 
     def begin(self) -> None:
-        """Ask for a turn."""
+        """Request the first turn, in which records are sent."""
         self.broker.ready(self)
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending records."""
         self._stopped = True
         self.timers.stop(self.begin)
 

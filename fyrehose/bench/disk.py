@@ -43,13 +43,13 @@ def write_and_sync(descriptor: int, record: bytes) -> tuple[float, float]:
     return began, time.monotonic()
 
 
-def sync_times(path: Path, count: int, size: int = 128) -> list[float]:
-    """Return how long each of *count* messages of *size* bytes takes, in seconds, the shortest first.
+def sync_times(path: Path, count: int) -> list[float]:
+    """Return how long each of *count* messages of 128 bytes takes, in seconds, the shortest first.
 
     :param path: of a file that is created and deleted
     :raises OSError: it cannot be written
     """
-    record = os.urandom(size + AROUND)
+    record = os.urandom(128 + AROUND)
     with allocated(path, len(record) * count) as descriptor:
         times = [write_and_sync(descriptor, record) for _ in range(count)]
     return sorted(ended - began for began, ended in times)

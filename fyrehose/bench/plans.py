@@ -18,7 +18,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Work of one load maker."""
+    """The task of one load maker: its connections, and the messages of each."""
 
     wire: str
     host: str = "127.0.0.1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import shutil
@@ -90,7 +89,7 @@ class Contestant:
     version: Callable[[], str]
 
 
-def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] | None = None) -> Spawned:
+def spawn(directory: Path, words: Sequence[str]) -> Spawned:
     """Run the command ``words`` in ``directory``, with its output in the file ``log``.
 
     :raises CannotStart: there is no such program
@@ -104,7 +103,6 @@ def spawn(directory: Path, words: Sequence[str], *, environment: dict[str, str] 
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             raise CannotStart(f"{shlex.join(words)} cannot be run: {error.strerror}") from error

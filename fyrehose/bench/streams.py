@@ -98,7 +98,7 @@ class LoadConnection:
         return None
 
     def write(self, now: float) -> bool:
-        """Send what may be sent; whether the socket had no room for all of it."""
+        """Send what may be sent, and return whether the socket had no room for all of it."""
         while True:
             if not self._pending:
                 self._pending = self._more(now)
@@ -138,7 +138,7 @@ class LoadConnection:
         return block
 
     def read(self) -> bool:
-        """Take what came; whether it filled the buffer, so that there may be more.
+        """Receive into the buffer, and return whether that filled it, so that more may wait.
 
         :raises Wrong: the connection has ended, or something came that should not
         """

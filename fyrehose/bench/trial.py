@@ -59,7 +59,7 @@ class Trial:
         return self.full, self.single
 
     def first(self, case: Case) -> float:
-        """Run *case* with a few messages, and return the seconds that were not load."""
+        """Run *case* with a few messages, and return how many seconds the start and the end of the load took."""
         began = time.monotonic()
         self.bout.case = case.scaled(FIRST)
         rate = self.rates[case.name] = self.bout.measure()["rate"]
@@ -81,7 +81,7 @@ class Trial:
 
 @attrs.frozen(kw_only=True)
 class TrialReport:
-    """What was measured, and beside what.
+    """The figures of a trial, and the load of the machine before and after it.
 
     :ivar syncs: the seconds of each round's syncs, the shortest first
     :ivar load_before: load average of the machine, and after the measurement

@@ -82,5 +82,5 @@ def machine(disk: str) -> str:
 
 
 def load() -> tuple[float, float, float]:
-    """The load averages of the machine, as ``uptime`` has them."""
+    """Return the load averages of the machine, as ``uptime`` has them."""
     return os.getloadavg()

@@ -153,7 +153,7 @@ class Broker:
 
     @property
     def named(self) -> Consuming:
-        """The named subscriptions, without limits by the access policy."""
+        """Return the named subscriptions, without limits by the access policy."""
         return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
@@ -233,7 +233,7 @@ class Broker:
 
     @property
     def age(self) -> float | None:
-        """Return how old what readers find may be, in seconds; None: nothing is newer on another server."""
+        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
         age: float | None = self.journal.age
         return age
 
@@ -298,7 +298,7 @@ class Broker:
             self.largest[stream] = self._max_payload(stream)
 
     def change_limits(self, rules: StreamRules, limits: PeerLimits, max_streams: int, named_subscriptions: int) -> None:
-        """Use other limits from now on; what exists already stays."""
+        """Use other limits from now on; streams and subscriptions above them stay."""
         self.rules, self.limits, self.max_streams = rules, limits, max_streams
         self.largest = {stream: self._max_payload(stream) for stream in self.largest}
         self.subscriptions.change(limits.subscriptions)
@@ -308,10 +308,11 @@ class Broker:
 
     @property
     def _most_new_streams(self) -> int:
-        """The most streams that one peer may create."""
+        """Return the most streams that one peer may create."""
         return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
+        """Deliver the durable records: to the states that follow a stream, then to subscribers, then to consumers."""
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
@@ -323,7 +324,7 @@ class Broker:
             self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Take the numbers of the streams from the journal, which has changed its state, and tell the watchers."""
+        """Read the last numbers of the streams again after the journal changed its state, and notify the watchers."""
         # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
         ends = self.journal.ends()
         waiting: list[Deferred[None]] = []

@@ -451,7 +451,7 @@ class Account:
         self._proceed()
 
     def _release_grant(self) -> None:
-        """Release the grant."""
+        """Return the memory granted for the rest of a frame to the budget."""
         self.share.granted -= self.granted
         self.budget.granted -= self.granted
         self.granted = 0

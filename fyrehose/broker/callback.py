@@ -107,11 +107,11 @@ class CallbackBroker:
         return done
 
     def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        """Refuse: no keys are kept."""
+        """Fail with :class:`Forbidden`, because this broker keeps no keys."""
         return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
-        """Refuse: nothing is kept."""
+        """Raise :class:`Forbidden`, because this broker keeps no records."""
         raise Forbidden("this server keeps no messages: there is nothing to subscribe to")
 
     def streams(self) -> Collection[str]:

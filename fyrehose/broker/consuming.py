@@ -90,6 +90,7 @@ class Consuming:
         return NoSharing() if shares is None else Sharing(shares, self.peer, self.network)
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
+        """Return the subscription *name*, after checking the rights of the peer and the stream or pattern."""
         named = self.table.find(name)
         self.peer.check(Action.CONSUME, named.state.stream)
         is_pattern = named.members is not None
@@ -101,6 +102,7 @@ class Consuming:
         return named
 
     def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
+        """Return the subscription *name*; create it behind number *after* if it does not exist."""
         try:
             # A rule that matches the text of a pattern matches every stream that the pattern matches.
             self.peer.check(Action.SUBSCRIBE, stream)

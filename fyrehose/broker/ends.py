@@ -56,7 +56,7 @@ class Ends:
         self.left = READS
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
-        """Return what is known about *stream*, whose records have the numbers *first* to *last*.
+        """Return the first and last record of *stream*, which have the numbers *first* and *last*, as far as known.
 
         :param grows: the stream grows at present, so that its newest record is not looked up
         """

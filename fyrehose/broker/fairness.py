@@ -8,8 +8,9 @@ full table is divided:
 - A *member* is one thing in the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
   the table counts, or bytes.  Things that nobody ever displaces, such as subscriptions, need not be members: ``take``
   and ``give`` only count what a holder has of them.
-- A *holder* is whoever the members count for: the network of a peer (:func:`~fyrehose.identity.network_of`) and, where
-  the access policy asks for a proof of identity, that proof as well.  A name that a peer can make up is no holder.
+- A *holder* is the party that the members count for: the network of a peer
+  (:func:`~fyrehose.identity.network_of`) and, where the access policy asks for a proof of identity, that proof as well.
+  A name that a peer can make up is no holder.
 - In a full table *the oldest member of the largest holder goes first*.  If the holder that wants room is one of the
   largest, it loses its own.
 - Where nothing may be displaced, the newcomer waits or is refused, and *each* holder has a bound of its own below the
@@ -99,12 +100,12 @@ class FairShare(Generic[M]):
         return OrderedDict() if found is None else found.members
 
     def used_by(self, holder: str) -> int:
-        """Return the sum of the sizes of *holder*, and what it has taken without a member."""
+        """Return the total size that counts for *holder*, with and without members."""
         found = self._holders.get(holder)
         return 0 if found is None else found.used + found.taken
 
     def room(self, holder: str | None = None) -> float:
-        """Return what is free in the table, and in the share of *holder* if one is named; infinite without a bound."""
+        """Return the free size of the table, or of the share of *holder* if that is less; infinite without a bound."""
         free = inf if self.capacity is None else self.capacity - self.used
         return free if holder is None or self.each is None else min(free, self.each - self.used_by(holder))
 

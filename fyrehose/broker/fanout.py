@@ -301,7 +301,7 @@ class Fanout:
             place.waiting[cursor] = None
 
     def _stop_waiting(self, cursor: Cursor) -> bool:
-        """Return whether *cursor* waited at the end of its stream; it does not any more."""
+        """Remove *cursor* from those that wait at the end of a stream, and return whether it was one of them."""
         place = cursor.place
         if place.waiting is None or cursor not in place.waiting:
             return False

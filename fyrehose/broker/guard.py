@@ -178,7 +178,7 @@ class Guarded:
         return self.broker.when_leading()
 
     def identified(self, identity: Identity) -> IBroker:
-        """Return the broker of another peer, which inherits nothing from this one."""
+        """Return a broker with the rights of another peer, and with none of the rights of this one."""
         return self.broker.identified(identity)
 
     def admit(self, proofs: Collection[str]) -> None:
@@ -217,6 +217,7 @@ class Guarded:
         return publish_deferred(self.publisher(None, fire), runs, (), key).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
+        """Subscribe if the access policy and the limits of the peer's network allow it; see :class:`IBroker`."""
         self.check(Action.SUBSCRIBE, stream)
         self.broker.subscriptions.take(self._network)
         self._subscribed += 1
@@ -309,12 +310,12 @@ class Guarded:
         return self._rules
 
     def check_end(self) -> None:
-        """Judge again if what the signed token grants has ended."""
+        """Check the rights of the peer again if its signed token has expired."""
         if self.ends is not None and self.ends <= self._guard.now():
             self.clear_verdicts()
 
     def _end_later(self) -> None:
-        """End the subscriptions when what the signed token grants ends."""
+        """Schedule the end of the subscriptions for when the signed token expires."""
         self._applying()
         if self.ends is not None and self._end is None:
             seconds = max(0.0, self.ends - self._guard.now())

@@ -1,4 +1,4 @@
-"""How far named subscriptions are behind: in records, and by the age of the oldest that is not acknowledged.
+"""Lags of named subscriptions: in records, and as the age of the oldest record that is not acknowledged.
 
 the last acknowledged numbers, the ends of the streams -> records; a look at some streams each second -> ages
 """

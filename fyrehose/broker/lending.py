@@ -58,7 +58,7 @@ class Lending:
 
     @property
     def lent(self) -> int:
-        """Return what is lent at present."""
+        """Return how many bytes are lent at present."""
         return self.shares.used
 
     def lend(self, borrower: Borrower, size: int) -> bool:

@@ -270,7 +270,7 @@ class NamedSubscriptions:
         return position
 
     def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        """Let nobody but *holder* consume *named* for some *seconds*, or until it has acknowledged what it was *sent*.
+        """Reserve *named* for *holder* for some *seconds*, or until it has acknowledged the records that were *sent*.
 
         :param sent: number of the last record that it was sent, by stream
         """

@@ -85,7 +85,7 @@ class Known:
 
 @attrs.frozen(slots=True)
 class _Keyed:
-    """The note of a publish with a key: what :meth:`PublishedOnce.settle` needs.
+    """The note of a publish with a key, which :meth:`PublishedOnce.settle` reads.
 
     :ivar behind: the key that was written again with it, whose record has number *number*
     :ivar note: the note that *publisher* gave
@@ -292,7 +292,7 @@ class PublishedOnce:
         return None if self._is_old(out) else out
 
     def _count_displaced(self, out: Known, holder: str) -> None:
-        """Count and log that the key *out* had to go for one of *holder*."""
+        """Count and log that key *out* was forgotten early, to make room for a key of *holder*."""
         detail = (
             f"a key of {out.holder or 'the server'}, which has the most of all {self.capacity}, was kept for "
             f"{self.seconds() - out.since:.0f} s only; send fewer keys"
@@ -313,7 +313,7 @@ class PublishedOnce:
 
 
 def _digest(runs: Sequence[Run]) -> str:
-    """Return a digest of what makes two publishes the same: messages and content types."""
+    """Return a digest of the messages and content types; publishes with the same digest are the same."""
     found = blake2b(digest_size=16)
     for run in runs:
         for part in (run.content_type or "").encode(), bytes(run.lengths), bytes(run.payload):

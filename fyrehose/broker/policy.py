@@ -107,7 +107,7 @@ class Rule:
         return None if grant is None else attrs.evolve(self, grant=grant)
 
     def grants(self, identity: Identity) -> list[Grant]:
-        """Return what the token of *identity* grants by each key of the rule that has signed it."""
+        """Return the rights of the signed token of *identity*, for each key of the rule that verifies it."""
         token = identity.signed
         found = [grant_of(token, key) for key in self.signers] if token is not None else []
         return [grant for grant in found if grant is not None]

@@ -88,6 +88,7 @@ class SavedPositions:
         return since
 
     def apply(self, record: Record) -> bool:
+        """Update the positions from *record*, and return whether it begins a checkpoint, which replaces all of them."""
         fields = _parsed(record.payload)
         whole = bool(fields.get("all"))
         if whole:

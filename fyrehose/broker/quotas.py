@@ -215,9 +215,9 @@ class NamedRoom:
             return
         if self.has("", count) or not self.counts.fits(count):
             raise TooManyNamedSubscriptions(
-                f"subscription {name!r} needs {count} more: the server has {self.counts.used}, "
-                f"{self.counts.used_by(creator)} of them by {creator or 'itself'}, where one of a pattern counts each "
-                f"of its streams, too; the limit is {self.most}, half of that for one address; delete some, or raise "
+                f"no room for subscription {name!r}, which counts as {count}: the server has {self.counts.used} of at "
+                f"most {self.most} subscriptions, {self.counts.used_by(creator)} of them by {creator or 'itself'}, and "
+                "one address may have half; each stream of a pattern counts, too; delete some, or raise "
                 "server.named-subscriptions"
             )
         raise NoRoomForSubscription(

@@ -72,7 +72,7 @@ class Rounds:
             try:
                 left -= max(queue.popleft().take_turn(), LEAST)
             except Exception:  # an error of one producer must not affect the others, nor the commit that runs a round
-                log.failure("what is sent to one peer ends: its turn failed")
+                log.failure("sending to one peer failed and ends; please report this bug")
             if queue:  # most rounds have one turn, and ask for no time
                 now = self.clock.seconds()
                 end = end or now + ROUND_S
@@ -150,7 +150,7 @@ class Intake:
             try:
                 receiver.handle_more()
             except Exception:  # an error of one connection must not affect the others
-                log.failure("a connection ends: handling what it received failed; please report this bug")
+                log.failure("handling the input of a connection failed, and closes it; please report this bug")
                 receiver.abort()
             if clock.seconds() >= end:
                 break

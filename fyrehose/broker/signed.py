@@ -4,7 +4,7 @@
     a token, a key        -> a Grant, if the key has signed the token
 
 A token is a JSON Web Token with HMAC-SHA256 (RFC 7519, RFC 7515 "HS256"), so a program in any language can sign one.
-The server keeps no table of tokens: whoever can read the key can sign, and a token is valid until its end, or until the
+The server keeps no table of tokens: who can read the key can sign, and a token is valid until its end, or until the
 policy names the key no longer.
 
     {"alg":"HS256","typ":"JWT"} . {"exp": 1795304875, "subscribe": ["logs.*"]} . signature
@@ -60,7 +60,7 @@ class Grant:
 
 
 def is_signed(token: str) -> bool:
-    """Return whether *token* has the form of a signed token, whoever has signed it."""
+    """Return whether *token* has the form of a signed token; the signature is not checked."""
     return len(token) <= MAX_TOKEN and _SIGNED.fullmatch(token) is not None
 
 
@@ -101,7 +101,7 @@ def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> st
 
 @lru_cache(1_024)
 def grant_of(token: str, key: bytes) -> Grant | None:
-    """Return what *token* grants, also when that has ended; None if *key* has not signed it."""
+    """Return the rights that *token* grants, even if it has expired; None if *key* has not signed it."""
     signed, _, signature = token.rpartition(".")
     if not hmac.compare_digest(_signature(signed, key), signature):
         return None

@@ -9,8 +9,8 @@ The theory, which holds for named subscriptions, shared subscriptions, the keys 
    order gives the state.  So a server that starts, a server that follows another one, and a program that reads the
    files come to the same state.
 2. **One batch.**  The record of a change is appended together with the messages that the change is about.  After a
-   crash both are there, or neither.  :meth:`StateStream.draft` makes such a record; :meth:`StateStream.append` appends
-   one that stands alone.
+   crash both are there, or neither.  :meth:`StateStream.draft` makes such a record;
+   :meth:`StateStream.append` publishes one by itself.
 3. **A checkpoint is a change, too**: "forget everything; this is the state".  It contains all that was *appended*
    before it, durable or not, because that is what the records before it add up to.
 4. **Every record names the last durable checkpoint**, so the newest record alone says where a replay begins.  Records
@@ -31,6 +31,7 @@ The keys of publishes have no checkpoints: each record stands for itself, old on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from struct import pack
 from typing import Any, Protocol
 
 import attrs
@@ -71,7 +72,7 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """How far a replay has come.
+    """The progress of a replay.
 
     :ivar last: the last number that was looked at; 0: none
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
@@ -113,7 +114,7 @@ def last_record(read: Read, stream: str, bounds: tuple[int, int], source: str) -
 
 
 def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
-    """Make *state* what the records of *stream* say.
+    """Apply the records of *stream* to *state*, from the last checkpoint on.
 
     :param bounds: the oldest and the last number of the stream
     :raises JournalCorrupt: a record cannot be read, or is invalid
@@ -214,18 +215,18 @@ class StateStream:
         """Return records as a draft, to be published in one batch with the messages that they belong to."""
         self._stale = True
         self._bytes_since += sum(map(len, payloads))
-        return self._run(payloads)
+        return Run(
+            stream=self.name,
+            source=self.source,
+            lengths=pack(f"<{len(payloads)}I", *map(len, payloads)),
+            payload=b"".join(payloads),
+            content_type=self.content_type,
+        )
 
     def append(self, payload: bytes) -> Deferred[Any]:
-        """Append a record that stands alone."""
+        """Append one record in a publish of its own."""
         assert self.publish is not None, "the stream publishes nothing by itself"
         return self.publish([self.draft(payload)])
-
-    def _run(self, payloads: Sequence[bytes]) -> Run:
-        if len(payloads) == 1:  # The same as below without building lists, because nearly every record comes alone.
-            only, size = payloads[0], len(payloads[0]).to_bytes(4, "little")
-            return Run(stream=self.name, source=self.source, lengths=size, payload=only, content_type=self.content_type)
-        return Run.of(self.name, payloads, source=self.source, content_type=self.content_type)
 
     def is_due(self) -> bool:
         """Return whether so much was written since the last checkpoint that another one is due."""
@@ -244,8 +245,9 @@ class StateStream:
         assert self.everything is not None, "the stream has no checkpoints"
         assert self.publish is not None, "the stream publishes nothing by itself"
         payloads = self.everything()
-        self._stale = self._checkpointing = True
-        behind, self._bytes_since = self._bytes_since, 0
+        self._checkpointing = True
+        behind, checkpoint = self._bytes_since, self.draft(*payloads)
+        self._bytes_since = 0
 
         def durable(firsts: tuple[int, ...]) -> None:
             self._checkpointing = False
@@ -256,7 +258,7 @@ class StateStream:
             self._bytes_since += behind
             return failure
 
-        return self.publish([self._run(payloads)]).addCallbacks(durable, refused)
+        return self.publish([checkpoint]).addCallbacks(durable, refused)
 
     def _not_written(self, failure: Failure) -> None:
         failure.trap(PublishError)

@@ -155,7 +155,7 @@ def _quantile(syncs: Sequence[Sequence[float]], part: float) -> float:
 
 
 def about(report: TrialReport, directory: Path, durability: str) -> list[str]:
-    """Return what was measured, in lines for people."""
+    """Return the parameters of the trial and the machine, as lines for people."""
     from fyrehose.bench import usage
     from fyrehose.bench.disk import VOLATILE, mount_of
     from fyrehose.bench.servers import fyrehose_version
@@ -169,7 +169,7 @@ def about(report: TrialReport, directory: Path, durability: str) -> list[str]:
 
 
 def remarks(report: TrialReport) -> list[str]:
-    """Return how to read the figures, and what limits them."""
+    """Return remarks for people: how to read the figures, and what limits them."""
     from fyrehose.bench.trial import cores
 
     lines = [

@@ -35,6 +35,7 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
     """Return a function for click that completes by *source*, and waits *patience_s* seconds at most."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return at most MOST completions, those that *source* yields in time."""
         found: list[str] = []
 
         def collect() -> None:

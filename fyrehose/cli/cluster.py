@@ -42,7 +42,7 @@ NATS_PORT = 4222
 
 @attrs.frozen
 class NatsServer:
-    """Whether a NATS server answers, and how it is called.
+    """A NATS server: its address, its name, and whether it answers.
 
     :ivar address: host and port
     """
@@ -129,14 +129,14 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
     found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
     heard = leader_of(found.servers)
     if heard is None:
-        raise FyrehoseError(f"no server leads; listened for {wait:g} s")
+        raise FyrehoseError(f"no server leads: none has reported that within {wait:g} s; see: fyrehose cluster status")
     if not only_name and not heard.get("address"):
         raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
     click.echo(heard["name"] if only_name else heard["address"])
 
 
 def leading(said: dict[str, Any]) -> bool:
-    """Return whether a server has said that it leads."""
+    """Return whether the message *said* comes from a server that leads, and is not about to leave."""
     return said.get("state") == "leader" and not said.get("leaving")
 
 
@@ -150,6 +150,10 @@ def check_installed() -> None:
 
 
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
+    """Return the settings of the table [replication] of file *config*, or those that *urls* and *name* stand for.
+
+    :raises ConfigError: both or neither are given, or the file has no such table
+    """
     if (config is None) == (not urls):
         raise ConfigError("pass either --config FILE or --nats URL")
     if config is None:
@@ -286,7 +290,7 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return what the leader says of all servers, and those that only this command has heard."""
+    """Return the servers as the leader describes them, and servers that only this command has heard."""
     listed = parsed(leader_of(found.servers) or {})
     names = {each.name for each in listed}
     heard = [
@@ -328,7 +332,7 @@ def _show(found: Survey) -> None:
 
 
 def _show_nats(found: Survey) -> None:
-    """Show which NATS servers answer, and what JetStream says of those that store the shared log."""
+    """Show which NATS servers answer, and the state that JetStream reports for those that store the shared log."""
     stored = {node["name"]: node for node in (found.log or {}).get("nodes", ())}
     table = Table("NATS server", "address", "answers", "shared log", box=None, pad_edge=False)
     for server in found.nats:
@@ -340,7 +344,7 @@ def _show_nats(found: Survey) -> None:
 
 
 def _stores(node: dict[str, Any] | None) -> str:
-    """Return what JetStream says of a NATS server, for people."""
+    """Return the state of a NATS server that JetStream reports, as text for people."""
     if node is None:
         return ""
     if node["offline"]:

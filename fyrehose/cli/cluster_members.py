@@ -125,7 +125,7 @@ def _name(text: str) -> str:
 
 
 def _listed(found: Survey) -> Members:
-    """Return the last list of the members that a server has told of.
+    """Return the newest list of members that a server has sent.
 
     :raises FyrehoseError: none has
     """

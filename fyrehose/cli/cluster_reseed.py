@@ -92,7 +92,7 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
 
 
 def _parts(directory: Path, end: int, aside: list[SetAside]) -> str:
-    """Say of what the journal consists that ends at *end* and is continued by *aside*."""
+    """Return the parts of the new journal as text: the log up to *end*, and the files *aside* that continue it."""
     mark = scan.look_at_mark(directory, Files())
     known = "an unknown position" if mark.copied or mark.begin is None else f"position {mark.durable}"
     more = "".join(f", {each.path.name} to {each.end}" for each in aside)

@@ -58,7 +58,7 @@ def configured(file: Path | None, data_dir: Path | None) -> ConfigSource:
 
 
 def running(pid: int) -> ConfigSource | None:
-    """Return the configuration with which the process *pid* was started; None: it does not say.
+    """Return the configuration with which the process *pid* was started; None if that is unknown.
 
     Its files are read as they are now.
 

@@ -92,7 +92,7 @@ def _readers(directory: Path) -> Iterator[Finding]:
 
 
 def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[Finding]:
-    """Report whether the backups in *places* have what the journal in *directory* has.
+    """Report whether the backups in *places* are complete copies of the journal in *directory*.
 
     :param most_s: how old a backup may be that lacks something, in seconds
     """
@@ -130,7 +130,7 @@ def _backup(origin: Any, place: Path, most_s: float) -> Iterator[Finding]:
 
 
 def server(remote: RemoteServer) -> Iterator[Finding]:
-    """Report what a running server says of itself."""
+    """Report the problems that a running server shows in its status."""
     try:
         status = remote.status(limit=1)
     except FyrehoseError as error:

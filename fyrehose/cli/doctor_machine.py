@@ -74,7 +74,7 @@ def clock() -> Iterator[Finding]:
     """Report whether something sets the clock."""
     libc, timex = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_TIMEX_SIZE)
     if libc.adjtimex(timex) < 0:
-        yield Finding(Level.NOTE, "clock", f"the kernel does not say: {os.strerror(ctypes.get_errno())}")
+        yield Finding(Level.NOTE, "clock", f"the kernel did not return its state: {os.strerror(ctypes.get_errno())}")
         return
     status = ctypes.c_int.from_buffer(timex, _TIMEX_STATUS).value
     if status & _STA_UNSYNC:

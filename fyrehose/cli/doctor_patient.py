@@ -23,7 +23,7 @@ _DRAIN_S = 10.0
 
 @attrs.frozen(kw_only=True)
 class Patient:
-    """What to look at.
+    """The configuration, the journal and the backups to examine.
 
     :ivar file: the configuration file; None: that of the running server, or none
     :ivar data_dir: of the journal; None: that of the configuration

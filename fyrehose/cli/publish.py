@@ -60,6 +60,7 @@ class PublishCounts:
         self.size += size
 
         def settle(result: Any) -> None:
+            """Count the outcome of one message, and fire :attr:`settled` after the last one."""
             if isinstance(result, Failure):
                 self.refused += 1
                 self.reason = self.reason or result.getErrorMessage()

@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -37,7 +36,7 @@ def server_of(directory: Path) -> int:
     raise FyrehoseError(f"no server has the journal {directory} open; start it with: fyrehose serve")
 
 
-def reloaded(directory: Path, timeout: float, sleep: Callable[[float], None] = time.sleep) -> ReloadAnswer:
+def reloaded(directory: Path, timeout: float) -> ReloadAnswer:
     """Have the server of the journal in *directory* reload, and return its answer.
 
     :param timeout: in seconds
@@ -46,7 +45,7 @@ def reloaded(directory: Path, timeout: float, sleep: Callable[[float], None] = t
     pid, before = server_of(directory), read_answer(directory)
     os.kill(pid, signal.SIGHUP)
     for _ in range(max(1, int(timeout / LOOK))):
-        sleep(LOOK)
+        time.sleep(LOOK)
         answer = read_answer(directory)
         if answer is not None and (before is None or answer[0] != before[0]):
             return answer[1]

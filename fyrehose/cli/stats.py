@@ -208,7 +208,7 @@ def _subscribers(listed: list[dict[str, Any]]) -> Table:
 
 
 def _state(subscriber: Mapping[str, Any]) -> str:
-    """Return what a *subscriber* is doing, and when the server closes its connection if it does not read."""
+    """Return the state of a *subscriber*, and when the server closes its connection if it does not read."""
     left = subscriber.get("closes_in")
     if not subscriber["paused"]:
         return ""

@@ -233,7 +233,7 @@ def _position(each: dict[str, Any]) -> str:
 
 
 def _consumer(each: dict[str, Any]) -> str:
-    """Return who consumes: of a shared subscription, what its workers have, and what has failed."""
+    """Return the consumer; for a shared subscription, the numbers of leased and of failed records."""
     if each["kind"] != "shared":
         return "connected" if each.get("consumer") else ""
     counts = {"leased": each["in_flight"], "delayed": each["delayed"], "dead": each["dead_total"]}

@@ -114,7 +114,7 @@ class Commits:
             self.schedule()
 
     def schedule(self, near: bool = True) -> None:
-        """Schedule a commit of what waits, unless one is scheduled already or nothing waits.
+        """Schedule a commit of the waiting appends, unless one is scheduled already or none waits.
 
         :param near: whether it may run in the reactor's thread
         """
@@ -242,7 +242,7 @@ class Far:
     near = False
 
     def took(self, seconds: float) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because this worker does not depend on how long a commit took."""
 
 
 @attrs.define(eq=False)

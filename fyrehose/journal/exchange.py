@@ -50,7 +50,7 @@ class Handover:
         self.wrote()
 
     def take(self) -> list[tuple[int, list[Batches]]]:
-        """Return what was written since the last call: positions, and the bytes of whole batches there.
+        """Return the batches that were written since the last call, as positions and the bytes there.
 
         An item of these has several batches if they are small.  The header of a segment and the segment's first batch
         are one item.  Any thread may call it.

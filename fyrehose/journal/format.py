@@ -268,7 +268,10 @@ class BatchHeader:
             raise Damage(f"the batch belongs at position {at}")
         _check_version(version, BATCH_VERSION)
         if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
-            raise Damage("the header of the batch has invalid values")
+            raise Damage(
+                f"the header of the batch has kind {kind} and length {length}; expected a kind below {len(_KINDS)} and "
+                f"a multiple of 8 up to {MAX_BODY}"
+            )
         if durable > at:
             raise Damage(f"the header of the batch has a durable position ({durable}) beyond its own")
         return cls(_KINDS[kind], bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)

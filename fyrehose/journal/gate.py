@@ -109,13 +109,13 @@ class LocalGate:
         return []
 
     def recovered(self) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because this gate waits for no other server."""
 
     def opened(self) -> None:
-        """Nothing depends on it."""
+        """Do nothing, because this gate waits for no other server."""
 
     def broke(self) -> None:
-        """Nothing waits here."""
+        """Do nothing, because no commit waits at this gate."""
 
     def stop(self) -> Deferred[None]:
         return succeed(None)

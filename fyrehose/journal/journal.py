@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -124,6 +124,8 @@ class FileJournal:
     _checking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
+    #: What the gate does before recovery begins; None: nothing.
+    _preparing: Deferred[None] | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
     #: The last error that was logged for the disk; the same error is not logged every second.
@@ -174,7 +176,7 @@ class FileJournal:
 
     @property
     def age(self) -> float | None:
-        """Return how old what readers find here may be, in seconds; None: nothing is newer elsewhere."""
+        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
         age: float | None = self.gate.age
         return age
 
@@ -213,13 +215,21 @@ class FileJournal:
         if self._worker is not None:
             return fail(JournalLocked(f"the journal {self.directory} is already open in this process"))
         self._observer = observer
-        return self.gate.prepare().addCallback(lambda _: self._open()).addErrback(self._give_up)
+        self._preparing = self.gate.prepare()
+        return self._preparing.addCallback(lambda _: self._open()).addErrback(self._give_up)
+
+    def cancel_open(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
 
     def _give_up(self, failure: Failure) -> Any:
+        self._preparing = None
+        if failure.check(CancelledError):
+            failure = Failure(Closed("the server was stopped while it started"))
         return self.gate.stop().addBoth(lambda _: failure)
 
     def _open(self) -> Deferred[Mapping[str, int]]:
-        self._opening = True
+        self._opening, self._preparing = True, None
         self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
         opened = self._worker.call(self._recover).addCallbacks(self._opened, self._not_opened)
         return opened.addBoth(self._settled_open)
@@ -350,11 +360,14 @@ class FileJournal:
         if committed.rolled is not None:
             self._rolled(committed.rolled)
         ends: dict[str, int] = {}
+        known = self._streams.ends
         for batch in committed.batches:
             self._store.wrote(batch)
-            self._streams.wrote_batch(batch.streams)
             for stream, runs in batch.streams.items():
                 ends[stream] = runs[-1].last_seq
+                if stream not in known:
+                    self._streams.wrote(stream, runs[0].first_seq, runs[-1].last_seq)
+        known.update(ends)
         if committed.retired:
             self._streams.apply(committed.retired)
         if self.settings.durability.mode == "interval" and self._sync_later is None:
@@ -379,7 +392,7 @@ class FileJournal:
         self._settle()
 
     def schedule(self) -> None:
-        """Schedule a commit of what waits."""
+        """Schedule a commit of the waiting appends."""
         self._commits.schedule()
 
     def mark(self) -> None:
@@ -406,7 +419,7 @@ class FileJournal:
         self._settle()
 
     def forbid(self, reason: str) -> None:
-        """Accept no publishes; those that were accepted are still written.
+        """Refuse further publishes; accepted ones are still written.
 
         :param reason: for people
         """
@@ -415,11 +428,11 @@ class FileJournal:
         self._settle()
 
     def halt(self) -> None:
-        """Write nothing that waits: it fails."""
+        """Fail the waiting appends instead of writing them."""
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:
-        """Fail for good: this journal must not be written any more."""
+        """Fail the journal for the rest of this process: it must not be written any more."""
         self._broke(Failure(JournalFailed(reason)))
 
     # In a cluster.
@@ -532,6 +545,7 @@ class FileJournal:
     # Retiring streams.
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams* by a commit of its own, in order with the appends; see :class:`IJournal`."""
         if self.state is not JournalState.WRITABLE:
             return fail(self.refused())
         self._unsettled += 1
@@ -667,6 +681,7 @@ class FileJournal:
         return self._streams.ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        """Return durable records of *stream* from *start* on, without those that were retired or have expired."""
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()

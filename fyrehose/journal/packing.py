@@ -23,7 +23,7 @@ RUN_COST = 1 << 10
 
 @attrs.define(eq=False, slots=True)
 class StoredBatch:
-    """A batch of records in memory, between its writer and its readers; nobody changes it.
+    """A batch of records in memory, between its writer and its readers; immutable.
 
     :ivar position, end: where it begins and ends in the log
     :ivar streams: its runs, by stream

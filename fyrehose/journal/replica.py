@@ -25,7 +25,7 @@ REPLICA = "REPLICA"
 
 
 def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
-    """Set aside everything that the log in *directory*, which nobody writes, has beyond *position*.
+    """Set aside everything beyond *position* in the log in *directory*, which no process may write meanwhile.
 
     :return: notes for the log
     :raises JournalCorrupt: the log ends before *position*
@@ -84,7 +84,7 @@ def cut_at_mark(directory: Path, files: Files) -> list[str]:
 
 @attrs.frozen
 class SetAside:
-    """What was set aside at *position*, and continues the log up to *end*."""
+    """A file that was set aside: it continues the log from *position* to *end*."""
 
     path: Path
     position: int
@@ -92,7 +92,7 @@ class SetAside:
 
 
 def continuing(directory: Path, position: int, identity: bytes, chain: int) -> list[SetAside]:
-    """Return what was set aside and continues the log of *directory*, which ends at *position*, in order.
+    """Return the files that were set aside and continue the log of *directory* behind *position*, in order.
 
     :param identity: of the journal
     :param chain: the checksum from which the log continues
@@ -108,10 +108,10 @@ def continuing(directory: Path, position: int, identity: bytes, chain: int) -> l
 
 
 def bring_back(writer: Writer, found: list[SetAside], files: Files) -> None:
-    """Append what was set aside to the log again, durably, and delete its files.
+    """Append the files that were set aside to the log again, durably, and delete them.
 
     :param found: see :func:`continuing`
-    :raises NoRoom: the disk is full; calling again goes on
+    :raises NoRoom: the disk is full; another call continues
     """
     for aside in found:
         size = aside.end - aside.position
@@ -120,7 +120,7 @@ def bring_back(writer: Writer, found: list[SetAside], files: Files) -> None:
 
 
 def _aside(directory: Path, position: int) -> Path:
-    """Return the path of what is set aside from *position* on."""
+    """Return the path of the file that is set aside from *position* on."""
     return directory / f"torn-{position:016x}.bytes"
 
 

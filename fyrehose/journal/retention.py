@@ -82,7 +82,7 @@ def judge(
     subscriptions: Callable[[], Sequence[FileSubscription]],
     doubted: bool = False,
 ) -> Verdict:
-    """Decide how many segments to delete: those that neither the settings nor a named subscription keeps.
+    """Decide how many of the oldest segments neither the settings nor a named subscription keeps.
 
     :param now: microseconds since 1970 UTC
     :param subscriptions: returns the named subscriptions, the one that is furthest behind first; called only if there

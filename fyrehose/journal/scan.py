@@ -107,7 +107,7 @@ class Mark:
 
     @property
     def trusted(self) -> Mark:
-        """Return this mark, or one that says nothing if it is of another directory."""
+        """Return this mark, or one without a position if it is that of another directory."""
         return Mark(copied=True) if self.copied else self
 
 

@@ -11,7 +11,7 @@ from fyrehose.options import boolean, duration, fixed, option, size
 
 @attrs.frozen
 class Durability:
-    """When an accepted message is acknowledged.
+    """The moment at which an accepted message is acknowledged.
 
     :ivar mode: ``batch``: after it was synced to disk; ``interval``: after it was handed to the kernel, with a sync
         every ``seconds``; ``never``: after it was handed to the kernel, which writes it out whenever it chooses

@@ -62,7 +62,7 @@ class Rolled:
 
 @attrs.define(eq=False, slots=True)
 class Committed:
-    """The result of one commit; nobody changes it.
+    """The immutable result of one commit.
 
     :ivar batches: what was written
     :ivar end: the position behind the last batch
@@ -485,10 +485,10 @@ class Writer:
         return self.sync_each and size <= SMALL and self._zeroed < wanted
 
     def prepare(self) -> None:
-        """Write zeros where the next commits go.
+        """Write zeros behind the end of the log, so that the next commits are synced faster.
 
-        Commits over zeros are synced faster: in space that is only allocated, the file system must also record durably
-        that the space is in use now, which is another write to the disk.
+        In space that is only allocated, the file system must also record durably that the space is in use now, which is
+        another write to the disk.
 
         :raises SyncFailed: a sync failed
         """
@@ -522,7 +522,7 @@ class Writer:
 
     @property
     def marked(self) -> int:
-        """Return the position that MARK says: what lies below is on disk and may leave the server."""
+        """Return the durable mark as in the file MARK: records below it are on disk and may leave the server."""
         return self.durable if self.handover is None else min(self.durable, self.released)
 
     def write_mark(self) -> None:

@@ -43,7 +43,7 @@ class Holdable(Protocol):
     """A connection that can be held."""
 
     def end_delay(self) -> None:
-        """Close the connection or go on with it, because its time is over."""
+        """Close or admit the connection, because its delay has passed."""
 
     def abort(self) -> None:
         """Abort the connection, because its descriptor is needed."""
@@ -51,7 +51,7 @@ class Holdable(Protocol):
 
 @attrs.define(eq=False)
 class Delays:
-    """How often each network was refused lately, and the delay that follows from that.
+    """Recent refusals of each network, and the delay that follows from their number.
 
     :ivar longest: the longest delay, in seconds; 0: there is none
     """
@@ -201,7 +201,7 @@ class RefusedConnection(HeldConnection):
 
 
 class DelayedConnection(HeldConnection):
-    """A connection that goes on after the delay, unless the server stops.
+    """A connection that is admitted after the delay, unless the server stops.
 
     :ivar build: returns the protocol that takes over the connection; None: it is closed
     """

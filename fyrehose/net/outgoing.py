@@ -114,7 +114,7 @@ class Outgoing:
             self._owner.broker.ready(self)
 
     def pause(self, unread: int) -> None:
-        """Let others use the memory of the record that is half sent, because the peer does not read.
+        """Release the memory of the record that is half sent, because the peer does not read.
 
         :param unread: most bytes that were written and that the transport still holds
         """

@@ -1,7 +1,7 @@
 """The base of all TCP protocols: it connects a socket to a sans-I/O session and to the broker.
 
     dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
-    write        <- session.data_to_send <- acknowledgements, deliveries
+    write        <- session.out <- acknowledgements, deliveries
 
 It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
 of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
@@ -76,8 +76,8 @@ class Session(Protocol):
         """Return how many bytes of the incomplete frame are in memory."""
 
     @property
-    def out(self) -> Sequence[bytes]:
-        """Return data for the peer, if any is pending; :meth:`data_to_send` takes it."""
+    def out(self) -> list[bytes]:
+        """Return the data for the peer that is pending; the connection clears it."""
 
     @property
     def more(self) -> bool:
@@ -88,8 +88,6 @@ class Session(Protocol):
     def next_events(self) -> list[Any]: ...
 
     def receive_eof(self) -> list[Any]: ...
-
-    def data_to_send(self) -> list[bytes]: ...
 
 
 def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
@@ -136,6 +134,7 @@ class SessionProtocol(TwistedProtocol):
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
+    :ivar heard_at: when data of the peer arrived last
     :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
@@ -170,7 +169,7 @@ class SessionProtocol(TwistedProtocol):
         self._unread = 0  #: bytes of it that are replies to a peer that does not read
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
-        self.active_at = 0.0
+        self.active_at = self.heard_at = 0.0
         self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
@@ -229,11 +228,11 @@ class SessionProtocol(TwistedProtocol):
                 self.timers.stop(self._handle_silence)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            intake, clock = self._intake, self.clock
+            intake, now = self._intake, self.clock.seconds()
+            self.heard_at = now
             if intake.left > 0:
-                began = clock.seconds()
                 self.take(data)
-                intake.left -= clock.seconds() - began
+                intake.left -= self.clock.seconds() - now
             else:
                 self._arrived.append(data)
                 self.account.hold(len(data))
@@ -413,7 +412,7 @@ class SessionProtocol(TwistedProtocol):
         return True
 
     def publish_part(self, runs: list[Run]) -> None:
-        """Publish *runs*, a part of what was refused as a whole; a hook for subclasses."""
+        """Publish *runs*, a part of a publish that was refused as a whole; a hook for subclasses."""
         self.publish(runs)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
@@ -473,9 +472,8 @@ class SessionProtocol(TwistedProtocol):
 
     def flush(self, *more: bytes) -> None:
         """Write the data that the session has to send, and *more* behind it."""
-        data = self.session.data_to_send() if not more or self.session.out else []
-        if more:
-            data += more
+        data = [*self.session.out, *more]
+        self.session.out.clear()
         if not data or not self.writable:
             return
         # A transport that is not paused has hardly any unsent data left.

@@ -87,7 +87,7 @@ class CommandMetrics(Collector):
 def families(
     gauges: Values, counters: Values, labels: tuple[str, ...] = (), values: tuple[str, ...] = ()
 ) -> Iterator[Metric]:
-    """Yield metrics with the prefix of all.
+    """Yield gauges and counters as metrics of Prometheus, whose names begin with the common prefix.
 
     :param labels: the names of their labels
     :param values: those of their labels

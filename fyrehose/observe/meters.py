@@ -101,19 +101,19 @@ class JournalMeters:
 
     @property
     def commit_bytes(self) -> Histogram:
-        """The size of each group commit, in bytes."""
+        """Return the sizes of group commits, in bytes."""
         self.count()
         return self._commit_bytes
 
     @property
     def commit_seconds(self) -> Histogram:
-        """From when the writer thread starts a commit until the reactor has processed it, in seconds."""
+        """Return the durations of commits in seconds, from the start in the writer thread to the end in the reactor."""
         self.count()
         return self._commit_seconds
 
     @property
     def sync_seconds(self) -> Histogram:
-        """The duration of each sync of a segment, in seconds."""
+        """Return the durations of the syncs of segments, in seconds."""
         self.count()
         return self._sync_seconds
 

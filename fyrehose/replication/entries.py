@@ -181,7 +181,9 @@ class LogEntry:
         if len(data) != HEADER.size + size + length or crc32c(memoryview(data)[HEADER.size :]) != body:
             raise Damage("an entry of the shared log is damaged")
         if kind not in _KINDS or (not length and kind in _FILLED) or (part and kind != EntryKind.DATA):
-            raise Damage("an entry of the shared log has invalid values")
+            raise Damage(
+                f"an entry of the shared log has kind {kind}, part {part} and {length} bytes: these do not agree"
+            )
         try:
             name = bytes(data[HEADER.size : HEADER.size + size]).decode()
         except UnicodeDecodeError as error:
@@ -256,7 +258,7 @@ class Validity:
 
 @attrs.frozen(slots=True)
 class Piece:
-    """What an entry has of the journal: data at a position.
+    """A piece of the journal in an entry: data at a position.
 
     :ivar part: whether the batch continues in the next piece
     :ivar chain, after, members: as in :class:`LogEntry`

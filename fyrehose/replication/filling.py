@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import attrs
+from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
+from fyrehose.journal.format import UNKNOWN
+from fyrehose.journal.recovery import newer_refused
 from fyrehose.journal.replica import REPLICA, cut_at_mark
 from fyrehose.replication.entries import EntryKind
 from fyrehose.replication.peers import ClusterPeer, Peers
@@ -41,8 +45,38 @@ TRIES = 60
 #: How long an empty server waits for the others before it begins an empty shared log, in seconds.
 ALONE = 10.0
 
-#: Copies what is durable in the journal at a URL into a directory, by these system calls; returns where the copy ends.
-Copy = Callable[[str, Path, Files], int]
+#: Copies what is durable in the journal at a URL into a directory, by these system calls, if it has this identity and
+#: until the event is set; returns where the copy ends.
+Copy = Callable[[str, Path, Files, bytes, Event], int]
+
+
+def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any) -> Deferred[int]:
+    """Call *work* in a thread that the end of the process does not wait for, because a request may take minutes."""
+    done: Deferred[int] = Deferred()
+
+    def run() -> None:
+        try:
+            result: Any = work(*arguments)
+        except Exception:
+            result = Failure()
+        reactor.callFromThread(done.callback, result)
+
+    Thread(target=run, name="fyrehose filling", daemon=True).start()
+    return done
+
+
+@attrs.frozen
+class Need:
+    """What a journal lacks.
+
+    :ivar here: the position where it ends
+    :ivar first: the position where the shared log begins
+    :ivar identity: of the journal whose bytes are in the shared log; UNKNOWN: it had none yet
+    """
+
+    here: int
+    first: int
+    identity: bytes
 
 
 @attrs.define(eq=False)
@@ -59,32 +93,35 @@ class Filler:
     log: ISharedLog
     peers: Peers
     copy: Copy
-    in_thread: Callable[..., Deferred[int]] = deferToThread
+    in_thread: Callable[..., Deferred[int]]
     files: Files = attrs.field(factory=Files)
+    #: Why the journal of each server could not be copied; the same reason is logged once.
+    _failures: dict[str, str] = attrs.field(factory=dict, init=False)
 
     async def fill(self) -> None:
         """Copy another server's journal if this one ends before the shared log begins.
 
+        It may be cancelled: the download ends at its next piece, and what was copied counts as far as it is synced.
+
         :raises ConfigError: it does, and no other server serves its journal; where this server's own is served, the
-            others are waited for
+            others are waited for; or this journal is another one than that of the shared log
         :raises JournalCorrupt: the durable mark of this journal is unknown
         """
         try:
-            needed = await self._needed()
-        except (Unavailable, CancelledError):
+            need = await self._needed()
+        except (Unavailable, defer.TimeoutError):
             return  # following begins when it answers
-        if needed is None:
+        if need is None:
             return
-        here, first = needed
         cut_at_mark(self.directory, self.files)
         for _ in range(TRIES):
-            if await self._fill(here, first):
+            if await self._fill(need):
                 return
             await deferLater(self.reactor, RETRY)
-        raise too_far_behind(here, first)
+        raise too_far_behind(need.here, need.first)
 
-    async def _needed(self) -> tuple[int, int] | None:
-        """Return where this journal ends, and where the shared log begins, if the first is less."""
+    async def _needed(self) -> Need | None:
+        """Return what this journal lacks in front of the first entry of the shared log; None if nothing."""
         here = self._end()
         if here is None:
             return None
@@ -93,7 +130,15 @@ class Filler:
         found = await self.log.read(extent.first, 1) if extent.first <= extent.last else []
         if not found or found[0][1].kind is EntryKind.DATA or found[0][1].position <= here:
             return None
-        return here, found[0][1].position
+        first = found[0][1]
+        with newer_refused(self.directory):
+            own = scan.identity_of(scan.segments(self.directory))
+        if own != first.identity and UNKNOWN not in (own, first.identity):
+            raise ConfigError(
+                f"{self.directory} has another journal ({own.hex()}) than the shared log ({first.identity.hex()}); put "
+                "this server's own journal back, or empty the directory, so that it is filled"
+            )
+        return Need(here, first.position, first.identity)
 
     def _end(self) -> int | None:
         """Return the durable mark of this journal; None if it was never one of a cluster."""
@@ -104,32 +149,39 @@ class Filler:
     def _heard(self, message: bytes) -> None:
         self.peers.hear(message, self.reactor.seconds())
 
-    async def _fill(self, here: int, first: int) -> bool:
+    async def _fill(self, need: Need) -> bool:
         await deferLater(self.reactor, LISTEN)
         sources = [peer for peer in self.peers.others.values() if peer.journal]
         if not sources and not self.peers.settings.journal:
-            raise too_far_behind(here, first)
+            raise too_far_behind(need.here, need.first)
         for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader has enough to do
-            if await self._copy(peer, here, first):
+            if await self._copy(peer, need):
                 return True
         return False
 
-    async def _copy(self, peer: ClusterPeer, here: int, first: int) -> bool:
-        log.info(
-            "replication: this journal ends at position {here}, and the shared log begins at {first}: copying the "
-            "journal of {name} from {url}",
-            here=here,
-            first=first,
-            name=peer.name,
-            url=peer.journal,
-        )
+    async def _copy(self, peer: ClusterPeer, need: Need) -> bool:
+        if peer.name not in self._failures:
+            log.info(
+                "replication: this journal ends at position {here}, and the shared log begins at {first}: copying the "
+                "journal of {name} from {url}",
+                here=need.here,
+                first=need.first,
+                name=peer.name,
+                url=peer.journal,
+            )
+        stopping = Event()
         try:
-            end = await self.in_thread(self.copy, peer.journal, self.directory, self.files)
+            end = await self.in_thread(self.copy, peer.journal, self.directory, self.files, need.identity, stopping)
         except JournalError as error:
-            log.warn("replication: the journal of {name} cannot be copied: {why}", name=peer.name, why=str(error))
+            if self._failures.get(peer.name) != str(error):
+                log.warn("replication: the journal of {name} cannot be copied: {why}", name=peer.name, why=str(error))
+            self._failures[peer.name] = str(error)
             return False
+        except CancelledError:
+            stopping.set()
+            raise
         log.info("replication: the journal is filled up to position {end}", end=end)
-        return end >= first
+        return end >= need.first
 
 
 def too_far_behind(here: int, first: int) -> ConfigError:

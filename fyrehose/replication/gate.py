@@ -133,7 +133,7 @@ class ReplicatedGate:
 
     @property
     def early(self) -> bool:
-        """Return whether publishers are told before the shared log has what they sent."""
+        """Return whether publishes are acknowledged before the shared log has them."""
         return self.cluster is not None and self.cluster.early
 
     @property
@@ -148,7 +148,7 @@ class ReplicatedGate:
 
     @property
     def age(self) -> float | None:
-        """Return how old what readers find here may be, in seconds; inf if that is unknown."""
+        """Return how far readers may be behind the leader, in seconds; inf if that is unknown."""
         return self.cluster.age if self.cluster is not None and self.cluster.running else inf
 
     def cluster_status(self) -> ClusterStatus | None:
@@ -204,6 +204,7 @@ class ReplicatedGate:
             self.hand_over(position, batches)
 
     def synced(self, commit: Commit) -> None:
+        """Hand the batches of *commit* over to the shared log, and release it once the log has them."""
         assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
         wrote = commit.result.batches or commit.result.retired
         if not self.leading or not wrote:
@@ -226,11 +227,11 @@ class ReplicatedGate:
             self._go_on()
 
     def broke(self) -> None:
-        """Refuse what waits: nothing releases it any more, and the failure is announced when nothing waits."""
+        """Refuse the waiting commits, which nothing can release any more; the failure is announced after that."""
         self._drop_waiting(self._unknown())
 
     def _unknown(self) -> OutcomeUnknown:
-        """Return the error of what is written here, and may be in the shared log (rule 15)."""
+        """Return the error for publishes that are written here, and may be in the shared log (rule 15)."""
         return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
     def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:

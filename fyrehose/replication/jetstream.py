@@ -135,6 +135,7 @@ class JetStreamLog:
         writer: EntryWriter | None = None,
         asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
+        """Connect, and start the thread of the NATS client if it does not run yet; see :class:`ISharedLog`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="fyrehose replication", daemon=True)
@@ -183,7 +184,7 @@ class JetStreamLog:
         self._answered = asyncio.get_running_loop().time()
 
     async def _disconnected(self) -> None:
-        """End the requests that were sent on this connection: nobody answers them on the next one."""
+        """End the requests that were sent on this connection, because the next one brings no answers to them."""
         for asked in self._waiting:
             asked.cancel()
 
@@ -351,6 +352,7 @@ class JetStreamLog:
                 self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
+            """Await the answer in the thread, and pass its outcome to the reactor's."""
             this = asyncio.current_task()
             assert this is not None, "a loop runs it"
             if answers:

@@ -253,7 +253,7 @@ class Member:
 
     @property
     def early(self) -> bool:
-        """Return whether publishers are told before the shared log has what they sent."""
+        """Return whether publishes are acknowledged before the shared log has them."""
         return self.settings.ahead > 0
 
     @property
@@ -269,7 +269,7 @@ class Member:
 
     @property
     def age(self) -> float:
-        """Return how old what readers find here may be, in seconds (rule 16); inf if that is unknown."""
+        """Return how far readers may be behind the leader, in seconds (rule 16); inf if that is unknown."""
         if self.leads_alone:
             return 0.0
         return float(self.reactor.seconds() - max(self._confirmed, self._current))
@@ -317,7 +317,7 @@ class Member:
         return result
 
     def _unavailable(self, failure: Failure) -> None:
-        """Say once why the shared log does nothing."""
+        """Log once why the shared log is unavailable."""
         if str(failure.value) != self._warned:
             log.warn("replication: {why}", why=str(failure.value))
         self._warned = str(failure.value)
@@ -446,7 +446,7 @@ class Member:
         if any((item.entry.ident, item.expect) not in self._asked for item in role.inflight if not item.known):
             role.repeat()
             self._soon()
-        if not role.pending:
+        if not role.pending and not self._warned:
             self._answered = now
         if role.state is not State.LEADER:
             return
@@ -470,7 +470,7 @@ class Member:
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
-        elif was and not why:
+        elif not why and (was or not self.role.pending):
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
@@ -529,13 +529,13 @@ class Member:
             self._once("look", self._look)
 
     def _check_awaited(self) -> None:
-        """Note that everything is here which the leader has told of, if so."""
+        """Record that this server has everything that the leader has announced, if that is so."""
         role = self.role
         if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
             self._current, self._awaited = max(self._current, self._awaited[1]), None
 
     async def _look(self) -> None:
-        """Find out whether another server leads, as it says."""
+        """Read the last number of the shared log, to see whether a server that claims to lead has taken over."""
         since = self.role.applied
         extent = await self.log.extent()
         self.role.learned_last(extent.last, since)
@@ -589,7 +589,7 @@ class Member:
             self._once("announce", self._announce)
 
     async def _announce(self) -> None:
-        """Tell the followers soon that there is something to read."""
+        """Announce new entries of the shared log to the followers, soon."""
         await deferLater(self.reactor, ANNOUNCE)
         self._say()
 

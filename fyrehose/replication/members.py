@@ -1,8 +1,8 @@
 """The members of a cluster: a list in the shared log, and the changes that an operator asks for.
 
 Each entry of the shared log that has no bytes of the journal carries the list that counts from there on.  The list has
-no part in acknowledging a message: that takes the leader's disk and a majority of the NATS servers, whoever the members
-are.  It decides for which servers entries are kept, and which servers take part.
+no part in acknowledging a message, for which the leader's disk and a majority of the NATS servers are needed.  It
+decides for which servers entries are kept, and which servers take part.
 
 A new log begins with one member, the server that has written its first entry, and with places for others: the next
 servers that start take them by themselves.  After that only operators change the list.
@@ -116,7 +116,7 @@ class Members:
         return f"{listed} ({self.places} {'place is' if self.places == 1 else 'places are'} free)"
 
     def pack(self) -> bytes:
-        """Return the bytes of the list in an entry: version, places and names, separated by spaces."""
+        """Return the list as bytes for an entry: version, number of free places and names, separated by spaces."""
         return " ".join((str(self.version), str(self.places), *self.names)).encode()
 
     @classmethod
@@ -128,7 +128,7 @@ class Members:
         found = _LIST.fullmatch(data)
         names = tuple(found[3].decode().split()) if found else ()
         if found is None or not 0 < len(set(names)) == len(names) <= MAX_MEMBERS:
-            raise Damage("an entry of the shared log has an invalid list of members")
+            raise Damage(f"an entry of the shared log has an invalid list of members: {data[:200]!r}")
         return cls(int(found[1]), names, int(found[2]))
 
 

@@ -35,7 +35,7 @@ class Membership:
     answer: dict[str, str] = attrs.field(factory=dict, init=False)
 
     def ask(self, message: bytes, role: Role, now: float) -> None:
-        """Do what *message* asks for, if this server leads; a change that is under way is answered later."""
+        """Change the members as *message* asks, if this server leads; the answer follows when the change is decided."""
         change = MemberChange.unpack(message)
         if change is None or role.state is not State.LEADER or role.members is None or role.changes_members:
             return
@@ -51,9 +51,9 @@ class Membership:
             log.info("replication: an operator makes {members} the members of the cluster", members=str(after))
 
     def _check_copies(self, role: Role, before: Members, after: Members, now: float) -> None:
-        """Refuse to let a server go that has one of the last two copies of what was trimmed.
+        """Refuse to remove a server that has one of the last two copies of the trimmed part of the log.
 
-        A server that is silent is let go: without it there is one copy less, whether it is a member or not.
+        A silent server may be removed: without it there is one copy less, whether it is a member or not.
         """
         present = {peer.name for peer in self.peers.heard_since(now - SILENT)} | {role.writer.name}
         leaving = present & {*before.names} - {*after.names}
@@ -65,7 +65,7 @@ class Membership:
             )
 
     def fill_places(self, role: Role, now: float) -> None:
-        """Add a server that was just heard, while the list has free places."""
+        """Add a server that has just sent a message, while the list has free places."""
         members = role.members
         if members is None or not members.places or role.changes_members:
             return

@@ -62,7 +62,7 @@ class Growth:
 
 
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
-    """Return this server, which leads, and all others, with what each of them lacks.
+    """Return this server, which leads, and all others, each with the records that it lacks.
 
     Members that were never heard are among them, servers that were removed are not.
     """
@@ -82,7 +82,7 @@ def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list
 
 
 def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]:
-    """Return all servers as the leader has described them, or those that were heard if none leads."""
+    """Return all servers as the leader describes them, or those that have sent messages if none leads."""
     leader = peers.others.get("" if role.leader is None else role.leader.name)
     if leader is not None and leader.leads and now - leader.heard < peers.settings.takeover_after:
         return parsed(leader.said)
@@ -96,7 +96,7 @@ def packed(members: list[MemberStatus]) -> list[dict[str, Any]]:
 
 
 def parsed(said: Mapping[str, Any]) -> list[MemberStatus]:
-    """Return what the message of a leader says of all servers; what is invalid there is left out."""
+    """Return the servers that the message of a leader describes, without invalid entries."""
     listed = said.get("servers")
     found = []
     for each in listed[:MOST_PEERS] if isinstance(listed, list) else ():

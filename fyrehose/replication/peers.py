@@ -58,7 +58,7 @@ class ClusterPeer:
 
     @property
     def position(self) -> int:
-        """Return its durable mark."""
+        """Return the durable mark that the server has reported."""
         return int(self.said.get("position", 0))
 
     @property
@@ -69,7 +69,7 @@ class ClusterPeer:
 
 @attrs.define(eq=False)
 class Peers:
-    """The other servers of a cluster, by what they have said.
+    """The other servers of a cluster, as their messages describe them.
 
     :ivar incarnation: the random number of this start of this server
     """
@@ -163,7 +163,7 @@ class Peers:
         return peer
 
     def _refuse(self, stranger: EntryWriter, theirs: bytes, ours: bytes) -> None:
-        """Believe nothing of a server whose journal differs from this one (rule 11)."""
+        """Ignore a server whose journal differs from this one (rule 11)."""
         self.others.pop(stranger.name, None)
         if stranger not in self._strangers and len(self._strangers) < MOST_STRANGERS:
             self._strangers.add(stranger)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThread
 
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.replication.filling import Copy, Filler
+from fyrehose.replication.filling import Copy, Filler, in_abandoned_thread
 from fyrehose.replication.gate import ReplicatedGate
 from fyrehose.replication.member import Member
 from fyrehose.replication.peers import Peers
@@ -30,7 +30,7 @@ def replicated(
     on_reopen: Callable[[str], object] = lambda reason: None,
     on_removed: Callable[[str], object] = lambda reason: None,
     copy: Copy | None = None,
-    in_thread: Callable[..., Deferred[int]] = deferToThread,
+    in_thread: Callable[..., Deferred[int]] | None = None,
     incarnation: int | None = None,
     **options: Any,
 ) -> FileJournal:
@@ -41,7 +41,7 @@ def replicated(
     :param on_reopen: called with the reason when the journal has to be closed and opened again
     :param on_removed: called with the reason when this server is no member of the cluster
     :param copy: copies the journal of another server; None: the journal is not filled by itself
-    :param in_thread: calls a function that blocks
+    :param in_thread: calls a function that blocks; None: in a thread of its own
     :param incarnation: a random number for this start; None: choose one
     :param options: of :class:`~fyrehose.journal.journal.FileJournal`
     """
@@ -61,6 +61,6 @@ def replicated(
         jitter=random % 1000 / 1000,
     )
     if copy is not None:
-        peers = Peers(replication, random)
+        peers, in_thread = Peers(replication, random), in_thread or partial(in_abandoned_thread, reactor)
         gate.filler = Filler(reactor, directory, shared_log, peers, copy, in_thread, journal.files)
     return journal

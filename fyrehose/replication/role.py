@@ -243,7 +243,7 @@ class Role:
 
     @property
     def members(self) -> Members | None:
-        """Return the members of the cluster; None while no entry has said them."""
+        """Return the members of the cluster; None while no entry has named them."""
         return self.validity.members
 
     @property

@@ -19,9 +19,9 @@ AHEAD = 16 << 20
 
 
 def server_name(text: str) -> str:
-    """Return *text*, the name of a server or a cluster.
+    """Check that *text* is a valid name of a server or a cluster, and return it.
 
-    :raises ValueError: it is none
+    :raises ValueError: it is not; the message names the expected form
     """
     if not is_name(text):
         raise ValueError(f"1 to {MAX_NAME} letters, digits, - and _")

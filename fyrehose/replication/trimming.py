@@ -57,7 +57,7 @@ class Trimmer:
         self._since.clear()
 
     def trim(self, role: Role, now: float) -> None:
-        """Append a checkpoint, or purge what everybody has, if it is time for it."""
+        """Append a checkpoint, or purge the entries that all members have, if that is due."""
         self._since = {name: self._since.get(name, now) for name in self._others(role)}
         grown = role.applied - self._trimmed
         large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
@@ -82,7 +82,7 @@ class Trimmer:
         return [name for name in names if name != self.settings.name]
 
     def _places(self, role: Role) -> int:
-        """Return how many servers are still to come: they are waited for like a member that was not heard."""
+        """Return how many places of the cluster are free; trimming waits for them as for silent members."""
         return 0 if role.members is None else role.members.places
 
     def _reported(self, name: str) -> int:

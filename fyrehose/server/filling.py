@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from threading import Event
 
 from twisted.logger import Logger
 
+from fyrehose.errors import JournalError
 from fyrehose.journal.files import Files
 from fyrehose.journal.offline.backup import Backup
 from fyrehose.journal.offline.places import place
 from fyrehose.journal.offline.replica import Replica
+from fyrehose.journal.offline.view import differ
 from fyrehose.options import shown_size
 
 log = Logger()
@@ -20,25 +23,36 @@ EVERY = 5.0
 
 
 class CopyLog:
-    """Logs how much was copied, once in a while."""
+    """Logs how much was copied, once in a while, and ends the copying when *stopping* is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopping: Event) -> None:
+        self._stopping = stopping
         self._logged = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        if self._stopping.is_set():
+            raise JournalError("the copying was stopped, because this server is stopping; the next start continues it")
         if time.monotonic() - self._logged >= EVERY:
             self._logged = time.monotonic()
             log.info("replication: copied {done} of {total}", done=shown_size(done), total=shown_size(total))
 
 
-def copy_journal(token_file: str, url: str, directory: Path, files: Files) -> int:
+def copy_journal(token_file: str, url: str, directory: Path, files: Files, identity: bytes, stopping: Event) -> int:
     """Copy everything that is durable in the journal at *url*, and missing in *directory*; blocks.
 
     :param token_file: file with the token of that server; empty: it needs none
     :param files: the system calls
+    :param identity: of the cluster's journal; UNKNOWN: it has none yet
+    :param stopping: set by another thread when the copying is to end
     :return: the position where the copy ends
-    :raises JournalError: it cannot be copied
+    :raises JournalError: it is another journal, it cannot be copied, or *stopping* was set
     """
+    source = place(url, token_file or None)
+    if differ(found := source.view().identity, identity):
+        raise JournalError(
+            f"{url} serves another journal ({found.hex()}) than that of this cluster ({identity.hex()}); correct the "
+            "option `journal` of that server, or what `fyrehose journal serve` serves there"
+        )
     with Replica(directory, files) as replica:
-        Backup(place(url, token_file or None), replica, progress=CopyLog()).run()
+        Backup(source, replica, progress=CopyLog(stopping)).run()
         return replica.position

@@ -126,7 +126,10 @@ class Fyrehose(MultiService):
         return Deferred.fromCoroutine(self._start())
 
     def stopService(self) -> Deferred[None]:
-        """Stop all children at once, then close the journal.  A start in progress finishes first."""
+        """Stop all children at once, then close the journal.  A start in progress finishes first.
+
+        If another server's journal is being copied, that ends at once, and so does the start.
+        """
         if not self.running:
             return succeed(None)
         Service.stopService(self)
@@ -197,9 +200,11 @@ class Fyrehose(MultiService):
                 self._start_error = Closed("the server was stopped while it started")
         except Exception as error:
             self._start_error = error
+            stopped = isinstance(error, Closed) and not self.running  # by stopService, which says so
             self.running = 0
             await self._unwind()
-            raise
+            if not stopped:
+                raise
         finally:
             self._settle()
 
@@ -246,6 +251,8 @@ class Fyrehose(MultiService):
 
     async def _stop(self) -> None:
         if self._settled is not None:
+            if not self._open:
+                self.broker.journal.cancel_open()
             await self._settled
         await self._unwind()
 

@@ -177,6 +177,10 @@ class Options(usage.Options):
         return partial(_log_observer, self.command, self.resolved, twistd)
 
     def parseOptions(self, options: Any = None) -> None:
+        """Parse the options of the command line; suggest the nearest name for an unknown one.
+
+        :raises usage.UsageError: an option is invalid, and this is not a command of twistd
+        """
         try:
             usage.Options.parseOptions(self, options)
         except usage.UsageError as error:

@@ -85,7 +85,7 @@ _ROOM = 1 << 10
 
 @attrs.define(eq=False)
 class Pieces:
-    """Runs that become one record batch.
+    """Collects runs, and makes one record batch of their records.
 
     :ivar kinds: the kinds to which the runs' indexes refer
     :ivar chunks: the buffers to which the runs' offsets refer

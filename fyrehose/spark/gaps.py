@@ -57,6 +57,7 @@ class _Walk:
     located: set[int] = attrs.field(factory=set)
 
     def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
+        """Return a row of the table of gaps: *stream* has lost the numbers *first* to *last* at byte *position*."""
         return Lost(
             stream=stream,
             first_seq=first,

@@ -160,7 +160,7 @@ class KeyedPublisher:
         except (ValueError, KeyError, TypeError):
             raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {data[:80]!r}") from None
         if published != count:
-            raise PublishError(f"{self.url} acknowledged {published} messages of {count}; its version is another one")
+            raise PublishError(f"{self.url} acknowledged {published} messages of {count}; use a server of this version")
         return None
 
 

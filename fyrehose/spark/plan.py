@@ -237,7 +237,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 
 
 def boundary(place: Place, view: View, position: int) -> int:
-    """Return where the first batch begins that begins at ``position`` or behind it, or the end of its segment.
+    """Return the position of the first batch at ``position`` or behind it, or the end of its segment.
 
     :raises JournalCorrupt: a header is damaged, or the segment was deleted
     """

@@ -60,7 +60,7 @@ class _Streams:
         return _Stream(self, len(self.names) - 1)
 
     def forget(self) -> None:
-        """Forget the last numbers."""
+        """Forget the last numbers of all streams."""
         self.table[: len(self.names), 0] = _UNKNOWN
 
 

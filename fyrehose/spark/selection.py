@@ -76,7 +76,7 @@ class Selection:
 
 
 def selection(streams: str | None, start: str | None, end: str | None) -> Selection:
-    """Parse the options of the same names.
+    """Parse the options ``streams``, ``start`` and ``end``.
 
     :raises ConfigError: an option is invalid
     """

@@ -168,6 +168,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of one task; a micro-batch that runs again publishes none of them twice.
+
+        :raises PublishError: Spark does not name the query and the micro-batch
+        """
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         # A micro-batch that runs again after a crash has the same rows, and gets the same numbers and keys.

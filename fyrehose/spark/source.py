@@ -183,6 +183,7 @@ class RecordReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Check the offsets of the query, and return its parts: pieces of segments that tasks read side by side."""
         options = self.options
         view = options.place.view()
         for offset in (options.start_position, options.end_position):
@@ -228,6 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.kept: tuple[int, float] = (-1, 0.0)
 
     def initialOffset(self) -> dict[str, Any]:
+        """Return the offset at which a new query begins: as its options say, by default that of the oldest record."""
         view = self.options.place.view()
         start = self.options.start_position
         if start is not None and not self.options.latest:

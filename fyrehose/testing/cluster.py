@@ -35,6 +35,7 @@ class ClusterServer:
     :ivar listen: further listeners, as in the table ``[listen]``
     :ivar more: further tables of the configuration
     :ivar replication: further lines of the table ``[replication]``
+    :ivar code: directory with the code of another version of Fyrehose, for its processes; empty: they have this one
     """
 
     name: str
@@ -46,6 +47,7 @@ class ClusterServer:
     listen: dict[str, str] = attrs.field(factory=dict)
     more: str = ""
     replication: str = ""
+    code: str = ""
 
     @property
     def log(self) -> str:
@@ -82,7 +84,7 @@ class ClusterServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in [self.code, *sys.path] if path)},
             )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

@@ -77,7 +77,11 @@ class MemoryJournal:
         self.state = JournalState.WRITABLE if self.leader is None else JournalState.READ_ONLY
         return succeed(dict(self._ends))
 
+    def cancel_open(self) -> None:
+        """Do nothing: it is open at once."""
+
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
+        """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
         if self.state is JournalState.READ_ONLY:
             return fail(ReadOnly("no room"))
         if self.state is not JournalState.WRITABLE:

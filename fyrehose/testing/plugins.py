@@ -109,6 +109,7 @@ class PluginConformance:
                 self.make_service(endpoint, self.plugin.settings())
 
     def test_tls_files_are_read_at_once_and_when_the_service_reloads(self) -> None:
+        """Delete the files once the service is prepared: it must have read them, and must refuse to read them again."""
         if "tls_certificate" not in {field.name for field in attrs.fields(self.plugin.settings)}:
             return
         with TemporaryDirectory() as directory:
@@ -124,6 +125,7 @@ class PluginConformance:
                     read(settings)
 
     def test_clients_provide_their_interfaces(self) -> None:
+        """Make the publisher and the tailer of a plugin that has clients, and verify what they provide."""
         if not IClientPlugin.providedBy(self.plugin):
             return
         assert verifyObject(IClientPlugin, self.plugin)

@@ -92,5 +92,5 @@ class Peer:
         return data
 
     def leave(self) -> None:
-        """Lose the connection."""
+        """Close the connection, as the peer would."""
         self.protocol.connectionLost(Failure(ConnectionDone()))

@@ -81,16 +81,16 @@ class Origins:
             return _SERVED
         origin = headers.get("origin", "")
         if origin and origin in self.allowed:
-            return PageVerdict(headers=self._headers(origin, METHODS))
+            return PageVerdict(headers=_headers(origin))
         if not origin or EVERY not in self.allowed:
             return PageVerdict(refusal=self._refusal(origin))
         if method not in READING or "authorization" in headers:
             return PageVerdict(
                 refusal=f"origin {origin[:80]!r} may only read, without a token, because it is not listed itself; "
                 f"add {origin[:80]!r} to the option origins",
-                headers=self._headers(EVERY, READING),
+                headers=_headers(EVERY),
             )
-        return PageVerdict(headers=self._headers(EVERY, READING), reads_only=True)
+        return PageVerdict(headers=_headers(EVERY), reads_only=True)
 
     def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
         """Return the headers of the answer to a preflight that *verdict* is about."""
@@ -102,15 +102,16 @@ class Origins:
             "Access-Control-Max-Age": str(MAX_AGE),
         }
 
-    def _headers(self, origin: str, methods: tuple[str, ...]) -> Mapping[str, str]:
-        credentials = {} if origin == EVERY else {"Access-Control-Allow-Credentials": "true"}
-        return {
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Expose-Headers": ", ".join(EXPOSED),
-            "Vary": "Origin",
-            **credentials,
-        }
-
     def _refusal(self, origin: str) -> str:
         advice = f"; to allow it, add {origin[:80]!r} to the option origins" if _ORIGIN.fullmatch(origin) else ""
         return f"request of a page of another site: only pages of this server may use it{advice}"
+
+
+def _headers(origin: str) -> Mapping[str, str]:
+    credentials = {} if origin == EVERY else {"Access-Control-Allow-Credentials": "true"}
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Expose-Headers": ", ".join(EXPOSED),
+        "Vary": "Origin",
+        **credentials,
+    }

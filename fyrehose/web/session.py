@@ -155,17 +155,17 @@ class WebSession(ByteSession):
 
     @property
     def body_expected(self) -> int:
-        """The size of the part of a body that is being collected, in bytes, as far as it is known."""
+        """Return the size of the part of a body that is being collected, in bytes, as far as it is known."""
         return 0
 
     @property
     def body_buffered(self) -> int:
-        """The bytes of that part that are in memory."""
+        """Return the bytes of that part that are in memory."""
         return 0
 
     @property
     def partly_processed(self) -> bool:
-        """Whether an incomplete body has caused events; then the owner of the session answers an error in its rest."""
+        """Return whether an incomplete body has caused events: the owner of the session then answers later errors."""
         return False
 
     # Input.
@@ -205,17 +205,17 @@ class WebSession(ByteSession):
 
     @property
     def streaming(self) -> bool:
-        """Whether the head of an answer was sent and its body is incomplete."""
+        """Return whether the head of an answer was sent and its body is incomplete."""
         return self._h11.our_state is h11.SEND_BODY
 
     @property
     def body_unread(self) -> bool:
-        """Whether the peer may still be sending a body that will not be read."""
+        """Return whether the peer may still be sending a body that will not be read."""
         return self.over and self._body_incomplete and not self._eof
 
     @property
     def expected(self) -> int:
-        """The size of the head or the part of a body that is being received, in bytes; 0 between requests."""
+        """Return the size of the head or the part of a body that is being received, in bytes; 0 between requests."""
         if self._broken:
             return 0
         if self._h11.their_state is h11.SEND_BODY:
@@ -224,7 +224,7 @@ class WebSession(ByteSession):
 
     @property
     def buffered(self) -> int:
-        """The bytes of :attr:`expected` that are in memory."""
+        """Return the bytes of :attr:`expected` that are in memory."""
         return self.body_buffered if self._h11.their_state is h11.SEND_BODY else self.expected
 
     # Output.
@@ -281,11 +281,6 @@ class WebSession(ByteSession):
         self.respond(status, body, headers=fields)
         return [self._refused]
 
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes to be written, and forget them."""
-        out, self.out = self.out, []
-        return out
-
     # Internals.
 
     def _discard_input(self) -> None:
@@ -305,12 +300,12 @@ class WebSession(ByteSession):
 
     @property
     def _behind(self) -> bool:
-        """Whether further input belongs to a later request than the one that is being answered."""
+        """Return whether further input belongs to a later request than the one that is being answered."""
         return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
 
     @property
     def _rest_dropped(self) -> bool:
-        """Whether the request was refused within its body, so that nothing of the later input is parsed."""
+        """Return whether the request was refused within its body, so that nothing of the later input is parsed."""
         return self._refused is not None and self._body_incomplete
 
     def _head_of(self, status: int, content_type: str, headers: Headers | None) -> h11.Response:

@@ -215,6 +215,12 @@ def test_a_shared_subscription_is_shown_with_its_leases(connect: Connect, watche
     watched.broker.shares.close()
 
 
+def test_a_follower_does_not_show_shared_subscriptions(connect: Connect, watched: Any) -> None:
+    watched.broker.journal.leader = "10.0.0.1:8117"
+    watched.broker.open()
+    assert connect().ask("/api/subscriptions/a")[0] == 503
+
+
 @pytest.mark.parametrize(
     "path", ["/page", "/../setup.cfg", "/%2e%2e/x", "/api", "/api/x", "/api/streams/s", "/api/streams//tail", "/x/y"]
 )

@@ -13,7 +13,7 @@ from fyrehose.bench.servers import FYREHOSE, Running
 from fyrehose.bench.usage import Cpu
 
 
-def test_shares_come_to_the_whole() -> None:
+def test_shares_add_up_to_the_whole() -> None:
     assert shares(10, 3) == [4, 3, 3]
     assert shares(2, 3) == [1, 1, 0]
 

@@ -40,7 +40,7 @@ def test_other_servers_are_compared_with_fyrehose() -> None:
     assert results.times(MEASURED[1], "fyrehose", "rate") is None
 
 
-def test_json_goes_there_and_back() -> None:
+def test_results_survive_json() -> None:
     found = json.loads(json.dumps(as_json(MEASURED)))
     assert found[0]["figures"] == {"micros": {"median": 2.0, "least": 1.0, "most": 3.0}}
     assert from_json(found) == MEASURED

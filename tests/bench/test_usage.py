@@ -26,7 +26,7 @@ def test_memory_now_and_at_its_most() -> None:
     assert 1 << 20 < now <= most
 
 
-def test_load() -> None:
+def test_load_has_three_averages() -> None:
     assert len(usage.load()) == 3
 
 

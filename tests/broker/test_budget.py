@@ -172,7 +172,7 @@ def test_frame_with_a_grant_is_charged_once_and_in_full() -> None:
     assert budget.used == 0
 
 
-def test_announcing_costs_nothing() -> None:
+def test_announced_frames_are_not_charged_before_they_arrive() -> None:
     budget = Budget()
     found = peers(budget, 10_000)
     for peer in found:

@@ -101,7 +101,7 @@ def test_streams_are_limited() -> None:
     assert broker.publish([drafts(b"a", stream="a")]).result == (2,)
 
 
-def test_nothing_is_kept() -> None:
+def test_callback_broker_keeps_no_records() -> None:
     broker = CallbackBroker(lambda run: None)
     broker.publish([drafts(b"a")])
     broker.restrict("s", 10)

@@ -77,7 +77,7 @@ def test_servers_work_in_a_folder_of_the_disk_that_is_deleted(measured: list[Any
         ({"load": 500.0}, "other programs were running"),
     ],
 )
-def test_limits_of_the_figures_are_said(changes: dict[str, float], words: str) -> None:
+def test_limits_of_the_figures_are_reported(changes: dict[str, float], words: str) -> None:
     assert any(words in line for line in bench.remarks(report(**changes)))
     assert not any(words in line for line in bench.remarks(report()))
 
@@ -109,7 +109,7 @@ def test_protocol_without_its_package_is_not_measured(
     assert "eventbus" not in measured[0][1]
 
 
-def test_missing_numpy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_numpy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Extra, "installed", property(lambda extra: False))
     result = run()
     assert "fyrehose bench needs numpy: pip install 'fyrehose[bench]'" in result.stderr

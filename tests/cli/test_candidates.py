@@ -60,7 +60,7 @@ def test_few_of_many_values_are_shown() -> None:
     assert len(values(*("a" * (1 + n) for n in range(2 * MOST)))) == MOST
 
 
-def test_what_came_in_time_is_shown() -> None:
+def test_values_that_arrive_in_time_are_completed() -> None:
     never = threading.Event()
 
     def slow(ctx: click.Context, incomplete: str) -> Iterator[str]:

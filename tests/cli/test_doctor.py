@@ -42,7 +42,7 @@ def test_terminal_interprets_nothing_of_a_finding(capsys: pytest.CaptureFixture[
     assert "[bold]something[/bold]" in said
 
 
-def test_nothing_to_do_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthy_server_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     show(FINDINGS[:1], "text")
     assert capsys.readouterr().out.splitlines()[-1] == "nothing to do"
 

@@ -37,7 +37,7 @@ def help_of(words: tuple[str, ...]) -> str:
     return result.output
 
 
-def test_all_are_here() -> None:
+def test_every_command_is_found() -> None:
     known = {words[1:] for words in COMMANDS if words[0] == "fyrehose"}
     assert {
         ("publish",),

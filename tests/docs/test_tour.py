@@ -153,7 +153,7 @@ def _contains(expected: list[str], output: list[str]) -> bool:
 @pytest.mark.live
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
-def test_every_command_of(page: str, tmp_path: Path) -> None:
+def test_every_command_of_the_page_runs(page: str, tmp_path: Path) -> None:
     found = [step for step in steps((ROOT / page).read_text()) if step.command not in NOT_RUN]
     assert len(found) > 10, "the page has commands"
     shell = Shell.start(tmp_path)

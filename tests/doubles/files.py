@@ -12,9 +12,6 @@ import attrs
 from fyrehose.journal.files import SteppedFiles
 from fyrehose.records import Buffer
 
-#: The calls that can be made to fail.
-CALLS = ("open", "write", "sync", "allocate", "truncate", "rename", "unlink", "sync_directory")
-
 
 @attrs.define(slots=False)
 class FaultyFiles(SteppedFiles):

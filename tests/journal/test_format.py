@@ -195,10 +195,10 @@ def changed(header: bytes, at: int, value: bytes) -> bytes:
         (3, b"\x02", ""),
         (3, b"\x03", "newer Fyrehose .format version 3; this one reads up to 2"),
         (4, b"\x05", ""),
-        (4, b"\x06", "invalid values"),
+        (4, b"\x06", "kind 6"),
         (8, (64 << 20).to_bytes(4, "little"), ""),
-        (8, ((64 << 20) + 8).to_bytes(4, "little"), "invalid values"),
-        (8, (4).to_bytes(4, "little"), "invalid values"),
+        (8, ((64 << 20) + 8).to_bytes(4, "little"), "length 67108872"),
+        (8, (4).to_bytes(4, "little"), "length 4;"),
     ],
 )
 def test_invalid_values_in_the_header_of_a_batch_are_damaged(at: int, value: bytes, refusal: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, Unreplicated
@@ -36,6 +37,17 @@ class HeldGate(LocalGate):
     def _fail(self, commit: Commit, error: Exception) -> None:
         self.failures.append(error)
         self.refuse(commit, error)
+
+
+@attrs.define(eq=False)
+class SlowGate(LocalGate):
+    """A gate that prepares the directory for as long as the test says."""
+
+    preparing: Deferred[None] = attrs.field(init=False)
+
+    def prepare(self) -> Deferred[None]:
+        self.preparing = Deferred()
+        return self.preparing
 
 
 @attrs.define(eq=False)
@@ -111,3 +123,20 @@ def test_a_journal_whose_gate_accepts_nothing_says_why(tmp_path: Path) -> None:
     (failure,) = append(journal, b"one", 1)
     assert failure.check(Unreplicated)
     assert str(failure.value) == "another server leads"
+
+
+def test_opening_ends_when_what_precedes_recovery_is_cancelled(tmp_path: Path) -> None:
+    """Recovery itself is finished; then the journal can be closed."""
+    gate = SlowGate()
+    journal = FileJournal(Clock(), tmp_path, JournalSettings(min_free=0), worker=InlineWorker(), gate=gate)
+    results: list[Any] = []
+    journal.open(Observer()).addBoth(results.append)
+    assert not results
+    journal.cancel_open()
+    results.pop().trap(Closed)
+    assert not scan.segments(tmp_path)
+    journal.open(Observer()).addBoth(results.append)
+    gate.preparing.callback(None)
+    journal.cancel_open()
+    assert results == [{}]
+    journal.close()

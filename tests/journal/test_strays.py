@@ -155,7 +155,7 @@ def overlapped(open_journal):  # type: ignore[no-untyped-def]
 def test_verify_finds_a_segment_within_another_even_if_its_checksums_are_right(open_journal) -> None:
     bench, base = overlapped(open_journal)
     said = [str(problem) for problem in verify(bench.directory).problems]
-    assert any(f"goes on behind the start of {base:016x}.segment" in each for each in said)
+    assert any(f"continues behind the start of {base:016x}.segment" in each for each in said)
 
 
 def test_overlapping_segments_of_one_journal_are_refused_also_by_quarantine(open_journal) -> None:
@@ -174,7 +174,7 @@ def test_bytes_behind_the_end_of_a_sealed_segment_are_set_aside(open_journal) ->
     path = scan.segments(bench.directory)[1].path
     with path.open("ab") as file:
         file.write(b"no batch")
-    assert any("goes on behind the start" in str(problem) for problem in verify(bench.directory).problems)
+    assert any("continues behind the start" in str(problem) for problem in verify(bench.directory).problems)
     with pytest.raises(JournalCorrupt, match="has 8 bytes behind position"):
         open_journal()
     bench = open_journal(quarantine=True)

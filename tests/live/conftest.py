@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,3 +151,22 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = webdriver.Chrome(options=options, service=Service(driver))
     yield started
     started.quit()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and logs nothing."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Serve the directory that the test's module names as SITE, and return the origin."""
+    handler = functools.partial(Quiet, directory=str(request.module.SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()

@@ -119,7 +119,7 @@ def test_arguments_and_standard_input(server: Server) -> None:
     assert server.tail("--since", "5", "--count", "1", protocol="backbone", stream=None) == b"from\n"
 
 
-def test_json(server: Server) -> None:
+def test_tail_writes_json(server: Server) -> None:
     server.publish("text", data=b"")
     server.publish(data=b"\xff\x00\n")
     for protocol, stream in (("figg", "backbone"), ("backbone", None), ("http", "backbone")):

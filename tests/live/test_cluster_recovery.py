@@ -30,25 +30,29 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def serving() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Return the processes that serve the journals."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[Cluster]:
     """Three servers, each of which serves its journal to the others."""
     made = Cluster(tmp_path)
-    serving = []
     ports = free_ports(len(made.servers))
     for server, port in zip(made.servers.values(), ports, strict=True):
         server.replication = f'journal = "http://127.0.0.1:{port}"\nmember-timeout = "60s"\n'
-    try:
-        with made:
-            leader_of(made)
-            wait_until_identical(made)
-            for server, port in zip(made.servers.values(), ports, strict=True):
-                words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
-                serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
-            yield made
-    finally:
-        for each in serving:
-            each.kill()
-            each.wait()
+    with made:
+        leader_of(made)
+        wait_until_identical(made)
+        for server, port in zip(made.servers.values(), ports, strict=True):
+            words = command(f"fyrehose journal serve {server.directory / 'data'} --listen 127.0.0.1:{port}")
+            serving.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+        yield made
 
 
 def command(line: str) -> list[str]:
@@ -112,6 +116,30 @@ def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) 
     lost.start()
     check(cluster, published)
     assert "the journal is filled up to position" in lost.log
+
+
+def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
+    cluster: Cluster, serving: list[subprocess.Popen[bytes]]
+) -> None:
+    published: list[bytes] = []
+    trim(cluster, published)
+    leader = leader_of(cluster)
+    lost = next(server for server in cluster.servers.values() if server is not leader)
+    lose_disk(lost)
+    trim(cluster, published)
+    replace(lost)
+    for each in serving:
+        each.send_signal(signal.SIGSTOP)
+    lost.start()
+    deadline = time.monotonic() + PATIENCE
+    while "copying the journal of" not in lost.log:
+        assert time.monotonic() < deadline, lost.log
+        time.sleep(0.1)
+    assert lost.stop() == 0
+    for each in serving:
+        each.send_signal(signal.SIGCONT)
+    lost.start()
+    check(cluster, published)
 
 
 def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import os
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,29 +18,10 @@ from fyrehose.identity import Action
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PATIENCE = 60.0
-EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard"
+SITE = Path(__file__).parents[2] / "examples" / "dashboard"
 KEY = "0123456789abcdef" * 4
 #: A directory for screenshots, to look at them.
 LOOK = os.environ.get("SCREENSHOTS", "")
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and logs nothing."""
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def site() -> Iterator[str]:
-    """Serve the example, and return its origin."""
-    handler = functools.partial(Quiet, directory=str(EXAMPLE))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @attrs.define(eq=False)

@@ -212,7 +212,7 @@ def test_a_client_with_a_position_beyond_the_end_continues_with_the_next_event(s
 
 
 @pytest.mark.parametrize("name", ["select", "poll", "epoll"])
-def test_each_reactor(serve: Any, bus: Bus, name: str) -> None:
+def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) -> None:
     serve(before=("-n", "--reactor", name))
     subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
     for n in range(2_000):
@@ -542,7 +542,7 @@ class TestKeys:
                 bus.sync(socket=stranger)
         running.wait_for("unknown-key from 127.0.0.1")
 
-    def test_networks(self, serve: Any, bus: Bus, tmp_path: Path) -> None:
+    def test_policy_refuses_a_network(self, serve: Any, bus: Bus, tmp_path: Path) -> None:
         policy = policy_file(tmp_path, 'network = "10.99.0.0/16"')
         running = serve(listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
         stranger = bus.snapshot(RCVTIMEO=500, SNDTIMEO=500)
@@ -569,7 +569,9 @@ class TestKeys:
         assert bus.history(1)[0][5] == event(1)[4]
 
     @pytest_twisted.ensureDeferred
-    async def test_our_client(self, serve: Any, bus: Bus, keys: tuple[Path, Path]) -> None:
+    async def test_our_client_publishes_and_receives_with_curve(
+        self, serve: Any, bus: Bus, keys: tuple[Path, Path]
+    ) -> None:
         server, clients = keys
         serve(f"server-key={server}/one.key_secret", f"client-keys={clients}")
         client = EventBusClient(

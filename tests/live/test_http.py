@@ -89,7 +89,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(start: Any, tmp_p
         assert b"error" in said
 
 
-def test_following_a_stream(start: Any) -> None:
+def test_live_answer_follows_a_stream(start: Any) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams/s"
     curl("-d", "one", url)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 pytestmark = pytest.mark.live
 
-CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
+SITE = CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
 PATIENCE = 100.0
 
 #: What npm says if there is no network.
@@ -43,25 +39,6 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"a program of others is not installed: {name}")
     return found
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and logs nothing."""
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def site() -> Iterator[str]:
-    """Serve the module, and return its origin."""
-    handler = functools.partial(Quiet, directory=str(CLIENT))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def node(*words: str | Path, **environment: str) -> str:

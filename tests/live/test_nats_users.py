@@ -139,7 +139,7 @@ def test_the_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -
     assert sum("permissions violation for subscription" in each.lower() for each in said) == len(PRIVATE)
 
 
-def test_nobody_without_a_password_is_let_in(nodes: NatsNodes, tmp_path: Path) -> None:
+def test_connection_without_the_password_is_refused(nodes: NatsNodes, tmp_path: Path) -> None:
     for used in (ReplicationSettings(servers=tuple(nodes.urls)), settings(nodes, tmp_path, "a", "wrong")):
         with pytest.raises(FyrehoseError, match=r"(?i)authorization"):
             asyncio.run(survey(used))

@@ -372,7 +372,7 @@ def test_the_picture_of_a_cluster_in_light_and_dark_and_on_a_phone(still: Page) 
     assert page.errors() == []
 
 
-def test_a_server_that_has_gone_and_comes_back(page: Page, start: Any) -> None:
+def test_page_reconnects_after_a_restart(page: Page, start: Any) -> None:
     page.post("s", b"x")
     page.until(lambda: "s" in page.rows("#streams"))
     admin, http = page.server.port("admin"), page.server.port("http")

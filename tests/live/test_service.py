@@ -482,7 +482,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_as_a_daemon(start: Any) -> None:
+def test_server_runs_as_a_daemon(start: Any) -> None:
     before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
     parent = start("--listen", LINES, ready=False, before=before)
     assert parent.ended() == 0

@@ -53,7 +53,7 @@ def test_torture_detects_lost_records(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-def test_bits_and_cuts() -> None:
+def test_flipped_bits_and_cut_files_are_noticed() -> None:
     shapes = [word for shape in ("tiny", "large", "streams", "200 KiB") for word in ("--shape", shape)]
     said = run("bits.py", "--count", "150", "--size", "8192", *shapes)
     assert said.count(" 0 wrong") == 12
@@ -104,7 +104,7 @@ def test_a_hostile_host_keeps_no_honest_client_waiting(attack: str) -> None:
     assert "\n0 violations" in run("herd.py", *words)
 
 
-def test_a_soak() -> None:
+def test_soak_with_kills_finds_no_violation() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 

@@ -195,7 +195,7 @@ def test_other_networks_do_not_wait(authority: Authority) -> None:
     assert honest.heard == b"ok hello\n"
 
 
-def test_connections_that_only_come_and_go_delay_nobody(authority: Authority) -> None:
+def test_connections_closed_before_their_handshake_delay_no_others(authority: Authority) -> None:
     world = World(authority)
     for _ in range(100):
         probe = world.connect(client(authority))

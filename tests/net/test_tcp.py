@@ -81,10 +81,6 @@ class Session(ByteSession):
         self.buffer, self.announced = b"", 0
         return []
 
-    def data_to_send(self) -> list[bytes]:
-        out, self.out = self.out, []
-        return out
-
 
 @implementer(ISink)
 class Toy(SessionProtocol):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
+import attrs
 import pytest
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.files import Files
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
+from fyrehose.journal.format import SegmentHeader
 from fyrehose.journal.replica import REPLICA
-from fyrehose.journal.scan import MARK_NAME
+from fyrehose.journal.scan import MARK_NAME, pack_mark
 from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.filling import ALONE, Filler, waits
 from fyrehose.replication.peers import Peers
@@ -37,7 +39,7 @@ def fill(directory: Path, first: LogEntry, messages: list[bytes], journal: str =
     hub = Hub(clock, Random(1), entries=[first])
     copied: list[str] = []
 
-    def copy(url: str, to: Path, files: Files) -> int:
+    def copy(url: str, *arguments: Any) -> int:
         copied.append(url)
         return first.position
 
@@ -87,6 +89,88 @@ def test_without_a_journal_to_copy_the_server_says_what_to_do(tmp_path: Path, jo
     assert not copied
     failure.trap(ConfigError)
     assert "fyrehose journal backup" in failure.getErrorMessage()
+
+
+def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) -> None:
+    """Following asks it again and again; the start does not wait for it."""
+    clock = Clock()
+    log = Hub(clock, Random(1), away={"c"}).log("c")
+    log.timeout = 60.0
+    filler = Filler(clock, tmp_path, log, peers(), lambda *arguments: 0, maybeDeferred)
+    ended: list[Any] = []
+    Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * 100)
+    assert ended == [None]
+
+
+def test_a_download_is_told_to_stop_when_the_start_is_cancelled(tmp_path: Path) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[checkpoint(9)])
+    stops: list[Event] = []
+
+    def download(copy: Any, url: str, directory: Path, files: Any, identity: bytes, stopping: Event) -> Deferred[int]:
+        stops.append(stopping)
+        return Deferred()
+
+    filler = Filler(clock, tmp_path, hub.log("c"), peers(), lambda *arguments: 0, download)
+    ended: list[Any] = []
+    filling = Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * 5)
+    hub.hears["c"](said("b", 9, "http://b"))
+    clock.pump([0.1] * 20)
+    assert not stops[0].is_set()
+    filling.cancel()
+    assert stops[0].is_set()
+    ended[0].trap(CancelledError)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 3.0])
+def test_waiting_for_a_journal_to_copy_can_be_cancelled(tmp_path: Path, seconds: float) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[checkpoint(9)])
+    filler = Filler(clock, tmp_path, hub.log("c"), peers("http://c"), lambda *arguments: 0, maybeDeferred)
+    ended: list[Any] = []
+    filling = Deferred.fromCoroutine(filler.fill()).addBoth(ended.append)
+    clock.pump([0.1] * round(10 * seconds))
+    assert not ended
+    filling.cancel()
+    ended[0].trap(CancelledError)
+
+
+def test_the_reason_why_a_journal_cannot_be_copied_is_logged_once(tmp_path: Path, log_lines: list[str]) -> None:
+    clock = Clock()
+    hub = Hub(clock, Random(1), entries=[attrs.evolve(checkpoint(9), identity=b"the one in NATS.")])
+    asked: list[bytes] = []
+
+    def refuse(url: str, directory: Path, files: Any, identity: bytes, stopping: Event) -> int:
+        asked.append(identity)
+        raise JournalError("it is another journal")
+
+    filler = Filler(clock, tmp_path, hub.log("c"), peers(), refuse, maybeDeferred)
+    filling = Deferred.fromCoroutine(filler.fill()).addErrback(lambda failure: failure.trap(CancelledError))
+    clock.pump([0.1] * 5)
+    hub.hears["c"](said("b", 9, "http://b"))
+    clock.pump([0.1] * 300)
+    filling.cancel()
+    assert asked == [b"the one in NATS."] * len(asked)
+    assert len(asked) > 3
+    assert [line for line in log_lines if "it is another journal" in line] == [
+        "replication: the journal of b cannot be copied: it is another journal"
+    ]
+
+
+def test_a_server_whose_own_journal_is_another_one_copies_nothing(tmp_path: Path) -> None:
+    """It says so before it asks another server for anything."""
+    header = SegmentHeader(0, 1, 0, b"another journal!")
+    (tmp_path / f"{0:016x}.segment").write_bytes(header.pack())
+    (tmp_path / REPLICA).write_text("c\n")
+    (tmp_path / MARK_NAME).write_bytes(pack_mark(64))
+    first = attrs.evolve(checkpoint(99), identity=b"the one in NATS.")
+    copied, (failure,) = fill(tmp_path, first, [said("b", 9, "http://b")], "http://c")
+    assert not copied
+    failure.trap(ConfigError)
+    assert first.identity.hex() in failure.getErrorMessage()
+    assert header.identity.hex() in failure.getErrorMessage()
 
 
 def test_only_a_server_with_the_longest_journal_begins_a_shared_log() -> None:

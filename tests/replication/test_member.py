@@ -25,7 +25,6 @@ from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeU
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import Durability, JournalSettings
@@ -148,8 +147,10 @@ class Cluster:
     def leaders(self) -> list[Server]:
         return [server for server in self.servers.values() if server.up and server.role is State.LEADER]
 
-    def elect(self) -> Server:
-        """Run until one server leads, and accepts messages."""
+    def elect(self, names: str = "") -> Server:
+        """Add a server for each letter of *names*, and run until one server leads, and accepts messages."""
+        for name in names:
+            self.add(name)
         self.run(30, until=lambda: any(s.journal.state is JournalState.WRITABLE for s in self.leaders))
         (leader,) = self.leaders
         return leader
@@ -157,9 +158,7 @@ class Cluster:
     def elect_of_two(self) -> Server:
         """Add the only two members, a and b, and return the leader."""
         self.members = 2
-        for name in "ab":
-            self.add(name)
-        return self.elect()
+        return self.elect("ab")
 
     def publish_five(self, leader: Server) -> None:
         """Publish five messages, each followed by time for a checkpoint."""
@@ -195,9 +194,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_one_of_three_servers_leads_and_the_others_serve_what_it_accepts(cluster: Cluster) -> None:
-    for name in "abc":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("abc")
     for number in range(100):
         leader.publish(b"%d" % number * 100)
         cluster.run(0.02)
@@ -209,9 +206,7 @@ def test_one_of_three_servers_leads_and_the_others_serve_what_it_accepts(cluster
 
 
 def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     cluster.run(1)
     follower = next(server for server in cluster.servers.values() if server is not leader)
     leads, follows = leader.journal.cluster_status(), follower.journal.cluster_status()
@@ -289,9 +284,7 @@ def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: 
 
 
 def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     cluster.run(1)
     follower = next(server for server in cluster.servers.values() if server is not leader)
     with pytest.raises(ReadOnly, match=f"follows {leader.name} at {leader.name}:1; publish there"):
@@ -299,9 +292,7 @@ def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> N
 
 
 def test_a_follower_tells_publishers_the_address_of_the_leader(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     cluster.run(1)
     follower = next(server for server in cluster.servers.values() if server is not leader)
     follower.publish(b"x")
@@ -325,9 +316,7 @@ def raise_from(failed: Deferred[Any]) -> None:
 
 
 def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twice(cluster: Cluster) -> None:
-    for name in "abc":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("abc")
     behind = next(server for server in cluster.servers.values() if server is not leader)
     leader.publish(b"1")
     cluster.settle()
@@ -381,9 +370,7 @@ def test_another_clusters_journal_of_the_same_length_is_refused_and_the_others_g
 
 
 def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
-    for name in "abc":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("abc")
     old.publish(b"kept")
     cluster.settle()
     cluster.hub.away.add(old.name)
@@ -459,9 +446,7 @@ def test_a_take_over_loses_what_was_acknowledged_by_the_old_leader_alone(
 ) -> None:
     """That is what `acknowledge = "local"` gives up; the journals are the same all the same."""
     cluster.acknowledge = "local"
-    for name in "abc":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("abc")
     old.publish(b"kept")
     cluster.settle()
     cluster.hub.away.add(old.name)
@@ -486,9 +471,7 @@ def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two servers that miss the leader at once would depose each other again and again."""
-    for name in "abc":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("abc")
     cluster.settle()
     monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
     for number in range(20):
@@ -502,9 +485,7 @@ def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
 
 
 def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) -> None:
-    for name in "abc":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("abc")
     for payload in (b"1", b"2", b"3"):
         old.publish(payload)
     keyed: list[int] = []
@@ -529,9 +510,7 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
 
 def test_a_server_that_takes_over_has_nothing_to_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
-    for name in "abc":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("abc")
     for number in range(20):
         old.broker.publish_once([Run.of("s", [b"%d" % number], source="t")], f"key {number}")
         cluster.run(0.1)
@@ -610,9 +589,7 @@ def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
 
 def seconds_without_a_leader(cluster: Cluster) -> float:
     """Cut the leader of three servers off; return how long it takes until another one leads."""
-    for name in "abc":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("abc")
     cluster.settle()
     cluster.run(2)
     cluster.hub.away.add(old.name)
@@ -637,9 +614,7 @@ def test_a_leader_that_was_never_found_is_waited_for(cluster: Cluster) -> None:
 
 
 def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("ab")
     old.publish(b"one")
     cluster.settle()
     old.stop()
@@ -694,9 +669,7 @@ def trimmed(cluster: Cluster) -> Server:
     cluster.members = 2
     cluster.fills = True
     cluster.member_timeout = 60.0
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     cluster.publish_five(leader)
     assert cluster.hub.first > 1
     return leader
@@ -719,6 +692,23 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     leader.publish(b"3")
     cluster.run(1)
     assert leader.acknowledged == [b"1", b"3"]
+
+
+def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    """Operators see it before the first publisher does."""
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(10)
+    assert leader.journal.state is JournalState.WRITABLE
+    cluster.hub.away.add("a")
+    cluster.run(10)
+    assert leader.journal.state is JournalState.READ_ONLY
+    assert "no answer" in leader.journal.refusal
+    cluster.hub.away.clear()
+    cluster.run(5)
+    assert leader.journal.state is JournalState.WRITABLE
+    assert leader.journal.refusal == ""
 
 
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
@@ -779,11 +769,11 @@ def test_a_server_is_filled_when_another_one_can_be_reached(
     tries = []
     works = copy_journal
 
-    def copy(token_file: str, url: str, directory: Path, files: Files) -> int:
+    def copy(token_file: str, url: str, *arguments: Any) -> int:
         tries.append(url)
         if len(tries) < 4:
             raise JournalUnreachable("it is not running")
-        return works(token_file, url, directory, files)
+        return works(token_file, url, *arguments)
 
     monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
     new = cluster.add("c")
@@ -824,9 +814,7 @@ def lose_the_shared_log(cluster: Cluster) -> None:
 
 
 def test_an_empty_server_waits_for_the_others_before_it_begins_a_shared_log(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     leader.publish(b"1")
     cluster.settle()
     lose_the_shared_log(cluster)
@@ -839,9 +827,7 @@ def test_an_empty_server_waits_for_the_others_before_it_begins_a_shared_log(clus
 
 
 def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     leader.publish(b"1")
     cluster.settle()
     lose_the_shared_log(cluster)
@@ -861,9 +847,7 @@ def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A NATS server that was frozen believes for a while that it leads the stream, and says where it ended before."""
-    for name in "ab":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("ab")
     outdated = EntryRange(1, 1)
     leader.publish(b"x")
     cluster.settle()
@@ -878,9 +862,7 @@ def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
 
 
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("ab")
     told: list[str] = []
     old.journal.gate.cluster.on_reopen = told.append
     cluster.hub.away.add(old.name)
@@ -891,9 +873,7 @@ def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
 
 
 def test_a_server_that_is_to_be_opened_again_does_not_take_over(cluster: Cluster) -> None:
-    for name in "ab":
-        cluster.add(name)
-    old = cluster.elect()
+    old = cluster.elect("ab")
     cluster.hub.away.add(old.name)
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     cluster.hub.away.clear()

@@ -182,7 +182,7 @@ def test_the_leader_answers_when_the_change_is_confirmed() -> None:
     assert not role.changes_members
 
 
-def test_a_member_stays_that_has_one_of_two_copies_unless_it_is_silent() -> None:
+def test_member_with_one_of_two_copies_stays_unless_it_is_silent() -> None:
     made, role = membership(), leading(Members(4, ("a", "b", "c")))
     role.add_checkpoint()
     role.accepted(role.inflight[0].entry, 2)

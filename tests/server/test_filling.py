@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fyrehose.errors import JournalError
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
+from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings
@@ -38,20 +40,41 @@ def source(tmp_path: Path) -> Path:
 
 def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    assert copy_journal("", str(source), target, Files()) == scan.read_mark(source) == scan.read_mark(target) > 0
+    end = copy_journal("", str(source), target, Files(), UNKNOWN, Event())
+    assert end == scan.read_mark(source) == scan.read_mark(target) > 0
     assert not verify(target).problems
     assert verify(target).records == verify(source).records
 
 
 def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> None:
     with pytest.raises(JournalError):
-        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files())
+        copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files(), UNKNOWN, Event())
+
+
+def test_journal_of_another_cluster_is_refused_before_anything_is_copied(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with pytest.raises(JournalError, match="another journal") as refused:
+        copy_journal("", str(source), target, Files(), b"of this cluster.", Event())
+    identity = scan.identity_of(scan.segments(source))
+    assert identity.hex() in str(refused.value)
+    assert b"of this cluster.".hex() in str(refused.value)
+    assert not scan.segments(target)
+
+
+def test_copying_that_was_stopped_is_completed_by_the_next_start(source: Path, tmp_path: Path) -> None:
+    stopping, target = Event(), tmp_path / "target"
+    stopping.set()
+    with pytest.raises(JournalError, match="stopped"):
+        copy_journal("", str(source), target, Files(), UNKNOWN, stopping)
+    assert not scan.segments(target)
+    copy_journal("", str(source), target, Files(), UNKNOWN, Event())
+    assert verify(target).records == verify(source).records
 
 
 def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
     now = [100.0]
     monkeypatch.setattr(filling, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
-    progress: Any = CopyLog()
+    progress: Any = CopyLog(Event())
     for seconds in (1, 3, 2, 1, 6):
         now[0] += seconds
         progress(int(now[0] - 100) << 20, 20 << 20)

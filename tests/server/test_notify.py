@@ -82,7 +82,7 @@ def test_stall_is_shown_until_it_has_ended(listening: tuple[str, socket.socket])
         assert heard(manager) == [["STATUS=a turn takes long"], [f"STATUS={status}"]], "and no WATCHDOG=1"
 
 
-def test_without_a_manager_nothing_happens(log_lines: list[str]) -> None:
+def test_without_a_manager_notifications_are_ignored(log_lines: list[str]) -> None:
     clock = Clock()
     told = ServiceManager.from_environment(clock, {"WATCHDOG_USEC": "1000000"})
     told.ready("serving")

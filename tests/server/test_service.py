@@ -35,6 +35,9 @@ class SlowJournal(MemoryJournal):
         self.told.append("journal opens")
         return self.opening.addCallback(lambda _: MemoryJournal.open(self, observer))
 
+    def cancel_open(self) -> None:
+        self.told.append("journal is not to open")
+
     def close(self) -> Deferred[None]:
         self.told.append("journal closes")
         return self.closing.addCallback(lambda _: MemoryJournal.close(self))
@@ -174,10 +177,21 @@ def test_stopping_while_the_journal_opens(server: Server) -> None:
     stopped = server.service.stopService()
     assert not stopped.called
     server.journal.opening.callback(None)
-    assert server.since() == ["journal opens", "open", "journal closes"]
+    assert server.since() == ["journal opens", "journal is not to open", "open", "journal closes"]
     server.journal.closing.callback(None)
     assert started.called
     assert stopped.called
+
+
+def test_stopping_before_the_journal_is_recovered_is_no_failure(server: Server) -> None:
+    started = server.service.startService()
+    opened = results(server.service.when_open())
+    stopped = server.service.stopService()
+    server.journal.opening.errback(Closed("the server was stopped while it started"))
+    assert server.since() == ["journal opens", "journal is not to open"]
+    assert started.result is None
+    assert stopped.result is None
+    assert isinstance(opened[0], Closed)
 
 
 def test_stopping_while_a_child_starts(server: Server) -> None:

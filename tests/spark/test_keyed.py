@@ -174,7 +174,7 @@ def test_name_that_no_stream_can_have_is_refused(keys: Keys) -> None:
             KeyedPublisher(keys.url, "k").publish(name, b"x")
 
 
-def test_addresses() -> None:
+def test_http_addresses_are_parsed() -> None:
     for url in ("http://h:8117", "https://[::1]:8117", "http://h"):
         assert parse_url(url) == url
         assert parse_url(f"{url}/") == url

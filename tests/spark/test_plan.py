@@ -115,7 +115,7 @@ def test_a_position_at_which_no_batch_begins(written: Opener) -> None:
             Planner(journal.place).parts(position + 8)
 
 
-def test_a_segment_that_goes_while_it_is_measured(written: Opener) -> None:
+def test_segment_deleted_while_it_is_measured_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     view = journal.place.view()

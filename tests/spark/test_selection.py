@@ -42,7 +42,7 @@ def test_invalid_patterns_are_refused(text: str) -> None:
         ("1970-01-02", Bounds(time=86_400_000_000)),
     ],
 )
-def test_bounds(text: str | None, expected: Bounds) -> None:
+def test_bounds_are_parsed(text: str | None, expected: Bounds) -> None:
     assert bounds(text, "start") == expected
 
 

@@ -44,7 +44,7 @@ def test_errors_are_shown_in_one_line() -> None:
     assert showing.in_a_line(ConnectionResetError(104, "by whom")) is None
 
 
-def test_a_table() -> None:
+def test_table_formats_and_escapes_values() -> None:
     console = Console(file=io.StringIO(), width=80)
     rows: list[tuple[Any, ...]] = [("a\x1b[31m", 1234567, 0.5, None, True), ("b", None, 2.0, "x", False)]
     showing.table("title", ("name", "count", "rate", "note", "good"), rows, console)

@@ -25,7 +25,7 @@ def schema(text: str) -> StructType:
     return made
 
 
-def test_options() -> None:
+def test_options_of_the_sink_are_parsed() -> None:
     assert SinkTarget.of({"to": "h:1", "stream": "s"}, schema("payload binary")) == SinkTarget(("h", 1), "s", 0.0)
     assert SinkTarget.of({"to": "h:1", "rate": "5"}, schema("payload string, stream string")) == SinkTarget(
         ("h", 1), None, 5.0

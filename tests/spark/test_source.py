@@ -32,7 +32,7 @@ def brief(rows: list[Any]) -> list[tuple[str, int, bytes]]:
 # Without a session.
 
 
-def test_options() -> None:
+def test_options_of_the_source_are_parsed() -> None:
     options = SourceOptions.of({"path": "/j", "gaps": "skip", "partitionBytes": "8M", "maxRowsPerBatch": "10"})
     assert (options.skip_gaps, options.piece, options.max_rows, options.latest) == (True, 8 << 20, 10, False)
     for wrong in (

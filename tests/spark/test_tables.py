@@ -133,7 +133,7 @@ def test_lake_that_retention_overtook_is_read_over_the_gap(spark: Any, written: 
     assert sum(gap.count for gap in found) == lost
 
 
-def test_a_table_of_nothing(tmp_path: Any) -> None:
+def test_table_without_a_lake_or_journal_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="neither a lake nor a journal is given"):
         table(None, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="streams is empty"):

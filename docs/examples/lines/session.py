@@ -93,11 +93,6 @@ class LineSession(ByteSession):
         """Send records that :func:`encode` has serialized."""
         self.out.extend(lines)
 
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes to send, and forget them."""
-        data, self.out = self.out, []
-        return data
-
     def _line(self, line: bytes) -> Event:
         if len(line) > MAX_LINE:
             return self._break("line-too-long", f"{len(line)} bytes")
@@ -214,8 +209,3 @@ class LineClientSession(ByteSession):
     def send_subscribe(self, stream: str, after: int | None) -> None:
         """Subscribe to the records after number *after*; None: to those that come."""
         self.out.append(b"?%b %b\n" % (stream.encode(), NEW if after is None else b"%d" % after))
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes to send, and forget them."""
-        data, self.out = self.out, []
-        return data

@@ -10,23 +10,23 @@ _NOSUBSCRIBE, _NOJOURNAL = 1, 2
 
 
 def push(data: bytes) -> bytes:
-    """One PUSH."""
+    """Return the datagram of one PUSH."""
     return struct.pack(">BH6x", PUSH, len(data)) + data
 
 
 def keepalive(port: int, subscribe: bool) -> bytes:
-    """One KEEPALIVE, from wherever it is sent; it keeps nothing for others."""
+    """Return one KEEPALIVE of a client without a journal; the server takes the address from the datagram."""
     flags = _NOJOURNAL | (0 if subscribe else _NOSUBSCRIBE)
     return struct.pack(">B4xH5xB16x", KEEPALIVE, port, flags)
 
 
 def request(port: int, first: int, last: int) -> bytes:
-    """One REQUEST for ``first`` to ``last``."""
+    """Return the datagram of one REQUEST for sequences ``first`` to ``last``."""
     return struct.pack(">B4xH", REQUEST, port) + first.to_bytes(6, "big") + last.to_bytes(6, "big")
 
 
 def sequence(datagrams: memoryview, at: int) -> int:
-    """The number of the DELIVER at ``at``; 0 if it is something else."""
+    """Return the number of the DELIVER at ``at``; 0 if it is something else."""
     if datagrams[at] != DELIVER:
         return 0
     return int.from_bytes(datagrams[at + 3 : at + 9], "big")

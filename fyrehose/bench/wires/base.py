@@ -19,12 +19,12 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Wrong(Exception):
-    """The server said something that it should not have."""
+    """The server sent something other than the protocol allows here."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """The work of one connection."""
+    """The task of one connection of a load maker."""
 
     stream: str
     #: bytes of each message
@@ -39,7 +39,7 @@ class Job:
 
 @attrs.define(eq=False)
 class WorkerPool:
-    """Workers that share the messages of one stream, and what all of them have settled together."""
+    """Workers that share the messages of one stream, and the number of messages that they have settled."""
 
     done: int = 0
 
@@ -60,33 +60,33 @@ class Wire:
 
     @property
     def done_by_all(self) -> int:
-        """The messages that are done by all connections which share them."""
+        """Return how many messages all connections together have done."""
         return self.done
 
     def hello(self, sock: socket.socket) -> None:
-        """Whatever comes before the first message; ``sock`` blocks."""
+        """Do what the protocol requires before the first message; ``sock`` blocks."""
 
     def begin(self) -> bytes:
         """Return the bytes that request messages; empty if the protocol needs none."""
         return b""
 
     def begun(self, sock: socket.socket) -> None:
-        """Wait until the server is known to have heard what :meth:`begin` said; ``sock`` blocks."""
+        """Wait until the server has processed the bytes of :meth:`begin`; ``sock`` blocks."""
 
     def block(self, count: int) -> memoryview:
-        """The next ``count`` messages, as they travel."""
+        """Return the next ``count`` messages, as they travel."""
         raise NotImplementedError
 
     def scan(self, data: bytearray, size: int) -> int:
-        """Count what is in the first ``size`` bytes of ``data``; how many of them are done with.
+        """Count the messages in the first ``size`` bytes of ``data``, and return how many bytes were processed.
 
-        :raises Wrong: that is not what should come
+        :raises Wrong: the bytes are not those that the protocol requires here
         """
         raise NotImplementedError
 
 
 class WorkerWire(Wire):
-    """A wire that leases messages and settles them; :attr:`pool` counts what all of them have settled together.
+    """A wire that leases messages and settles them; :attr:`pool` counts the settled messages of all workers.
 
     :ivar most: how many messages it leases at a time
     """
@@ -107,12 +107,12 @@ class WorkerWire(Wire):
 
 
 def payload(size: int) -> bytes:
-    """A message that is as hard to compress as text is, and the same each time."""
+    """Return a message that is as hard to compress as text is, and the same each time."""
     return (_LETTERS * (size // len(_LETTERS) + 1))[:size]
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytes:
-    """The next ``size`` bytes.
+    """Return the next ``size`` bytes.
 
     :raises Wrong: the connection ends before
     """
@@ -126,12 +126,12 @@ def read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def column(data: bytearray, at: int, row: int, rows: int, kind: str = ">u8") -> np.ndarray[Any, Any]:
-    """The field at ``at`` of each of ``rows`` rows of ``row`` bytes, without a copy."""
+    """Return the field at ``at`` of each of ``rows`` rows of ``row`` bytes, without a copy."""
     return np.ndarray(shape=(rows,), dtype=kind, buffer=data, offset=at, strides=(row,))
 
 
 def leading(same: np.ndarray[Any, Any]) -> int:
-    """How many are true before the first that is not."""
+    """Return the number of values before the first one that is false."""
     return len(same) if same.all() else int(same.argmin())
 
 
@@ -159,7 +159,7 @@ class Rows:
             name //= np.uint64(10)
 
     def take(self, count: int) -> memoryview:
-        """The next ``count``; valid until the next call."""
+        """Return the next ``count`` frames; the result is valid until the next call."""
         if self._numbers is not None:
             np.add(self._steps[:count], np.uint64(self._next), out=self._numbers[:count])
             self._next += count

@@ -23,13 +23,13 @@ DIGITS = 6
 
 
 def message(kind: int, topic: bytes, number: int, data: bytes) -> bytes:
-    """A PUBLISH or a DATA."""
+    """Return a PUBLISH or DATA frame."""
     size = 4 + len(topic) + 8 + 4 + len(data)
     return _HEADER.pack(kind, 1, size) + _U32.pack(len(topic)) + topic + _U64.pack(number) + _U32.pack(len(data)) + data
 
 
 def number_at(topic: bytes) -> int:
-    """Where a message has its number."""
+    """Return the offset of the number within a message."""
     return _HEADER.size + 4 + len(topic)
 
 
@@ -87,6 +87,7 @@ class FiggSubscriberWire(Wire):
         read_exactly(sock, size)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count whole DATA frames, check that their offsets are in order, and return how many bytes they have."""
         used = self._attached(data, size)
         rows = (size - used) // self._row
         if rows:
@@ -97,12 +98,12 @@ class FiggSubscriberWire(Wire):
             else:
                 in_order = offsets == np.arange(self.done + 1, self.done + rows + 1, dtype=np.uint64)
             if leading((headers == self._header) & in_order) != rows:
-                raise Wrong(f"something else than DATA {self.done + 1} and what follows it")
+                raise Wrong(f"the server did not send DATA {self.done + 1} and those that follow it, in order")
             self.done += rows
         return used + rows * self._row
 
     def _attached(self, data: bytearray, size: int) -> int:
-        """ATTACHED comes first where nobody has waited for it."""
+        """Skip ATTACHED, which arrives first if :meth:`begun` did not read it; return how many bytes that is."""
         if not self.done and size >= 8 and _HEADER.unpack_from(data)[0] == _ATTACHED:
             length = 8 + int(_HEADER.unpack_from(data)[2])
             return length if size >= length else 0

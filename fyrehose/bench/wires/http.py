@@ -24,7 +24,7 @@ def _request(method: str, path: str, kind: str, body: bytes) -> bytes:
 
 
 def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
-    """Return where the body of the answer at *begin* begins and ends; 0 and 0 if it is not complete.
+    """Return the begin and the end of the body of the answer at *begin*; 0 and 0 if it is incomplete.
 
     :raises Wrong: the server refuses
     """
@@ -94,6 +94,7 @@ class HttpWorkerWire(WorkerWire):
         return _request("POST", f"/subscriptions/{self._name}/{action}", "application/json", body)
 
     def hello(self, sock: socket.socket) -> None:
+        """Create the shared subscription of the job, and wait for the whole answer."""
         body = {"stream": self.job.stream, "shared": True, "window": 100_000}
         sock.sendall(_request("PUT", f"/subscriptions/{self._name}", "application/json", json.dumps(body).encode()))
         data = bytearray()
@@ -107,6 +108,7 @@ class HttpWorkerWire(WorkerWire):
         return self._lease
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Handle one whole answer: settle the messages that it leases, or lease more; return how many bytes it has."""
         body, end = _end(data, 0, size)
         if not end:
             return 0
@@ -121,7 +123,7 @@ class HttpWorkerWire(WorkerWire):
         return end
 
     def _items(self, data: bytearray, body: int, end: int) -> bytes:
-        """Return the records of an answer as ``done`` lists them."""
+        """Return the leased records of an answer, as the item of ``done`` that settles them."""
         first = _SEQ.search(data, body, end)
         if first is None:
             return b""

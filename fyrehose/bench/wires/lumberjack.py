@@ -31,13 +31,13 @@ def event(size: int) -> bytes:
 
 
 def varied(document: bytes, number: int) -> bytes:
-    """``document`` with digits of its own, still JSON: logs repeat themselves, and not byte for byte."""
+    """Return ``document`` with other digits, still JSON: log lines are similar, but not the same byte for byte."""
     stamp = b"%d" % (100_000 + number * 7919 % 900_000)
     return document.replace(b"184467", stamp).replace(b"abcdef", stamp)
 
 
 def window(size: int, count: int, level: int) -> bytes:
-    """``count`` events, W before them."""
+    """Return a window: a W frame, then ``count`` events."""
     document = event(size)
     frames = bytearray()
     for number in range(1, count + 1):
@@ -73,6 +73,7 @@ class LumberjackPublisherWire(Wire):
         return self._window(count)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count the events that whole ACK frames acknowledge, and return how many bytes these frames have."""
         whole = size - size % 6
         for at in range(0, whole, 6):
             kind, number = _ACK.unpack_from(data, at)

@@ -9,7 +9,7 @@ from fyrehose.bench.wires.base import Job, Rows, Wire, Wrong, column, leading, p
 
 _CHANNEL, _ACKNOWLEDGEMENT, _SEQUENCE_ACKNOWLEDGEMENT, _MESSAGE = 1, 1 << 2, 3 << 2, 4 << 2
 _RECEIVED, _CONSUMED = 0, 1 << 5
-_PING, _PONG, _RESUME = 1 << 5, 2 << 5, 3 << 5
+_PING, _PONG = 1 << 5, 2 << 5
 _NUMBERED = struct.Struct("<BxxxI")
 _REPLY = struct.Struct("<QQ")
 _MASK = (1 << 32) - 1
@@ -20,7 +20,7 @@ SAY_EVERY = 256
 
 
 def message(data: bytes) -> bytes:
-    """One message of one part, on channel 0 of id size 0."""
+    """Return one message of one part, on channel 0 of id size 0."""
     if len(data) < 1 << 16:
         head = struct.pack("<BBHxxxx", _CHANNEL | _MESSAGE, 1, len(data))
     else:
@@ -29,7 +29,7 @@ def message(data: bytes) -> bytes:
 
 
 def hello(endpoint: str) -> bytes:
-    """The connector's second transmission, for a new link."""
+    """Return the connector's second transmission, for a new link."""
     name = endpoint.encode()
     head = bytes([len(name)]) + name + bytes(3)
     return head + bytes(-len(head) & 7) + bytes(16)
@@ -58,7 +58,7 @@ class _Link(Wire):
         self._replied = True
 
     def _other(self, data: bytearray, at: int) -> None:
-        """A packet of 8 bytes that is no message."""
+        """Handle a packet of 8 bytes: answer a ping, count an acknowledgement, refuse anything else but a NOP."""
         first = data[at]
         if first == _PING:
             self.answers += bytes([_PONG, 0, 0, 0, 0, 0, 0, 0])
@@ -107,6 +107,7 @@ class RelinkSubscriberWire(_Link):
         return hello(f"{self.verb}:{self.job.stream}@0")
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count and acknowledge messages, answer the other frames, and return how many bytes were handled."""
         used = 0
         if not self._replied:
             if size < _REPLY.size:

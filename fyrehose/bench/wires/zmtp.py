@@ -26,31 +26,31 @@ TOPIC, PRODUCER, TIMESTAMP = b"/bench/", b"load-maker", b"2024-05-01T10:20:30.12
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """One frame."""
+    """Return *body* as one ZMTP frame."""
     if len(body) < 256:
         return bytes([flags, len(body)]) + body
     return bytes([flags | _LONG]) + struct.pack(">Q", len(body)) + body
 
 
 def multipart(*bodies: bytes) -> bytes:
-    """One message."""
+    """Return *bodies* as the frames of one ZMTP message."""
     return b"".join(frame(body, _MORE) for body in bodies[:-1]) + frame(bodies[-1])
 
 
 def ready(kind: bytes) -> bytes:
-    """The READY command of a socket of ``kind``."""
+    """Return the READY command of a socket of ``kind``."""
     return frame(b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind, _COMMAND)
 
 
 def binary(data: bytes) -> bytes:
-    """``data`` as MessagePack's bin, cut so that it has as many bytes as before."""
+    """Return ``data`` as a bin of MessagePack, cut so that its length does not change."""
     if len(data) < 258:
         return b"\xc4" + bytes([max(0, len(data) - 2)]) + data[2:]
     return b"\xc5" + struct.pack(">H", len(data) - 3) + data[3:]
 
 
 def event(sequence: bytes, size: int) -> bytes:
-    """A PUB or a BROADCAST of ``size`` bytes of data, its UUID left out."""
+    """Return a PUB or a BROADCAST of ``size`` bytes of data, its UUID left out."""
     return multipart(TOPIC, sequence, PRODUCER, TIMESTAMP, bytes(36), binary(payload(size)))
 
 
@@ -71,7 +71,7 @@ class _Socket(Wire):
             raise Wrong("no READY")
 
     def _command(self, data: bytearray, at: int, size: int) -> int:
-        """A command between messages; where it ends, or where it begins if it is not all there."""
+        """Handle a command between messages; return its end, or its begin if it is incomplete."""
         if data[at] != _COMMAND:
             raise Wrong(f"a frame of flags {data[at]} where a message or a command should begin")
         if size - at < 2 or size - at < 2 + data[at + 1]:
@@ -83,7 +83,7 @@ class _Socket(Wire):
 
 
 class ZmtpPublisherWire(_Socket):
-    """A DEALER at the collector.  It hears nothing: what it published is known by its broadcast."""
+    """A DEALER at the collector, which answers nothing: the broadcast of a message confirms its publish."""
 
     kind = b"DEALER"
 
@@ -133,6 +133,7 @@ class ZmtpSubscriberWire(_Socket):
         time.sleep(SETTLE)
 
     def scan(self, data: bytearray, size: int) -> int:
+        """Count the messages, handle the commands between them, and return how many bytes were handled."""
         used = 0
         while True:
             rows = (size - used) // self._row

@@ -84,6 +84,6 @@ class FreshRanges:
         return removed
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all ranges."""
         self._firsts.clear()
         self._ranges.clear()

@@ -208,7 +208,7 @@ class Group:
 
     @property
     def appended_epoch(self) -> int:
-        """The last epoch that was appended, durable or not."""
+        """Return the last epoch that was appended, durable or not."""
         return self.epoch if self._beginning else self.stored_epoch
 
     def in_grace(self) -> bool:
@@ -330,11 +330,11 @@ class Lane:
         return Leased(self, entry.seq, entry.seq, (self.group.epoch, number), entry.ended[1])
 
     def _is_unused(self, seq: int) -> bool:
-        """Return whether nobody can have had the record *seq* or a later one, which have no keys."""
+        """Return whether no worker can have leased the record *seq* or a later one, which have no keys."""
         return self.keys is None and seq > self.hold and not self.progress.final.reaches(seq)
 
     def _lease_fresh(self, consumer: str, most: int, last: int) -> Leased | None:
-        """Lease up to *most* of the records up to *last* that nobody has had (rules 1, 11, 16)."""
+        """Lease up to *most* records up to *last* that were never leased before (rules 1, 11, 16)."""
         first = self.seen + 1
         last = min(last, self.seen + min(most, self.group.room()))
         if first > last:
@@ -393,7 +393,7 @@ class Lane:
         return None
 
     def _next_new(self, last: int) -> OpenRecord | None:
-        """Return the next record up to *last* that nobody has had, if window and reach allow it (rules 1, 11, 16)."""
+        """Return the next record up to *last* that was never leased, if window and reach allow it (rules 1, 11, 16)."""
         while self.seen < last and self.group.room():
             if self._reached(self.seen + 1) <= self.seen:
                 self._raise_reach()
@@ -585,7 +585,7 @@ class Lane:
             self._expire(self._single(seq))
 
     def withdraw(self, first: int, last: int) -> None:
-        """Take back the leases of records that no worker was told of."""
+        """Take back leases whose records were sent to no worker."""
         for seq in range(first, last + 1):
             entry = self._single(seq)
             self._end_lease(entry)

@@ -121,7 +121,7 @@ class ShareOptions:
 
 @attrs.define
 class StreamProgress:
-    """How far a subscription is in one stream.
+    """The progress of a subscription in one stream.
 
     :ivar reach: no record above it was ever leased
     :ivar ends: of records that are not final: the deliveries that have ended, and how many of them failed
@@ -182,7 +182,7 @@ class StreamProgress:
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> StreamProgress:
-        """Return what :meth:`packed` returned."""
+        """Return the progress that the *fields* of :meth:`packed` describe."""
         final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
         ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
         settled, dead, expired = fields["counts"]
@@ -211,6 +211,7 @@ class SavedShare:
         return self.streams.setdefault(stream, StreamProgress())
 
     def packed(self) -> dict[str, Any]:
+        """Return the fields that a checkpoint stores, for JSON; :meth:`unpacked` reads them."""
         streams = {name: progress.packed() for name, progress in self.streams.items()}
         return {
             "options": attrs.asdict(self.options),
@@ -237,6 +238,7 @@ class SavedShares:
         self.shares = {}
 
     def begin(self, newest: Record) -> int:
+        """Return the number at which the last checkpoint begins; ``all`` counts back from *newest* to it."""
         fields = _parsed(newest.payload)
         try:
             begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]

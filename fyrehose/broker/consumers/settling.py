@@ -176,6 +176,10 @@ def only(fields: dict[str, Any], known: set[str]) -> None:
 
 
 def text_of(fields: dict[str, Any], name: str) -> str:
+    """Return the text *name* of *fields*, which come from a peer.
+
+    :raises ValueError: the field is missing, is no text, or is not 1 to MAX_NAME bytes of UTF-8
+    """
     value = fields.get(name)
     try:
         valid = isinstance(value, str) and 1 <= len(value.encode()) <= MAX_NAME

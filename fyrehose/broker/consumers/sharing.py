@@ -68,6 +68,7 @@ class Sharing:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
+        :raises Following: another server leads, and this one does not know how far the work is
         :raises Forbidden: the peer may not consume its stream
         """
         shared = self.table.find(name)
@@ -109,7 +110,7 @@ class Sharing:
     def act(
         self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()
     ) -> Deferred[Any]:
-        """Do what *items* say, and publish *runs* in the same commit; see :meth:`SharedSubscriptions.act`."""
+        """Settle, extend or return *items*, and publish *runs* in the same commit."""
         only = shared.options.stream
         actions, unknown = [], []
         for item in items:
@@ -124,7 +125,7 @@ class Sharing:
         return self.table.act(shared, actions, consumer, runs, self.peer.publish)
 
     def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
-        """Return those records of *items* whose leases have not ended, because their worker has gone."""
+        """Return the records of *items* whose leases have not ended, because their worker has disconnected."""
         lanes, only = shared.work.lanes, shared.options.stream
         held = []
         for item in items:
@@ -157,13 +158,7 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters.
-
-        :raises Following: another server leads, and this one does not know how far the work is
-        """
-        refusal = self.table.refusal()
-        if isinstance(refusal, Following):
-            raise refusal
+        """Describe *shared*, with its leases and its last dead letters."""
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:

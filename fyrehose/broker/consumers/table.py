@@ -35,6 +35,7 @@ from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import (
+    Following,
     FyrehoseError,
     NoRoomForSubscription,
     NoSuchSubscription,
@@ -115,7 +116,7 @@ class SharedSubscription:
     _again: bool = False
 
     def saved(self) -> SavedShare:
-        """Return what was appended, for a checkpoint."""
+        """Return the state that a checkpoint stores: all that was appended, durable or not."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
         return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
 
@@ -210,11 +211,19 @@ class SharedSubscriptions:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
+        :raises Following: another server leads, and this one does not know what there is by now
         """
+        if not self.taken(name):
+            self._check_leading()
         shared = self.entries.get(name)
         if shared is None:
             raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
         return shared
+
+    def _check_leading(self) -> None:
+        refusal = self.refusal()
+        if isinstance(refusal, Following):
+            raise refusal
 
     def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
@@ -224,6 +233,7 @@ class SharedSubscriptions:
         """
         present = self.entries.get(name)
         try:
+            self._check_leading()
             if present is not None:
                 if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
                     raise SubscriptionConflict(
@@ -385,6 +395,7 @@ class SharedSubscriptions:
         ]
 
         def written() -> None:
+            """Replace the lanes of the rewound streams once the rewind is durable, and serve those that wait."""
             group = shared.group
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)
@@ -473,8 +484,8 @@ class SharedSubscriptions:
                 continue
             for stream in shared.work.lanes.keys() & other.work.lanes.keys():
                 raise SubscriptionConflict(
-                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: nobody "
-                    "knows whose they are; give each subscription its own stream of dead letters"
+                    f"subscription {other.name!r} has its dead letters of stream {stream!r} in {dead!r}, too: the "
+                    "server cannot tell them apart; give each subscription its own stream of dead letters"
                 )
         return dead
 
@@ -533,13 +544,15 @@ class SharedSubscriptions:
             if waiting.answer.called:
                 continue
             held = shared.group.held[waiting.consumer]
-            found = [] if empty else self._take(shared, waiting, min(waiting.most, share))
+            found: list[LeasedRun] = []
+            if not empty or shared.work.repeats(waiting.consumer, waiting.request):
+                found = self._take(shared, waiting, min(waiting.most, share))
             if waiting.answer.called:  # the journal has refused what a lease needs
                 continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:
-                empty = True  # Others would find nothing either.
+                empty = True  # Others would find nothing either, except for leases that they have already.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
@@ -593,7 +606,7 @@ class SharedSubscriptions:
         publish: Any = None,
         proven: bool = False,
     ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
-        """Do what a worker says about its records, and publish *runs* in the same commit.
+        """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just shown that no other server has taken over (rule 13)
@@ -736,7 +749,7 @@ class RunReader:
         return min(later, default=max(seq, self._end) + 1)
 
     def forget(self) -> None:
-        """Free the memory of what was read."""
+        """Drop the runs that were read, to free their memory."""
         self._stream, self._runs = "", ()
 
     def _found(self, seq: int) -> Run | None:

@@ -99,7 +99,7 @@ class Work:
         :param request: the same number gets the same leases again, from now on, as long as they last: the answer may
             have been lost; None: there are new ones each time
         """
-        repeated = self._repeated(consumer, request) if request is not None else []
+        repeated = self._repeated(consumer) if self.repeats(consumer, request) else []
         if repeated:
             return repeated
         left = min(most, self.group.options.most - self.group.held[consumer])
@@ -136,11 +136,13 @@ class Work:
             if self.lanes.get(lane.stream) is lane:
                 lane.tick()
 
-    def _repeated(self, consumer: str, request: int) -> list[Leased]:
-        """Return the leases of the last request of *consumer* if it has this number, from now on."""
-        number, leased = self._requests.get(consumer, (None, []))
-        if number != request:
-            return []
+    def repeats(self, consumer: str, request: int | None) -> bool:
+        """Return whether the last request of *consumer* that got records has the number *request*."""
+        return request is not None and consumer in self._requests and self._requests[consumer][0] == request
+
+    def _repeated(self, consumer: str) -> list[Leased]:
+        """Return the leases of the last request of *consumer*, from now on."""
+        leased = self._requests[consumer][1]
         return [renewed for each in leased for renewed in each.lane.renew(each, consumer)]
 
     def act(self, actions: Sequence[WorkerAction], consumer: str, whole: bool = False) -> WorkOutcome:

@@ -106,7 +106,7 @@ class Offsets:
                     return None if batch.mended else batch.chain
                 return self._at_end(reader, first, extent)
             except fmt.Damage:
-                return None  # whoever reads the batches says what is damaged
+                return None  # reading the batches raises the error
             finally:
                 reader.close()
         return None

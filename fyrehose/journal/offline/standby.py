@@ -43,7 +43,7 @@ PATIENCE = 3.0
 
 @attrs.frozen
 class Lag:
-    """How far a standby is behind.
+    """The lag of a standby.
 
     :ivar size: bytes that are durable at the source and not in the standby, as far as is known
     :ivar seconds: how long ago the standby had everything that was durable at the source
@@ -75,7 +75,7 @@ class Standby:
         return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
 
     def catch_up(self, run: Callable[[], object]) -> None:
-        """Copy what is missing by *run*, a method of the backup, and mark the directory as a standby.
+        """Copy the missing bytes by *run*, a method of the backup, and mark the directory as a standby.
 
         A directory that has a journal is marked when it was found to be the beginning of the source's.
 

@@ -64,37 +64,9 @@ class _System:
         return os.fstat(fd).st_nlink > 0
 
 
-def commit(
-    segment: int,
-    offset: int,
-    mark: int,
-    runs: Sequence[Any],
-    names: Names,
-    position: int,
-    durable: int,
-    time: int,
-    clock: int,
-    chain: int,
-    begin: int,
-    inode: int,
-    generation: int,
-) -> tuple[int, int, int, float, int, int]:
-    """Write *runs*, which are numbered and grouped by stream, as one batch, sync it, and write MARK.
-
-    :param segment, mark: descriptors of the files
-    :param offset: of the batch in the segment
-    :param position: of the batch in the log
-    :param durable: everything below this position was on disk before
-    :param time: of the records, in microseconds since 1970 UTC
-    :param clock: the wall clock, in microseconds since 1970 UTC
-    :param chain: checksum of the previous batch
-    :param begin, inode, generation: the rest of MARK: the position of the oldest segment, and the identity of the file
-    :return: the length of the body, its checksum, the number of records, how long the sync took in seconds, the step
-        that has failed, and its errno
-    """
-    return stepwise(
-        _System(), segment, offset, mark, runs, names, position, durable, time, clock, chain, begin, inode, generation
-    )
+def commit(*batch: Any) -> tuple[int, int, int, float, int, int]:
+    """Write *batch* as :func:`stepwise` does, by the system calls of the operating system."""
+    return stepwise(_System(), *batch)
 
 
 def stepwise(
@@ -113,7 +85,20 @@ def stepwise(
     inode: int,
     generation: int,
 ) -> tuple[int, int, int, float, int, int]:
-    """Do what :func:`commit` does with *calls*, so that a test can count them, or make them fail."""
+    """Write *runs*, which are numbered and grouped by stream, as one batch, sync it, and write MARK.
+
+    :param calls: the system calls, which a test may count, or make fail
+    :param segment, mark: descriptors of the files
+    :param offset: of the batch in the segment
+    :param position: of the batch in the log
+    :param durable: everything below this position was on disk before
+    :param time: of the records, in microseconds since 1970 UTC
+    :param clock: the wall clock, in microseconds since 1970 UTC
+    :param chain: checksum of the previous batch
+    :param begin, inode, generation: the rest of MARK: the position of the oldest segment, and the identity of the file
+    :return: the length of the body, its checksum, the number of records, how long the sync took in seconds, the step
+        that has failed, and its errno
+    """
     pieces: list[Buffer] = []
     records = 0
     for run in runs:

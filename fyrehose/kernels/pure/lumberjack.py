@@ -217,7 +217,7 @@ def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
 def identify(
     lengths: Buffer, payload: Buffer, alternatives: tuple[tuple[tuple[bytes, ...], ...], ...]
 ) -> list[bytes | None]:
-    """Return what identifies each document of a column: the strings or numbers at all paths of one alternative.
+    """Return the identity of each document of a column: the strings or numbers at all paths of one alternative.
 
     The first of *alternatives* counts of which a document has all; keys are found as :func:`find` does.
 

@@ -194,18 +194,18 @@ class BackboneClient(TrainProtocol):
 
     @property
     def position(self) -> int | None:
-        """The last sequence that was delivered or given up; pass it to :meth:`subscribe` to resume."""
+        """Return the last sequence that was delivered or given up; pass it to :meth:`subscribe` to resume."""
         position = None if self._session is None else self._session.repair.position
         return self._after if position is None else position
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The ranges (first, last) of missing records below the highest sequence seen."""
+        """Return the ranges (first, last) of missing records below the highest sequence seen."""
         return [] if self._session is None else self._session.repair.missing
 
     @property
     def address(self) -> Address:
-        """The address that the client is bound to.
+        """Return the address that the client is bound to.
 
         :raises LocalProtocolError: the client is not connected
         """
@@ -248,7 +248,7 @@ class BackboneClient(TrainProtocol):
         self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
 
     def turn_over(self) -> None:
-        """Send what the session has to send, and call :meth:`_tick` when it is due."""
+        """Send the datagrams of the session, and schedule :meth:`_tick` for when it is due."""
         session = self._session
         if session is None:
             return

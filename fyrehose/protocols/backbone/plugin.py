@@ -69,7 +69,7 @@ class BackboneService(Service):
 
     @property
     def connections(self) -> int:
-        """Number of live subscribers."""
+        """Return the number of live subscribers."""
         return self._protocol.subscribers
 
     def fixed(self, settings: BackboneSettings) -> Collection[str]:

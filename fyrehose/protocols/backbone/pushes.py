@@ -60,7 +60,7 @@ class Pushes:
 
     @property
     def has_room(self) -> bool:
-        """Whether the window has room for another push."""
+        """Return whether the window has room for another push."""
         size = self._sent_size + self.unsent
         return len(self._sent) + len(self._unsent) < self.window and size < self.window_bytes
 

@@ -93,7 +93,7 @@ class Repair:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """The missing ranges (first, last) below :attr:`highest`."""
+        """Return the missing ranges (first, last) below :attr:`highest`."""
         return [(gap.first, gap.last) for gap in self._gaps]
 
     def was_requested(self, first: int, last: int) -> bool:

@@ -138,7 +138,7 @@ class BackboneProtocol(TrainProtocol):
 
     @property
     def subscribers(self) -> int:
-        """Number of live subscribers."""
+        """Return the number of live subscribers."""
         now = self.reactor.seconds()
         return len(self._session.subscribers.receivers(now))
 

@@ -122,7 +122,7 @@ def _consecutive(runs: tuple[Run, ...]) -> list[tuple[int, Buffer, Buffer]]:
 
 
 def _fitting(run: Run) -> Iterator[Run]:
-    """Yield *run* without records that do not fit into a datagram, which are older than the limit of the stream."""
+    """Yield the parts of *run* between records too large for a datagram, which are older than the stream's limit."""
     start = 0
     for fits, group in groupby(run.sizes, lambda size: size <= MAX_DATA):
         stop = start + len(list(group))

@@ -155,7 +155,7 @@ class UDPPort(udp.Port):
         self._call(self.protocol.turn_over)
 
     def doWrite(self) -> None:
-        """Send queued trains until the socket is full or the turn is over; tell the protocol if some have to wait."""
+        """Send queued trains until the socket is full or the turn is over; notify the protocol if some have to wait."""
         self._calls = 0
         while self._queue and self.connected and self._calls < SEND_TURN:
             train, destination, sent = self._queue[0]

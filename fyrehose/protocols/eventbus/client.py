@@ -273,7 +273,7 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """The sequence up to which every event was passed to the program; to resume, pass it as option ``after``."""
+        """Return the sequence up to which the program has every event; to resume, pass it as option ``after``."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
@@ -337,7 +337,7 @@ class EventBusClient:
         self._subscribe(topic if len(self._own_topics) <= MOST_TOPICS else "")
 
     def _connection(self, name: str, up: bool) -> None:
-        """Tell the session when SNAPSHOT and PUBLISHER are both connected, and when one of them is lost."""
+        """Notify the session when SNAPSHOT and PUBLISHER are both connected, and when one of them is lost."""
         if self._closed:
             return
         if name in NEEDED:
@@ -375,7 +375,7 @@ class EventBusClient:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what waits, as far as the sockets accept it; complete ready(), and set the timer."""
+        """Send the waiting messages, as far as the sockets accept them; complete ready(), and set the timer."""
         if self._closed:  # by a callback
             return
         session = self._running()

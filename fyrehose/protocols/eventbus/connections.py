@@ -64,7 +64,7 @@ class AcceptedConnection:
 
     @property
     def host(self) -> str:
-        """The address of the peer."""
+        """Return the address of the peer."""
         return self.peer[0]
 
     def close(self) -> bool:
@@ -112,7 +112,7 @@ class Connections:
 
     @property
     def refused_limit(self) -> int:
-        """The number of refused connections that may stay open."""
+        """Return the number of refused connections that may stay open."""
         return min(REFUSED, self.most // 16)
 
     def count(self, port: int) -> int:
@@ -225,7 +225,7 @@ class Connections:
 
 @contextmanager
 def socket_of(descriptor: int) -> Iterator[socket.socket]:
-    """Duplicate *descriptor*, so that what is done is done to one socket, even if ZeroMQ closes it meanwhile.
+    """Return a socket of a duplicate of *descriptor*, which stays open if ZeroMQ closes its own meanwhile.
 
     :raises OSError: it is closed already, or another kind of file
     """

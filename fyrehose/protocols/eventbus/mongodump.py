@@ -121,6 +121,10 @@ class Dump:
         size, last = 0, None
 
         def pop() -> Iterator[DumpedEvent]:
+            """Yield the event with the lowest number if it is new; count it if it repeats the last one.
+
+            :raises FyrehoseError: a higher number was yielded already
+            """
             nonlocal size, last
             sequence, _, event = heapq.heappop(heap)
             size -= len(event.frames[5])

@@ -77,7 +77,7 @@ class BroadcastMemory:
 
     @property
     def released(self) -> int:
-        """The number of events that the socket has released so far."""
+        """Return the number of events that the socket has released so far."""
         return self._taken - self.held()[0]
 
     def size(self, subscribers: int) -> int:

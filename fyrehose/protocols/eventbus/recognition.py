@@ -59,7 +59,7 @@ class _Subscriber:
 
 @attrs.frozen(slots=True)
 class Resubscribed:
-    """What the sender of a subscription is to be subscribed to from now on, and to what no longer."""
+    """A change of the prefixes to which the sender of a subscription is subscribed: those added, those removed."""
 
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
@@ -182,5 +182,5 @@ def _cost(prefix: bytes) -> int:
 
 
 def unclear(prefixes: Iterable[bytes]) -> bool:
-    """Return whether subscriptions to these *prefixes* do not tell the dialect."""
+    """Return whether the dialect is unknown from subscriptions to these *prefixes*."""
     return all(is_subtree(prefix) for prefix in prefixes)

@@ -52,7 +52,7 @@ class SlowSubscribers:
     _released: int = attrs.field(default=0, init=False)
 
     def forget(self) -> None:
-        """Record that no subscriber waits any more."""
+        """Forget all waiting subscribers, because none waits any more."""
         self._waiting = self._since = None
 
     def slow(self, now: float, released: int = 0) -> list[AcceptedConnection] | None:

@@ -94,7 +94,7 @@ class SnapshotAnswer:
 
     @property
     def cost(self) -> int:
-        """Memory of the request, in bytes."""
+        """Return the memory of the request, in bytes."""
         return COST + COST_BYTE * len(self.request.subtrees.spec)
 
     def drop(self) -> None:
@@ -174,7 +174,7 @@ class Snapshots:
 
     @property
     def waiting(self) -> bool:
-        """Whether any snapshot waits to become active."""
+        """Return whether any snapshot waits to become active."""
         return bool(self._rows)
 
     def add(self, snapshot: SnapshotAnswer) -> SnapshotAnswer | None:

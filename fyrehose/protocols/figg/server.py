@@ -163,6 +163,7 @@ class FiggProtocol(SessionProtocol):
         self._drop_postponed()
 
     def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
+        """Handle the refusal of *runs*; of several messages, publish those before and behind the refused ones."""
         if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
             super().not_published(runs, note, error)
             return

@@ -133,11 +133,6 @@ class _Session(ByteSession):
             return []
         return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
 
-    def data_to_send(self) -> list[bytes]:
-        """Return the pending output, and clear it."""
-        out, self.out = self.out, []
-        return out
-
     def _break(self, error: RemoteProtocolError) -> Broken:
         self._broken, self.more = True, False
         self.expected = 0

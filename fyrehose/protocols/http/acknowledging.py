@@ -21,7 +21,7 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
 from fyrehose.net.clients import reconnecting
-from fyrehose.protocols.http.requests import ClientRequest, Connection
+from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 
 log = Logger()
 
@@ -29,8 +29,6 @@ log = Logger()
 CLOSE_TIMEOUT = 5.0
 #: How names are encoded that are not UTF-8.
 ESCAPED = "surrogateescape"
-#: Refusals that may pass by themselves.
-TEMPORARY = (429, 503)
 #: The most streams of a subscription of a pattern in one request, so that its body is small enough for any names.
 MOST_STREAMS = 30
 
@@ -92,7 +90,8 @@ class Acknowledger:
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         if self._service is None:
             retry = backoffPolicy(1.0, 30.0)
-            self._service = reconnecting(self.clock, self.endpoint, lambda: Connection(self), retry)
+            make = lambda: Connection(self.endpoint, self.authority, changed=self._changed)  # noqa: E731
+            self._service = reconnecting(self.clock, self.endpoint, make, retry)
         elif self._connection is not None:
             self._send(self._connection)
 
@@ -101,7 +100,8 @@ class Acknowledger:
         if connection.idle:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
-            connection.send(ClientRequest(method="POST", target=target, body=marks.body, sent=marks))
+            asked = connection.ask("POST", target, marks.body)
+            asked.addCallbacks(self._answered, sent_again, callbackArgs=(connection, marks))
 
     def close(self) -> Deferred[None]:
         """Disconnect after the answer to the last acknowledgement, or after :data:`CLOSE_TIMEOUT`."""
@@ -114,7 +114,7 @@ class Acknowledger:
 
     # Called by the connection.
 
-    def connection_changed(self, connection: Connection | None) -> None:
+    def _changed(self, connection: Connection | None) -> None:
         """Record the connection that is open now, or that there is none; without need of one do not reconnect."""
         self._connection = connection
         if connection is None:
@@ -123,15 +123,14 @@ class Acknowledger:
         elif self._waiting:
             self._send(connection)
 
-    def answered(self, sent: Marks, status: int, detail: str) -> bool:
-        """Record the answer to the acknowledgement *sent*.
-
-        :return: whether the connection can be used again
-        """
-        if status in TEMPORARY:
+    def _answered(self, answer: ServerAnswer, connection: Connection, sent: Marks) -> None:
+        """Record the answer to the acknowledgement *sent*."""
+        if answer.status in TEMPORARY:
+            detail = answer.detail
             log.warn("{name} does not acknowledge at present: {detail}; retrying", name=self.authority, detail=detail)
-            return False
-        if status != 200:
+            connection.leave()
+            return
+        if answer.status != 200:
             self.refused += 1
             log.warn(
                 "{name} refused to acknowledge record {sent} of subscription {subscription!r} with status {status}: "
@@ -139,8 +138,8 @@ class Acknowledger:
                 name=self.authority,
                 sent=str(sent),
                 subscription=self.name,
-                status=status,
-                detail=detail,
+                status=answer.status,
+                detail=answer.detail,
             )
         if sent.generation == self._generation:
             for stream, seq in sent.numbers.items():
@@ -150,7 +149,6 @@ class Acknowledger:
             self._end()
         elif self._connection is not None:
             self._send(self._connection)
-        return True
 
     # Internals.
 

@@ -65,7 +65,7 @@ class AnsweredConnection(Protocol):
 
 @attrs.frozen
 class Form:
-    """How a record is sent: as a line, or as a server-sent event with or without its number.
+    """The form of a record in an answer: a line, or a server-sent event with or without its number.
 
     :ivar before: stands before the record's JSON object
     :ivar after: stands behind it
@@ -102,6 +102,7 @@ class Form:
         check = checks.of(run)
 
         def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            """Return the bytes of the next piece, and where the piece after it begins; None after the last."""
             payload = memoryview(run.payload)
             if not position:
                 check.proceed(payload)
@@ -159,6 +160,7 @@ class _JoinedEvent:
         del self.numbers[0]
 
         def cut(run: Run, position: int) -> tuple[bytes, int | None]:
+            """Return the bytes of the next piece, and where the piece after it begins; None after the last."""
             payload = memoryview(run.payload)
             end = min(position + ndjson.STEP, len(payload))
             piece = b"".join((b"" if position else before, payload[position:end]))
@@ -309,7 +311,7 @@ class ReadAnswer:
         return runs[0].slice(0, 1)
 
     def _send(self, runs: tuple[Run, ...]) -> int:
-        """Send the first of *runs*, as many as fit into a piece, and return what that counts in a turn."""
+        """Send the first of *runs*, as many as fit into a piece, and return their cost in the turn, in bytes."""
         encoded = LINE.encode(runs)
         if not encoded.records:
             self.next, self.left = runs[0].first_seq + 1, self.left - 1

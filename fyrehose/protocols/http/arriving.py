@@ -43,7 +43,7 @@ class Arrival:
     _waiting: ISubscription | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
-        """Answer now if the record is here, or else when it comes.
+        """Answer now if the record is durable, or else as soon as it is.
 
         :raises Forbidden: the peer may not read the stream, or has its most subscriptions
         """
@@ -56,7 +56,7 @@ class Arrival:
 
     @property
     def waits(self) -> bool:
-        """Whether the request waits for the record."""
+        """Return whether the request waits for the record."""
         return self._waiting is not None
 
     def end(self) -> None:

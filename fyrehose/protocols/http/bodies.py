@@ -41,11 +41,11 @@ class Body(Protocol):
 
     @property
     def expected(self) -> int:
-        """The size that the incomplete message may reach, in bytes; 0 if there is none."""
+        """Return the size that the incomplete message may reach, in bytes; 0 if there is none."""
 
     @property
     def buffered(self) -> int:
-        """The bytes of the incomplete message that are in memory."""
+        """Return the bytes of the incomplete message that are in memory."""
 
 
 @attrs.define(eq=False)

@@ -34,7 +34,8 @@ from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting
 from fyrehose.net.several import follow_leader
-from fyrehose.protocols.http.acknowledging import ESCAPED, TEMPORARY, Acknowledger
+from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
+from fyrehose.protocols.http.requests import TEMPORARY
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 
@@ -176,7 +177,7 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """The method and the target of the request to make before that for records; None: none is needed."""
+        """Return the method and the target of the request to make before that for records; None: none is needed."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
@@ -187,7 +188,7 @@ class HttpTailer:
 
     @property
     def target(self) -> str:
-        """The target of the request for records."""
+        """Return the target of the request for records."""
         path = self.path if self._pattern is None else "/streams/*"
         fields: dict[str, object] = {} if self._pattern is None else {"match": self._pattern}
         if self._acknowledger is not None:
@@ -367,6 +368,7 @@ class _Connection(Protocol):
         self._tailer.connection_changed(None)
 
     def dataReceived(self, data: bytes) -> None:
+        """Handle the head, the body and the end of the answer; close the connection if they are invalid."""
         try:
             self._http.receive_data(data)
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):

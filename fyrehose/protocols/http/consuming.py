@@ -82,7 +82,7 @@ class Consumption:
         self.connection.call(opened, self._opened)
 
     def end(self) -> None:
-        """Let another consumer have the subscription."""
+        """End the consumption, so that another consumer may take the subscription."""
         self._stop_waiting()
         named, self._named = self._named, None
         if named is not None:
@@ -102,7 +102,7 @@ class Consumption:
 
     @property
     def waits(self) -> bool:
-        """Whether the request waits for a record."""
+        """Return whether the request waits for a record."""
         return bool(self._waiting) or self._stop_watching is not None
 
     # While it waits for records.
@@ -140,12 +140,12 @@ class Consumption:
 
     @property
     def _matching(self) -> bool:
-        """Whether the subscription is one of a pattern."""
+        """Return whether the subscription is one of a pattern."""
         return isinstance(self.event, Follow) or (isinstance(self.event, Read) and self.event.pattern)
 
     @property
     def _holder(self) -> str:
-        """The name of the polling consumer: the one that the client gave itself, or else its connection."""
+        """Return the name of the polling consumer: the one that the client gave itself, or else its connection."""
         if isinstance(self.event, Read) and self.event.consumer:
             return f"consumer {self.event.consumer}"
         return self.connection.label

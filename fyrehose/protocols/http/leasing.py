@@ -54,9 +54,11 @@ class Leasing:
         if event.stream not in (None, shared.options.stream):
             raise SubscriptionConflict(f"subscription {event.name!r} is one of {shared.options.stream!r}")
         if isinstance(event.work, LeaseRequest):
-            work = event.work
+            work, began = event.work, shared.group.now()
             self._waiting = sharing.lease(shared, work.consumer, work.request, work.most, work.wait)
-            return self._waiting.addCallback(lambda found: _leased(shared.options.lease, found))
+            return self._waiting.addCallback(
+                lambda found: _leased(shared.options.lease, shared.group.now() - began, found)
+            )
         if isinstance(event.work, Settling):
             return self._settle(shared, event.work)
         if isinstance(event.work, Redrive):
@@ -75,7 +77,7 @@ class Leasing:
         return changed.addCallback(lambda _: sharing.show(shared))
 
     def cancel(self) -> None:
-        """Take a request back that waits for records, because the peer has gone."""
+        """Cancel a request that waits for records, because the peer has disconnected."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
@@ -86,8 +88,11 @@ class Leasing:
         return done.addCallback(lambda answer: answer_to(work, bool(shared.options.pattern), *answer))
 
 
-def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
-    """Return the answer to a request for records."""
+def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
+    """Return the answer to a request for records.
+
+    :param waited: for how long it waited, in seconds: a worker that knows it can count its lease from there
+    """
     records: list[bytes] = []
     for part in found:
         at = 0
@@ -96,4 +101,9 @@ def _leased(lease: int, found: Sequence[LeasedRun]) -> bytes:
             begin = f'"token": "{epoch}.{number}", "failures": {leased.failures}, '
             records.append(ndjson.joined(part.run.slice(at, at + len(leased)), b", ", begin))
             at += len(leased)
-    return b'{"lease": %d, "records": [%b]}\n' % (lease, b"".join(records)[:-2])
+    # Rounded down, or the worker would count on the lease for longer than it lasts.
+    return b'{"lease": %d, "waited": %.3f, "records": [%b]}\n' % (
+        lease,
+        int(waited * 1_000) / 1_000,
+        b"".join(records)[:-2],
+    )

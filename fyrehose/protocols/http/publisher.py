@@ -21,8 +21,8 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, ConfigError, PublishError
 from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Watchers, reconnecting
-from fyrehose.protocols.http.acknowledging import ESCAPED, TEMPORARY
-from fyrehose.protocols.http.requests import ClientRequest, Connection
+from fyrehose.protocols.http.acknowledging import ESCAPED
+from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 from fyrehose.protocols.http.session import KEYED, NDJSON
 
 #: The most bytes of lines in one request; the server accepts lines with a key up to KEYED bytes.
@@ -38,18 +38,12 @@ class _Batch:
     waiting: list[Deferred[Any]]
     key: str = attrs.field(factory=lambda: str(uuid4()))
 
-    @property
-    def request(self) -> ClientRequest:
-        """Return the request; one that is sent again is the same."""
-        lines = _is_line(self.payloads[0])
-        kind = NDJSON if lines else "application/octet-stream"
-        return ClientRequest(
-            method="POST",
-            target=f"/streams/{quote(self.stream, safe='', errors=ESCAPED)}",
-            body=b"\n".join(self.payloads),
-            headers=(("Content-Type", kind), ("Idempotency-Key", self.key)),
-            sent=self,
-        )
+    def send(self, connection: Connection) -> Deferred[ServerAnswer]:
+        """Send the request; a repetition of it has the same bytes."""
+        kind = NDJSON if _is_line(self.payloads[0]) else "application/octet-stream"
+        headers = (("Content-Type", kind), ("Idempotency-Key", self.key))
+        target = f"/streams/{quote(self.stream, safe='', errors=ESCAPED)}"
+        return connection.ask("POST", target, b"\n".join(self.payloads), headers)
 
 
 def _is_line(payload: bytes) -> bool:
@@ -89,7 +83,8 @@ class HttpPublisher:
         """See :meth:`IPublisher.connect`."""
         connected = self._connected = Deferred()
         retry = backoffPolicy(1.0, 30.0)
-        self._service = reconnecting(self.clock, self.endpoint, lambda: Connection(self), retry)
+        make = lambda: Connection(self.endpoint, self.authority, changed=self._changed)  # noqa: E731
+        self._service = reconnecting(self.clock, self.endpoint, make, retry)
         return connected
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[Any]:
@@ -120,37 +115,39 @@ class HttpPublisher:
 
     # Called by the connection.
 
-    def connection_changed(self, connection: Connection | None) -> None:
+    def _changed(self, connection: Connection | None) -> None:
         """Send the request again that has no answer; the first one asks whether the server speaks HTTP."""
         self._connection = None if self._closed else connection
         if self._connection is None:
             return
         if self._connected is not None:
-            self._connection.send(ClientRequest(method="HEAD", target="/"))
+            self._connection.ask("HEAD", "/", b"").addCallbacks(self._speaks_http, sent_again)
         elif self._batch is not None:
-            self._connection.send(self._batch.request)
+            self._ask(self._connection, self._batch)
         else:
             self._send()
 
-    def answered(self, sent: _Batch | None, status: int, detail: str) -> bool:
-        """Settle the publishes of a request, and send the next one.
-
-        :return: whether the connection can be used again
-        """
-        if sent is None:
-            connected, self._connected = self._connected, None
-            if connected is not None:
-                connected.callback(None)
-        elif status in TEMPORARY:
-            return False  # It is sent again on the next connection.
-        else:
-            self._batch = None
-            refusal = None if status == 200 else PublishError(f"the server answered {status}: {detail}")
-            self._settle(sent.waiting, refusal)
+    def _speaks_http(self, _: ServerAnswer) -> None:
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            connected.callback(None)
         self._send()
-        return True
+
+    def _answered(self, answer: ServerAnswer, connection: Connection, batch: _Batch) -> None:
+        """Settle the publishes of a request, and send the next one."""
+        if answer.status in TEMPORARY:
+            connection.leave()  # It is sent again on the next connection.
+            return
+        self._batch = None
+        accepted = answer.status == 200
+        refusal = None if accepted else PublishError(f"the server answered {answer.status}: {answer.detail}")
+        self._settle(batch.waiting, refusal)
+        self._send()
 
     # Internals.
+
+    def _ask(self, connection: Connection, batch: _Batch) -> None:
+        batch.send(connection).addCallbacks(self._answered, sent_again, callbackArgs=(connection, batch))
 
     def _send(self) -> None:
         """Send the next request, if none is under way."""
@@ -168,7 +165,7 @@ class HttpPublisher:
             self._waiting.popleft()
             batch.payloads.append(payload)
             batch.waiting.append(published)
-        connection.send(batch.request)
+        self._ask(connection, batch)
 
     def _settle(self, waiting: list[Deferred[Any]], refusal: Exception | None) -> None:
         self._unacknowledged -= len(waiting)

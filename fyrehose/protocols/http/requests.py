@@ -1,16 +1,20 @@
-"""One connection of a client that sends one request at a time, for clients that only need the answers.
+"""One connection of a client to an HTTP listener: one request at a time, and its answer.
 
-send(ClientRequest) -> bytes -> answered(request, status, detail) of its owner -> send(...) ...
+ask(method, target, body, headers) -> bytes -> ServerAnswer -> ask(...) ...
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import h11
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError, ConnectionClosed, ConnectionDone, ConnectionLost
+from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -18,67 +22,94 @@ from fyrehose.net.several import follow_leader
 
 log = Logger()
 
-#: The part of an answer's body that is kept, in bytes.
-MOST_ANSWER = 4 << 10
+#: Refusals that may pass by themselves.
+TEMPORARY = (429, 503)
+#: What is raised when a connection cannot be made, or is lost.
+LOST = (ConnectError, ConnectionClosed, ConnectionDone, ConnectionLost, defer.TimeoutError, OSError)
+#: The largest answer, in bytes.
+LARGEST = 64 << 20
+#: The most of a reason that is shown, in characters.
+MOST_DETAIL = 4 << 10
 
 
-@attrs.frozen(kw_only=True)
-class ClientRequest:
-    """A request; ``sent`` is what its owner knows it by."""
-
-    method: str
-    target: str
-    body: bytes = b""
-    headers: tuple[tuple[str, str], ...] = ()
-    sent: Any = None
+def sent_again(failure: Failure) -> None:
+    """Ignore that a connection was lost before its answer, as a client that sends the request again on the next one."""
+    failure.trap(*LOST)
 
 
-class RequestOwner(Protocol):
-    """The owner of a connection, which sends its requests."""
+@attrs.frozen
+class ServerAnswer:
+    """The answer to one request."""
+
+    status: int
+    body: bytes
 
     @property
-    def endpoint(self) -> Any: ...
-
-    @property
-    def authority(self) -> str: ...
-
-    def connection_changed(self, connection: Connection | None) -> None:
-        """Record the connection that is open now, or that there is none."""
-
-    def answered(self, sent: Any, status: int, detail: str) -> bool:
-        """Record an answer; return whether the connection can be used again."""
+    def detail(self) -> str:
+        """Return the reason that the answer states, or what it says instead."""
+        try:
+            reason = str(json.loads(self.body)["error"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            reason = self.body[:MOST_DETAIL].decode(errors="replace")
+        return reason[:MOST_DETAIL]
 
 
-class Connection(TwistedProtocol):
-    """One connection, with one request at a time."""
+class Connection(Protocol):
+    """One connection, with one request at a time.
+
+    :param endpoint: what it connects to; if that is several servers, an answer may say which of them comes next
+    :param authority: the value of the ``Host`` header
+    :param token: the bearer token that is sent, if any
+    :param changed: called with the connection when it is made, and with None when it is lost
+    :ivar usable: whether another request can be sent, when the last one is answered
+    """
 
     transport: Any
 
-    def __init__(self, owner: RequestOwner) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        endpoint: Any,
+        authority: str,
+        token: str | None = None,
+        changed: Callable[[Connection | None], object] = lambda connection: None,
+    ) -> None:
+        self.usable = True
+        self._endpoint, self._authority, self._changed = endpoint, authority, changed
+        self._headers = [("Host", authority), *([("Authorization", f"Bearer {token}")] if token else [])]
         self._http = h11.Connection(h11.CLIENT)
-        self._sent: ClientRequest | None = None
-        self._status = 0
-        self._body = bytearray()
+        self._waiting: Deferred[ServerAnswer] | None = None
+        self._status, self._body = 0, bytearray()
 
     def connectionMade(self) -> None:
-        self._owner.connection_changed(self)
+        self._changed(self)
 
-    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._owner.connection_changed(None)
+    def connectionLost(self, reason: Failure = Failure(ConnectionLost())) -> None:  # noqa: B008 - Twisted's signature
+        self.usable = False
+        waiting, self._waiting = self._waiting, None
+        self._changed(None)
+        if waiting is not None and not waiting.called:
+            waiting.errback(reason)
 
     @property
     def idle(self) -> bool:
         """Return whether a request can be sent now."""
-        return self._sent is None and self._http.our_state is h11.IDLE
+        return self.usable and self._waiting is None
 
-    def send(self, request: ClientRequest) -> None:
-        """Send *request*; call it only while the connection is idle."""
-        self._sent, body = request, request.body
-        headers = [("Host", self._owner.authority), ("Content-Length", str(len(body))), *request.headers]
-        head = h11.Request(method=request.method, target=request.target, headers=headers)
-        self.transport.write(b"".join(self._http.send(each) or b"" for each in (head, h11.Data(data=body))))
-        self._http.send(h11.EndOfMessage())
+    def ask(
+        self, method: str, target: str, body: bytes | None = None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> Deferred[ServerAnswer]:
+        """Send a request, while the connection is idle; the Deferred fails with one of LOST if no answer arrives."""
+        size = [] if body is None else [("Content-Length", str(len(body)))]
+        events: list[h11.Event] = [h11.Request(method=method, target=target, headers=[*self._headers, *size, *headers])]
+        events += [] if body is None else [h11.Data(data=body)]
+        waiting = self._waiting = Deferred(lambda _: self.transport.abortConnection())
+        self.transport.write(b"".join(self._http.send(event) or b"" for event in (*events, h11.EndOfMessage())))
+        return waiting
+
+    def leave(self) -> None:
+        """Close the connection, and send nothing more."""
+        self.usable = False
+        self.transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
         try:
@@ -87,28 +118,26 @@ class Connection(TwistedProtocol):
                 if isinstance(event, h11.Response):
                     self._status = event.status_code
                     if self._status == 503:
-                        follow_leader(self._owner.endpoint, dict(event.headers).get(b"location", b"").decode("latin-1"))
+                        follow_leader(self._endpoint, dict(event.headers).get(b"location", b"").decode("latin-1"))
                 elif isinstance(event, h11.Data):
-                    self._body += event.data[: MOST_ANSWER - len(self._body)]
+                    self._body += event.data
+                    if len(self._body) > LARGEST:
+                        raise h11.RemoteProtocolError("the answer is too large")
                 elif isinstance(event, h11.EndOfMessage):
                     self._answered()
                 elif isinstance(event, h11.ConnectionClosed):
                     break
         except h11.ProtocolError as error:
-            log.warn("{name} does not answer as HTTP: {error}", name=self._owner.authority, error=str(error))
+            log.warn("{name} does not answer as HTTP: {error}", name=self._authority, error=str(error))
             self.transport.abortConnection()
 
     def _answered(self) -> None:
-        sent, self._sent = self._sent, None
-        detail = bytes(self._body).decode(errors="replace")
-        try:
-            detail = str(json.loads(detail)["error"])
-        except (ValueError, KeyError, TypeError):
-            pass  # It is reported as it is.
+        answer = ServerAnswer(self._status, bytes(self._body))
         self._body.clear()
-        reusable = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        if reusable:
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
-        usable = sent is not None and self._owner.answered(sent.sent, self._status, detail)
-        if not (usable and reusable):
-            self.transport.loseConnection()
+        else:
+            self.leave()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.called:
+            waiting.callback(answer)

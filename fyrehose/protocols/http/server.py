@@ -218,7 +218,7 @@ class HttpProtocol(WebProtocol):
             self._send_records(event, event.first, {})
 
     def _fresh(self) -> dict[str, str]:
-        """Return the header that says how old the answer may be; a server that is alone has none."""
+        """Return the header with the possible age of the answer; a server without a cluster has none."""
         age = self.broker.age
         if age is None:
             return {}
@@ -309,19 +309,17 @@ class HttpProtocol(WebProtocol):
             listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
+        self.call(maybeDeferred(self._manage, event, named), self._managed)
+
+    def _manage(self, event: Manage, named: Any) -> Any:
+        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
         try:
             shared = (sharing := named.sharing).find(event.name)
         except errors.NoSuchSubscription:
             shared = None
         if event.action in BODIES or shared is not None:
             self._leasing = Leasing(self, event, sharing)
-            done: Deferred[Any] = maybeDeferred(self._leasing.start, shared)
-        else:
-            done = maybeDeferred(self._manage, event, named)
-        self.call(done, self._managed)
-
-    def _manage(self, event: Manage, named: Any) -> Any:
-        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
+            return self._leasing.start(shared)
         try:
             found = named.find(event.name, event.stream)
         except errors.NoSuchSubscription:
@@ -371,7 +369,7 @@ class HttpProtocol(WebProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether the present request can be answered: the peer is there, and has no answer yet."""
+        """Return whether the present request can be answered: the peer is there, and has no answer yet."""
         return bool(self.writable and self.session.answering and not self.session.streaming)
 
     def read(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
@@ -380,7 +378,7 @@ class HttpProtocol(WebProtocol):
         self.proceed()
 
     def read_arrived(self, event: Read) -> None:
-        """Answer a read for which the record has come that it has waited for."""
+        """Answer a read that waited for a record, which is durable now."""
         self._consumption = None
         self._read(event)
         self.proceed()
@@ -416,7 +414,7 @@ class HttpProtocol(WebProtocol):
         self.proceed()
 
     def displace(self, reason: Exception) -> None:
-        """End the answer of a consumer, whose subscription belongs to another one now, or to none."""
+        """End the answer of a consumer: another one took its subscription over, or the subscription was deleted."""
         self._consumption = None
         if isinstance(self._streamed, LiveAnswer):
             self._streamed.ended(reason)

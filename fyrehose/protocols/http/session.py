@@ -144,7 +144,7 @@ class Read:
 
     @property
     def after(self) -> int:
-        """The number behind which a new subscription begins."""
+        """Return the number behind which a new subscription begins."""
         return max(0, self.first - 1)
 
 
@@ -192,7 +192,7 @@ class Follow:
 
     @property
     def stream(self) -> str:
-        """The text of the pattern, by which its subscription is known."""
+        """Return the text of the pattern, by which its subscription is known."""
         return self.pattern.text
 
 

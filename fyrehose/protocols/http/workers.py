@@ -227,7 +227,7 @@ class SharedWork:
             raise LeaseLost(f"record {record.seq} of stream {record.stream!r} was not settled: {refused[0]}")
 
     async def failed(self, record: WorkRecord, delay: float | None = None) -> None:
-        """Return *record* as failed; it comes again after *delay* seconds, or after a time that grows."""
+        """Return *record* as failed; the server leases it again after *delay* seconds, or after a growing time."""
         await self._give_back("failed", record, {} if delay is None else {"delay": delay})
 
     async def untried(self, record: WorkRecord, delay: float | None = None) -> None:
@@ -267,7 +267,7 @@ class SharedWork:
         for each in answer["records"]:
             for run in runs_of(each["stream"], [each]):
                 record = WorkRecord(next(iter(run.records())), each["token"], each["failures"])
-                record.leased = sent
+                record.leased = sent + answer["waited"]
                 self._waiting.append(record)
 
     def _extend(self) -> Deferred[None]:

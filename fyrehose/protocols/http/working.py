@@ -47,7 +47,7 @@ class LeaseRequest:
 
 
 def creation(fields: dict[str, Any]) -> Creation:
-    """Return the request to create that the object *fields* is.
+    """Return the request to create a subscription, which the JSON object *fields* describes.
 
     :raises ValueError: it is invalid; the message says what is expected
     """
@@ -84,7 +84,7 @@ def lease_request(fields: dict[str, Any]) -> LeaseRequest:
 
 
 def paused(fields: dict[str, Any]) -> bool:
-    """Return whether to pause.
+    """Return True if the request asks to pause the subscription, False if it asks to resume it.
 
     :raises ValueError: the body is invalid
     """

@@ -72,7 +72,7 @@ class LumberjackWriterSession(ByteSession):
     level: int = attrs.field(default=3, validator=_level)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _windows: deque[_Sent] = attrs.field(factory=deque, init=False)
-    _out: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _broken: bool = attrs.field(default=False, init=False)
 
     @property
@@ -82,7 +82,7 @@ class LumberjackWriterSession(ByteSession):
 
     @property
     def expected(self) -> int:
-        """Size of the incomplete A frame in bytes; 0 between frames."""
+        """Return the size of the incomplete A frame in bytes; 0 between frames."""
         return SHORT.size if self._buffer else 0
 
     def send_window(self, lengths: Buffer, payload: Buffer) -> None:
@@ -101,7 +101,7 @@ class LumberjackWriterSession(ByteSession):
         packed = zlib.compress(frames, self.level) if self.level else frames
         if self.level and len(packed) <= MAX_EVENT:
             frames = Compressed(version=self.version, payload=packed).serialize()
-        self._out += (Window(version=self.version, number=count).serialize(), frames)
+        self.out += (Window(version=self.version, number=count).serialize(), frames)
         self._windows.append(_Sent(count))
 
     def receive_data(self, data: bytes) -> list[Event]:
@@ -128,11 +128,6 @@ class LumberjackWriterSession(ByteSession):
         """Handle the end of the reader's data: drop an incomplete frame."""
         self._buffer.clear()
         return []
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the pending output, and clear it."""
-        out, self._out = self._out, []
-        return out
 
     def _check(self, at: int) -> None:
         if DIGITS.get(self._buffer[at]) is None:

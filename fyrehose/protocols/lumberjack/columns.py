@@ -56,6 +56,7 @@ class _Group:
         self.sequences.append((sequences, count))
 
     def run(self) -> EventRun:
+        """Return the events as one run."""
         return EventRun(
             lengths=_join(self.lengths),
             payload=_join(self.payloads),

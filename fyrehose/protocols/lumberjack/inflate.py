@@ -79,7 +79,7 @@ class Inflation:
 
     @property
     def data(self) -> bytearray:
-        """The inflated bytes that are not parsed yet; the caller removes those that it has parsed."""
+        """Return the inflated bytes that are not parsed yet; the caller removes those that it has parsed."""
         if self._pieces:
             # Joined once: a bytearray that grows piece by piece is copied several times.
             self._data = bytearray().join((self._data, *self._pieces))
@@ -88,12 +88,12 @@ class Inflation:
 
     @property
     def unparsed(self) -> int:
-        """Size of ``data`` in bytes."""
+        """Return the size of ``data`` in bytes."""
         return len(self._data) + self._pieces_size
 
     @property
     def full(self) -> bool:
-        """True if ``data`` must be parsed before more is inflated."""
+        """Return whether ``data`` must be parsed before more is inflated."""
         if self.done or self.exceeded is not None:
             return True
         return len(self._data) + self._pieces_size > max(WHOLE, self.frame_size)
@@ -110,7 +110,7 @@ class Inflation:
 
     @property
     def needs(self) -> int:
-        """Size in bytes to which ``data`` may grow before a frame can be parsed."""
+        """Return the size in bytes to which ``data`` may grow before a frame can be parsed."""
         unparsed = len(self._data) + self._pieces_size
         if self.done or self.exceeded is not None:
             return unparsed
@@ -118,12 +118,12 @@ class Inflation:
 
     @property
     def held(self) -> int:
-        """Memory in use, in bytes."""
+        """Return the memory in use, in bytes."""
         return self.unparsed + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
 
     @property
     def may_be_refused_late(self) -> bool:
-        """True if a refusal may follow after many of its events were stored: it is large, or may be a bomb."""
+        """Return whether a refusal may follow after many of its events were stored: it is large, or may be a bomb."""
         return self._size > PIECE or self._size * RATIO > self.limit
 
     def digest_of(self, source: bytearray, at: int, version: int) -> bytes:
@@ -136,7 +136,7 @@ class Inflation:
 
     @property
     def digest_is_whole(self) -> bool:
-        """True if the digest covers the whole frame, so that a frame with the same digest has the same content."""
+        """Return whether the digest covers the whole frame: a frame with the same digest has the same content."""
         return self._size <= PIECE
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:

@@ -38,5 +38,5 @@ class LumberjackLimits:
 
     @property
     def max_event(self) -> int:
-        """Largest document that becomes one record, and largest D frame, in bytes."""
+        """Return the size of the largest document that becomes one record, and of the largest D frame, in bytes."""
         return min(self.max_frame, MAX_EVENT)

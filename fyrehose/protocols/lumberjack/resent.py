@@ -9,7 +9,7 @@ but its events:
 
 1. **Identity.**  An event that says which process read it, from which file, at which offset and when
    (``agent.ephemeral_id``, ``log.file.path``, ``log.offset``, ``@timestamp``), or that has an ``@metadata._id``, is one
-   event.  A record of its stream with the same bytes is that event, whoever has sent it and whether or not it was
+   event.  A record of its stream with the same bytes is that event, no matter who has sent it and whether it was
    acknowledged.  Twins, clones behind one address and programs that log the same line again have other identities, or
    none.  Old Beats encode an event anew each time, with keys in another order, so the same JSON counts as equal.
 2. **Bytes decide, and the index only searches.**  The index has a hash of each identity.  A hit is compared with the
@@ -166,7 +166,7 @@ class Repetitions:
 
     @property
     def suspects(self) -> int:
-        """Return the number of events that are searched for, as far as they are in the index."""
+        """Return how many events the index holds, which may arrive again."""
         return len(self._index)
 
     def connected(self, network: str, settled: Callable[[Exception | None], object]) -> Sender:
@@ -200,7 +200,7 @@ class Repetitions:
         self._enter(stretch, [None if key in self._index else key for key in keys])
 
     def open(self) -> None:
-        """Expect connections."""
+        """Undo :meth:`close`, because connections may be made again."""
         self._closed = False
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Repetitions:
     # Called by senders.
 
     def disconnected(self, sender: Sender) -> None:
-        """Count what *sender* has sent last as lost."""
+        """Treat the last records of *sender* as records that may be sent again."""
         others = self._senders[sender.network]
         del others[sender]
         self._connections -= 1
@@ -359,7 +359,7 @@ class Repetitions:
         self.charge(ENTRY * (len(self._index) - before))
 
     def _runs(self, stretch: Stretch) -> Iterable[Run]:
-        """Yield the records of *stretch* as the journal has them, up to the first one that is gone."""
+        """Yield the records of *stretch* from the journal, up to the first one that the journal lacks."""
         at, end, left = stretch.first, stretch.first + stretch.count, stretch.payload
         while at < end:
             for run in self.read(stretch.stream, at, min(left, READ)) or (None,):
@@ -429,7 +429,7 @@ def _canonical(document: Buffer) -> Any:
 
 @attrs.define(eq=False)
 class Sender:
-    """What one connection has sent last, and which of its records are durable.
+    """The last turns of one connection, and which of their records are durable.
 
     :ivar settled: see :meth:`Repetitions.connected`
     :ivar recent: the stretches whose acknowledgements may be lost, the oldest first
@@ -539,7 +539,7 @@ class Sender:
             self.recent.clear()
 
     def _settle(self, stretch: Stretch, error: Exception | None) -> None:
-        """Tell the turns of other connections that wait for *stretch*."""
+        """Notify the turns of other connections that wait for *stretch*."""
         waiting, stretch.waiting = stretch.waiting, []
         for turn in waiting:
             if turn.originals > 0:

@@ -80,7 +80,7 @@ class LumberjackSettings(TLSSettings):
 
     @property
     def limits(self) -> LumberjackLimits:
-        """Limits of the sessions."""
+        """Return the limits of each session."""
         return LumberjackLimits(
             max_frame=self.max_frame,
             max_inflated=self.max_inflated,
@@ -112,6 +112,7 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
+        """Give the session its routes and counters, and start the timer that closes idle connections."""
         super().connectionMade()
         self.session.refused = self.factory.refused.of(self.network)
         if self.factory.routes is not None:
@@ -123,11 +124,11 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return False: Turns schedules what the session has left."""
+        """Return False, because :class:`.Turns` schedules the rest of the session's work."""
         return False
 
     def take(self, data: bytes) -> None:
-        """Pass *data* to the session, or let it wait for a turn."""
+        """Pass *data* to the session, or postpone it until the turn of this connection."""
         if self.phase is not Phase.OPEN:
             return
         session, small = self.session, len(data) <= SMALL_READ
@@ -165,7 +166,7 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the TCP shell.
 
     def received(self, events: Sequence[object]) -> None:
-        # All events of one turn are published by one call, however many topics they have.
+        """Publish all events of one turn by one call, however many topics they have, and start the timer of answers."""
         count = len(events)
         if count and not isinstance(events[-1], EventRun):  # Broken, which nothing follows
             count -= 1
@@ -244,6 +245,7 @@ class LumberjackProtocol(SessionProtocol):
         self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
+        """Acknowledge the events of *items* to the sender, and repetitions whose originals are durable by now."""
         records = 0
         for item in items:
             for run in item.runs:
@@ -290,7 +292,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def needs(self) -> int:
-        """Memory for the next turn, in bytes."""
+        """Return the memory for the next turn, in bytes."""
         return self.session.needs
 
     def take_turn(self, granted: int) -> Outcome:
@@ -314,7 +316,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _busy(self) -> bool:
-        """True if the writer waits for the server, and not the server for the writer."""
+        """Return whether the writer waits for the server, and not the server for the writer."""
         return self.unsettled > 0 or self.session.more_work or self.account.paused
 
     @property

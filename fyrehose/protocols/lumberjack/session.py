@@ -144,7 +144,7 @@ class LumberjackServerSession(ByteSession):
         return [] if self.more_work else self._turn(self.granted)
 
     def postpone(self) -> None:
-        """Only buffer received data until :meth:`process` is called."""
+        """Buffer received data, without parsing it, until :meth:`process` is called."""
         if not self._broken and self._refusal is None:
             self.more_work = True
             self.expected = 0
@@ -158,7 +158,7 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def more(self) -> bool:
-        """Whether :meth:`next_events` can return events; False while too many windows are unacknowledged."""
+        """Return whether :meth:`next_events` can return events; False while too many windows are unacknowledged."""
         return self.more_work and not self.windows_full
 
     def next_events(self) -> list[Event]:
@@ -175,7 +175,7 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def windows_full(self) -> bool:
-        """True if so many windows are unacknowledged that :meth:`process` does nothing."""
+        """Return whether so many windows are unacknowledged that :meth:`process` does nothing."""
         return len(self._windows.unacknowledged) >= self.limits.max_windows
 
     @property
@@ -185,7 +185,7 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def buffered(self) -> int:
-        """Part of :attr:`expected` that is in memory, in bytes."""
+        """Return how much of :attr:`expected` is in memory, in bytes."""
         return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
 
     @property
@@ -200,7 +200,7 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def version(self) -> int:
-        """Version of the writer's last frame; 0 before the first one."""
+        """Return the version of the writer's last frame; 0 before the first one."""
         return self._windows.version
 
     # Output.
@@ -219,7 +219,7 @@ class LumberjackServerSession(ByteSession):
         self._send(self._windows.partial_acks())
 
     def conclude(self) -> None:
-        """Acknowledge what is durable, because the connection ends and no more of it will be.
+        """Acknowledge the durable events for the last time, because the connection ends.
 
         This includes the events of a compressed frame whose end, and so its checksum, will never be read, so that the
         writer does not send them again.  It excludes those of a damaged one.  A writer of version 1 gets
@@ -236,18 +236,13 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def silence_ack_due(self) -> bool:
-        """True if :meth:`acknowledge_silence` would send an acknowledgement."""
+        """Return whether :meth:`acknowledge_silence` would send an acknowledgement."""
         return self._windows.silence_ack_due and not self.expected and not self.more_work
 
     @property
     def ack_pending(self) -> bool:
-        """True if the writer waits for the acknowledgement of received events."""
+        """Return whether the writer waits for the acknowledgement of received events."""
         return self._windows.ack_pending
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the pending output, and clear it."""
-        out, self.out = self.out, []
-        return out
 
     # Helpers.
 

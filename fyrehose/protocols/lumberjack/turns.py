@@ -50,7 +50,7 @@ class TurnTaker(Protocol):
 
     @property
     def needs(self) -> int:
-        """Memory for the next turn, in bytes."""
+        """Return the memory for the next turn, in bytes."""
 
     def take_turn(self, granted: int) -> Outcome:
         """Process a limited amount of data, using at most *granted* bytes for inflating; never raises."""

@@ -68,19 +68,19 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """Number of events that fit into the open window, or into the one that the next event opens; at least 1."""
+        """Return how many events fit into the open window, or into the one that the next event opens; at least 1."""
         window = self._open
         size, received = (self._implied_size, 0) if window is None else (window.size, window.received)
         return 1 << 32 if size is None else size - received
 
     @property
     def ack_pending(self) -> bool:
-        """True if received events are not acknowledged."""
+        """Return whether received events are not acknowledged."""
         return any(window.received > window.acknowledged for window in self.unacknowledged)
 
     @property
     def silence_ack_due(self) -> bool:
-        """True if a writer of version 1 should be acknowledged if it stays silent within its window."""
+        """Return whether a writer of version 1 should be acknowledged if it stays silent within its window."""
         window = self.unacknowledged[0] if self.unacknowledged else None
         return window is not None and window.version == 1 and self._has_progress(window)
 
@@ -179,7 +179,7 @@ class Windows:
 
     @property
     def _implied_size(self) -> int | None:
-        """Size of a window without a W frame: writers of version 1 announce one window, and slide it."""
+        """Return the size of a window without a W frame: writers of version 1 announce one window, and slide it."""
         return self._last_size if self.version == 1 else None
 
     def _add(self, window: OpenWindow) -> OpenWindow:

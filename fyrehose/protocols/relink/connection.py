@@ -53,25 +53,25 @@ class ConnectorConnection(Protocol):
         self.client = client
         self._over = False
         self._reading = True
-        timers = self._timers = Timers(client.clock)
-        paused = lambda: not self._reading  # noqa: E731
-        self._keepalive = KeepAliveTimer(timers, PING_AFTER, DROP_AFTER, self._ping, self._give_up, paused)
+        self.timers = Timers(client.clock)
+        self.heard_at = 0.0
+        self._keepalive = KeepAliveTimer(self, PING_AFTER, DROP_AFTER)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         self.session = self.client.connection_made(self)
-        self._timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+        self.timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
-        self._keepalive.heard()
+        self.heard_at = self.timers.clock.seconds()
         if not self._over:
             self._dispatch(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        self._timers.clear()
+        self.timers.clear()
         self.session.receive_eof()
         self.client.connection_gone(self)
 
@@ -80,7 +80,7 @@ class ConnectorConnection(Protocol):
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
         if not self._over:
-            self._timers.start(0, self._flush_now)
+            self.timers.start(0, self._flush_now)
 
     def flush(self) -> None:
         """Write pending packets now."""
@@ -90,9 +90,9 @@ class ConnectorConnection(Protocol):
         """Close the connection of a link that has ended or is lost, after its last packets were sent."""
         self.flush()
         self._over = True
-        self._timers.clear()
+        self.timers.clear()
         self.transport.loseConnection()
-        self._timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
+        self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
 
     def abort(self) -> None:
         """Abort the connection; nothing that it still receives has an effect."""
@@ -105,7 +105,7 @@ class ConnectorConnection(Protocol):
     def _dispatch(self, found: Sequence[Any]) -> None:
         """Pass events on to the client; an event Broken closes the connection after those before it."""
         if found and isinstance(found[0], Linked):
-            self._timers.stop(self._handshake_timed_out)
+            self.timers.stop(self._handshake_timed_out)
             self._keepalive.start()
         broken = found[-1] if found and isinstance(found[-1], Broken) else None
         self.client.handle(found if broken is None else found[:-1])
@@ -125,15 +125,21 @@ class ConnectorConnection(Protocol):
         if not self._over:
             self._dispatch(self.session.receive_data(b""))
 
-    def _ping(self) -> None:
+    # Called by the timers.
+
+    @property
+    def unheard(self) -> bool:
+        return not self._reading
+
+    def ping(self) -> None:
         if self.session.linked and self.session.link is not None:
             self.session.link.ping()
             self.flush()
 
     def _handshake_timed_out(self) -> None:
-        self._give_up(HANDSHAKE_TIMEOUT)
+        self.give_up(HANDSHAKE_TIMEOUT)
 
-    def _give_up(self, silence: float) -> None:
+    def give_up(self, silence: float) -> None:
         if not self._over:
             log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
             self.transport.abortConnection()

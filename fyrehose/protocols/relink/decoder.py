@@ -106,11 +106,6 @@ class Decoder:
         return max(self._needed, 8)
 
     @property
-    def ready(self) -> bool:
-        """Whether :meth:`next_packet` may return a packet without more bytes."""
-        return len(self.buffer) - self._at >= self._needed
-
-    @property
     def size(self) -> int:
         """The number of bytes that are not decoded yet."""
         return len(self.buffer) - self._at

@@ -147,7 +147,9 @@ class Inbound(LinkState):
             channel.accept_forgotten(packet.number)
         elif channel is None:
             if packet.kind is Op.COMMIT:  # It gets its answer, and the channel stays unknown (R4).
-                self.emit(Acknowledgement(kind=Ack.UNCOMMITTED, channels=(id_,), number=packet.number), self.peer_size)
+                self.emit(
+                    Acknowledgement(kind=Ack.UNCOMMITTED, channels=(id_,), number=packet.number), id_size=self.peer_size
+                )
             return []
         return self._decided(channel, packet)
 
@@ -173,7 +175,7 @@ class Inbound(LinkState):
     def _closing(self, id_: int) -> list[Event]:
         channel = self.receiving.get(id_)
         if channel is None:
-            self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(id_,)), self.peer_size)
+            self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(id_,)), id_size=self.peer_size)
             return []
         if channel.mode is Receiving.FINISHED:
             return [events.Finished(channel=id_)]
@@ -189,15 +191,14 @@ class Inbound(LinkState):
 
         :raises LocalProtocolError: there are no such messages to stage
         """
-        self._received(channel).stage(through, result)
+        self.receiving[channel].stage(through, result)
 
     def settle(self, channel: int, through: int) -> None:
         """Acknowledge the staged messages up to *through*, because they are durable."""
-        found = self._received(channel)
+        found = self.receiving[channel]
         packets, freed = found.settle(through)
         self._charge(found, -freed)
-        for packet in packets:
-            self.emit(packet, self.peer_size)
+        self.emit(*packets, id_size=self.peer_size)
         if found.unconfirmed > self.limits.results:
             self._trim(found)
         if found.mode is Receiving.CLOSING:
@@ -210,22 +211,15 @@ class Inbound(LinkState):
 
     def forget(self, channel: int) -> list[Event]:
         """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
-        found = self._received(channel)
-        found.advance(ChannelEvent.FORGOTTEN)
+        self.receiving[channel].advance(ChannelEvent.FORGOTTEN)
         self._drop(channel)
-        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), self.peer_size)
+        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), id_size=self.peer_size)
         return self.closed()
 
     def _drop(self, channel: int) -> None:
         del self.receiving[channel]
         for ids in (self._filling, self.full, self._unacknowledged):
             ids.discard(channel)
-
-    def _received(self, channel: int) -> ReceiveChannel:
-        found = self.receiving.get(channel)
-        if found is None:
-            raise LocalProtocolError(f"the peer has no channel {channel}")
-        return found
 
     def _trim(self, channel: ReceiveChannel) -> None:
         """Send a ping behind the last results if many are kept; its pong allows to forget them (R6)."""
@@ -256,7 +250,7 @@ class Inbound(LinkState):
             # On a durable link, consumed follows for decided and plain messages, and implies received.
             packet = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
             if packet is not None:
-                self.emit(packet, self.peer_size)
+                self.emit(packet, id_size=self.peer_size)
         self._unacknowledged.clear()
 
     def send_report(self) -> None:
@@ -266,8 +260,7 @@ class Inbound(LinkState):
             # kept, it would take their `received` for that of others, and send messages again that are here already.
             if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
-            for packet in channel.report():
-                self.emit(packet, self.peer_size)
+            self.emit(*channel.report(), id_size=self.peer_size)
         self.emit(RESUME)
         for channel in self.receiving.values():
             self._barrier(channel)

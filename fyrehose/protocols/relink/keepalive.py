@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import attrs
 
 from fyrehose.net.lifecycle import Timers
 
 
+class Pinging(Protocol):
+    """A connection that pings its peer.
+
+    :ivar timers: its timers, with which the pings end
+    :ivar heard_at: when data of the peer arrived last, on the clock of *timers*
+    """
+
+    timers: Timers
+    heard_at: float
+
+    @property
+    def unheard(self) -> bool:
+        """Return whether the connection is not being read at present, so that silence means nothing."""
+
+    def ping(self) -> None:
+        """Send a ping."""
+
+    def give_up(self, silence: float) -> None:
+        """End the connection, because the peer was silent for *silence* seconds."""
+
+
 @attrs.define(eq=False)
 class KeepAliveTimer:
     """Ping a peer that is silent, and give up if the silence lasts.
 
-    :ivar timers: the timers of the connection, with which the pings end
     :ivar ping_after: silence after which a ping is sent, and after which another one is, in seconds
     :ivar drop_after: silence after which the peer is given up, in seconds
-    :ivar ping: sends a ping
-    :ivar drop: called with the length of the silence in seconds; pings end
-    :ivar heard_at: when data of the peer arrived last, on the clock of *timers*
-    :ivar paused: returns whether the connection is not being read at present, so that silence means nothing
     """
 
-    timers: Timers
+    connection: Pinging
     ping_after: float
     drop_after: float
-    ping: Callable[[], object]
-    drop: Callable[[float], object]
-    paused: Callable[[], bool]
-    heard_at: float = attrs.field(default=0.0, init=False)
 
     def start(self) -> None:
         """Begin, because the handshake is complete."""
-        self.heard()
-        self.timers.start(self.ping_after, self._check)
-
-    def heard(self) -> None:
-        """Record that data of the peer has arrived."""
-        self.heard_at = self.timers.clock.seconds()
+        timers = self.connection.timers
+        self.connection.heard_at = timers.clock.seconds()
+        timers.start(self.ping_after, self._check)
 
     def _check(self) -> None:
-        silence = self.timers.clock.seconds() - self.heard_at
-        if self.paused():
-            self.heard()
+        connection, timers = self.connection, self.connection.timers
+        now = timers.clock.seconds()
+        silence = now - connection.heard_at
+        if connection.unheard:
+            connection.heard_at = now
         elif silence >= self.drop_after:
-            self.drop(silence)
+            connection.give_up(silence)
             return
         if silence >= self.ping_after:
-            self.ping()
+            connection.ping()
         left = self.ping_after - silence
-        self.timers.start(left if left > 0 else self.ping_after, self._check)
+        timers.start(left if left > 0 else self.ping_after, self._check)

@@ -79,8 +79,7 @@ class Link(Outbound, Inbound):
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():
-            for again in channel.resend():
-                self.emit(again, self.our_size)
+            self.emit(*channel.resend(), id_size=self.our_size)
             if not channel.kept:
                 found.append(events.Rewound(channel=channel.id, next=channel.next))
         return [events.Resumed(), *found, *self.closed()]

@@ -92,6 +92,10 @@ class SavedLinks:
         self.epoch, self.links = 0, {}
 
     def begin(self, newest: Record) -> int:
+        """Return the first record of the last checkpoint, whose epoch *newest* has, too.
+
+        :raises ValueError: the record is shorter than its header
+        """
         try:
             _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
             if kind == RecordKind.CHECKPOINT:

@@ -9,7 +9,7 @@ from fyrehose.protocols.relink.events import Event
 from fyrehose.protocols.relink.frames import Packet
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.receiving import ReceiveChannel
+from fyrehose.protocols.relink.receiving import PeerChannels
 from fyrehose.protocols.relink.sending import SendChannel
 
 
@@ -31,7 +31,7 @@ class LinkState:
     durable: bool = attrs.field(default=False, kw_only=True)
     kept: bool = attrs.field(default=True, kw_only=True)
     sending: dict[int, SendChannel] = attrs.field(factory=dict, init=False)
-    receiving: dict[int, ReceiveChannel] = attrs.field(factory=dict, init=False)
+    receiving: PeerChannels = attrs.field(factory=PeerChannels, init=False)
     #: number of channels that the peer has opened so far
     opened: int = attrs.field(default=0, init=False)
     #: whether the link has ended in good order, or was lost
@@ -51,6 +51,7 @@ class LinkState:
     shutdown_received: bool = attrs.field(default=False, init=False)
     pings: int = attrs.field(default=0, init=False)
     pongs: int = attrs.field(default=0, init=False)
+    #: the pending output of the connection, if there is one
     out: list[bytes] = attrs.field(factory=list, init=False)
     #: size of the messages held for the peer's channels, in bytes, including ``OVERHEAD`` for each
     held: int = attrs.field(default=0, init=False)
@@ -79,15 +80,11 @@ class LinkState:
         self.pings += 1
         return self.pings
 
-    def emit(self, packet: Packet, id_size: int = 0) -> None:
-        """Queue a packet for the connection; a detached link drops it, because resume sends the state again."""
+    def emit(self, *packets: Packet, id_size: int = 0) -> None:
+        """Queue packets for the connection; a detached link drops them, because resume sends the state again."""
         if self.attached:
-            self.out.append(packet.serialize(id_size))
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes for the peer; each is returned once."""
-        data, self.out = self.out, []
-        return data
+            for packet in packets:
+                self.out.append(packet.serialize(id_size))
 
     def shutdown(self) -> list[Event]:
         """Open no more channels, and send shutdown when ours are closed (3.6); return Ended if that ends the link."""

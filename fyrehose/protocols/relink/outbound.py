@@ -46,7 +46,9 @@ class Outbound(LinkState):
                 raise LocalProtocolError(f"the window of channel {channel} is full: it has room for {room} messages")
         seqs = tuple(self.channel(channel).add((parts,)) for channel in channels)
         if self.may_send and channels:
-            self.emit(Message(channels=tuple(channels), parts=parts, multicast=len(channels) > 1), self.our_size)
+            self.emit(
+                Message(channels=tuple(channels), parts=parts, multicast=len(channels) > 1), id_size=self.our_size
+            )
         return seqs
 
     def begin(self, channel: int, parts: Sequence[Buffer]) -> None:
@@ -71,7 +73,7 @@ class Outbound(LinkState):
             raise LocalProtocolError(f"a message of {max(messages.sizes)} bytes exceeds the limit of {limit} bytes")
         first = self.channel(channel).add(messages)
         if self.may_send:
-            self.emit(MessageRun(channel=channel, messages=messages), self.our_size)
+            self.emit(MessageRun(channel=channel, messages=messages), id_size=self.our_size)
         return first
 
     def decide(self, channel: int, op: Op, through: int | None = None) -> tuple[int, int]:
@@ -85,7 +87,7 @@ class Outbound(LinkState):
             raise LocalProtocolError(f"channel {channel} is not open")
         first, last = found.decide(op, found.next - 1 if through is None else through)
         if self.may_send:
-            self.emit(found.decision(op, first, last), self.our_size)
+            self.emit(found.decision(op, first, last), id_size=self.our_size)
         return first, last
 
     def close(self, channel: int) -> None:
@@ -112,7 +114,7 @@ class Outbound(LinkState):
         if channel.mode is Sending.DRAINING and self.drained(channel):
             channel.advance(ChannelEvent.DRAINED)
             if self.may_send:
-                self.emit(Operation(kind=Op.CLOSE, channels=(channel.id,)), self.our_size)
+                self.emit(Operation(kind=Op.CLOSE, channels=(channel.id,)), id_size=self.our_size)
 
     @staticmethod
     def drained(channel: SendChannel) -> bool:

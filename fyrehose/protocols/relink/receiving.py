@@ -240,7 +240,8 @@ class ReceiveChannel:
         for run in self.results[bisect_left(self.results, first, key=_LAST) :]:
             if run.first <= through:
                 packets.append(self._result_packet(run, first, through))
-        packets.append(self._consumed_packet(through))
+        number = None if through == first else through
+        packets.append(Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=number))
         self.consumed, self.acknowledged = through, max(through, self.acknowledged)
         return packets, self._release(through - first + 1)
 
@@ -267,10 +268,6 @@ class ReceiveChannel:
         self._emitted = (run.result, last)
         self.unconfirmed += last - first + 1
         return Acknowledgement(kind=run.result, channels=(self.id,), number=None if plain else last)
-
-    def _consumed_packet(self, through: int) -> Acknowledgement:
-        plain = through == self.consumed + 1
-        return Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=None if plain else through)
 
     def acknowledge_received(self, numbered: bool) -> Acknowledgement | None:
         """Return ``received`` for all new messages, or None if there are none.
@@ -332,3 +329,10 @@ class ReceiveChannel:
         if self.consumed >= 0:
             packets.append(Acknowledgement(kind=Ack.CONSUMED, channels=(self.id,), number=self.consumed))
         return packets
+
+
+class PeerChannels(dict[int, ReceiveChannel]):
+    """The channels of the peer, by id; ``channels[id]`` of one that is not open is an error of the owner."""
+
+    def __missing__(self, channel: int) -> ReceiveChannel:
+        raise LocalProtocolError(f"the peer has no channel {channel}")

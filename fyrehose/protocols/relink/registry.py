@@ -85,12 +85,12 @@ class LinkEntry:
     weight: int = 0
     #: whether a write was refused, so that the peer has to send its messages again
     failed: bool = False
+    #: the producer name under which the link's messages are published, without the channel's ordinal
+    label: str = attrs.field(init=False)
     _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
-    @property
-    def label(self) -> str:
-        """The producer name under which the link's messages are published, without the channel's ordinal."""
-        return self.name.hex()
+    def __attrs_post_init__(self) -> None:
+        self.label = self.name.hex()
 
     def settled(self) -> Deferred[None]:
         """Return a Deferred that fires when no write for this link is unfinished."""

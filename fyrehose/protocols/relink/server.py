@@ -10,7 +10,6 @@ before is stored and acknowledged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import attrs
@@ -65,7 +64,6 @@ LINK_EVENTS = (
     events.ChannelClosed,
     events.PeerShutdown,
 )
-_NOTE = attrgetter("note")
 
 
 @attrs.frozen(slots=True)
@@ -99,18 +97,13 @@ class RelinkProtocol(SessionProtocol):
         #: whether the peer has ended the connection, and so knows that its link is lost
         self.peer_left = False
         self._unread_paused = False
-        silence = settings.ping_after, settings.drop_after
-        self._keepalive = KeepAliveTimer(self.timers, *silence, self._ping, self._give_up, lambda: self.reading.paused)
+        self._keepalive = KeepAliveTimer(self, settings.ping_after, settings.drop_after)
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
-
-    def dataReceived(self, data: bytes) -> None:
-        self._keepalive.heard_at = self.clock.seconds()
-        super().dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         """Keep the link for the connector's next connection, and release what only this connection held."""
@@ -268,12 +261,18 @@ class RelinkProtocol(SessionProtocol):
         if not self.session.linked and self.phase is Phase.OPEN:
             self.drop(RemoteProtocolError("handshake-timeout"))
 
-    def _ping(self) -> None:
+    # Called by the timer.
+
+    @property
+    def unheard(self) -> bool:
+        return self.reading.paused
+
+    def ping(self) -> None:
         if self.phase is Phase.OPEN and self.session.linked and self.entry is not None:
             self.entry.link.ping()
             self.flush()
 
-    def _give_up(self, silence: float) -> None:
+    def give_up(self, silence: float) -> None:
         """Drop the connection of a silent peer; the link stays."""
         if self.phase is Phase.OPEN:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
@@ -343,38 +342,46 @@ class RelinkProtocol(SessionProtocol):
         try:
             self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)), *dead))
         except Exception as error:  # an unexpected one must not leave the link as if nothing had been staged
-            self._settle_writes((write,), error)
+            self.settle((Publish([], 0, self, write),), error)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        self._settle_writes(list(map(_NOTE, items)), error)
-
-    def _settle_writes(self, writes: Sequence[LinkWrite], error: Exception | None) -> None:
         """Handle the end of writes that one commit has decided, and acknowledge them together."""
-        self.unsettled -= len(writes)
-        for write in writes:
+        self.unsettled -= len(items)
+        for item in items:
             try:
-                self._write_settled(write, error)
+                if error is None:
+                    self._settle_staged(item.note.entry, item.note.staged)
+                else:
+                    self._not_written(item.note, error)
             except Exception:
                 self.log.failure("relink: handling the result of a write failed")
         self.settled()
-        self._continue()
-        for write in writes:
-            write.entry.write_finished()
+        if self.phase is Phase.OPEN:
+            # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at
+            # once as well, and so on without end.
+            (self.flush_soon if self.session.ready else self.flush)()
+        for item in items:
+            item.note.entry.write_finished()
 
-    def _write_settled(self, write: LinkWrite, error: Exception | None) -> None:
-        entry = write.entry
-        if error is None:
-            if not entry.link.over:
-                self._settle_staged(entry, write.staged)
-        elif isinstance(error, Forbidden):
+    def _not_written(self, write: LinkWrite, error: Exception) -> None:
+        """Close the connection after a refused write, unless the endpoint handles the refusal.
+
+        The peer sends the messages again on another connection, if a retry can help.
+        """
+        if isinstance(error, Forbidden):
             self._end_link_later()  # The policy does not allow its peer to publish any more.
             self.forbid(error)
-        elif not isinstance(error, PublishError):
-            entry.failed = True
+        elif isinstance(error, PERMANENT_REFUSALS):
+            if write.refused is None or not write.refused(error):
+                self._end_link_later()  # A retry would be refused, too.
+                self.refused(error)
+        else:
+            write.entry.failed = True
             self.session.fenced()
-            self.failed(Failure(error))
-        elif not (isinstance(error, PERMANENT_REFUSALS) and write.refused is not None and write.refused(error)):
-            self._not_written(entry, error)
+            if isinstance(error, PublishError):
+                self.refused(error)
+            else:
+                self.failed(Failure(error))
 
     def end_link(self, error: PublishError) -> None:
         """End the link, because the stream refuses a message of a plain channel for good, and would do so again.
@@ -388,6 +395,8 @@ class RelinkProtocol(SessionProtocol):
     def _settle_staged(self, entry: LinkEntry, staged: Mapping[int, int | None]) -> None:
         """Acknowledge staged messages, and remove forgotten channels, because both are durable."""
         link = entry.link
+        if link.over:
+            return
         for channel, through in staged.items():
             found = link.receiving.get(channel)
             if through is None:
@@ -399,29 +408,9 @@ class RelinkProtocol(SessionProtocol):
                 link.settle(channel, through)
         self.registry.measure(entry)
 
-    def _not_written(self, entry: LinkEntry, error: PublishError) -> None:
-        """Close the connection after a refused write; the peer sends the messages again on another one."""
-        if isinstance(error, PERMANENT_REFUSALS):
-            self._end_link_later()  # A retry would be refused, too.
-        else:
-            entry.failed = True
-            self.session.fenced()
-        self.refused(error)
-
     def count_refusal(self, cause: str, detail: str) -> None:
         """Count and log messages that were refused for good."""
         self.broker.counters.refuse(self.log, PROTOCOL, cause, self.peer, detail)
-
-    def _continue(self) -> None:
-        """Flush acknowledgements after writes have finished, and decode packets that were held back."""
-        if self.phase is not Phase.OPEN:
-            return
-        # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at once
-        # as well, and so on without end.
-        if self.session.ready:
-            self.flush_soon()
-        else:
-            self.flush()
 
     def hang_up(self) -> None:
         super().hang_up()

@@ -11,7 +11,7 @@ the transport is no error: the link stays, detached, and waits for the next conn
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
@@ -33,6 +33,9 @@ class RelinkSession(ByteSession):
 
     :cvar transitions: the stages of the connection; each session has its own
     :ivar stage: the present one
+    :ivar expected: the least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held
+        back
+    :ivar ready: whether a whole packet has arrived that is not decoded yet
     :ivar link: the link; before the end of the handshake the connector's old one, if it has one
     :ivar linked: whether the handshake is complete, and the connection has not ended
     :ivar awaited: returns the size of the next field of the handshake from the bytes that have arrived; None: no field
@@ -46,21 +49,16 @@ class RelinkSession(ByteSession):
     link: Link | None = None
     stage: Stage = attrs.field(default=Stage.VERSION, init=False)
     linked: bool = attrs.field(default=False, init=False)
+    expected: int = attrs.field(default=1, init=False)
+    ready: bool = attrs.field(default=False, init=False)
     awaited: Callable[[bytes], int] | None = attrs.field(default=handshake.version_size, init=False)
     _closed: bool = attrs.field(default=False, init=False)
     _decoder: Decoder = attrs.field(init=False)
-    _to_send: list[bytes] = attrs.field(factory=list, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
     _events: list[SessionEvent] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decoder = Decoder(0, 0, self.limits)
-
-    @property
-    def expected(self) -> int:
-        """The least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held back."""
-        if not self.linked:
-            return int(self.awaited is not None)
-        return self._decoder.expected
 
     @property
     def buffered(self) -> int:
@@ -73,17 +71,12 @@ class RelinkSession(ByteSession):
         return self.ready and self.link is not None and self.link.blocked
 
     @property
-    def ready(self) -> bool:
-        """Whether received bytes may hold another packet."""
-        return self.linked and self._decoder.ready
-
-    @property
     def more(self) -> bool:
         """Whether :meth:`next_events` can return events, because the peer sent more than one turn handles, or because
         packets are no longer held back.
         """
         link = self.link
-        return self.linked and link is not None and self._decoder.ready and not (link.blocked or link.over)
+        return self.ready and link is not None and not (link.blocked or link.over)
 
     def next_events(self) -> list[SessionEvent]:
         """Return the events of the next turn."""
@@ -105,6 +98,8 @@ class RelinkSession(ByteSession):
         except RemoteProtocolError as error:
             self._stop_decoding()
             self._events.append(Broken(error=error))
+        self.expected = self._decoder.expected if self.linked else int(self.awaited is not None)
+        self.ready = self.linked and bool(self._decoder.buffer) and not self.expected
         found, self._events = self._events, []
         return found
 
@@ -118,18 +113,6 @@ class RelinkSession(ByteSession):
 
     #: The transport has ended.
     receive_eof = fenced
-
-    @property
-    def out(self) -> Sequence[bytes]:
-        """Return bytes for the peer, if any are pending."""
-        return self._to_send or (self.link.out if self.linked and self.link is not None else ())
-
-    def data_to_send(self) -> list[bytes]:
-        """Return the bytes for the peer; each is returned once."""
-        data, self._to_send = self._to_send, []
-        if self.linked and self.link is not None:
-            data += self.link.data_to_send()
-        return data
 
     def step(self, step: Step, *arguments: Link | int) -> None:
         """Enter the stage that follows from *step*, and handle the step.
@@ -148,7 +131,7 @@ class RelinkSession(ByteSession):
 
     def send(self, data: bytes, awaited: Callable[[bytes], int] | None = None) -> None:
         """Send a part of the handshake, after which the peer sends the field *awaited*."""
-        self._to_send.append(data)
+        self.out.append(data)
         self.awaited = awaited
 
     def take(self) -> bytes:
@@ -166,6 +149,7 @@ class RelinkSession(ByteSession):
         early = self._decoder.rest
         self._decoder = Decoder(link.peer_size, link.our_size, self.limits, link)
         self._decoder.feed(early)
+        link.out = self.out
         link.attach(resumed=resumed)
         self.report(Linked(link=link, resumed=resumed, lost=lost))
 
@@ -177,7 +161,7 @@ class RelinkSession(ByteSession):
 
     def _stop_decoding(self) -> None:
         """Drop the bytes that are not decoded, and ignore all that follow."""
-        self._closed, self.awaited = True, None
+        self._closed, self.awaited, self.expected, self.ready = True, None, 0, False
         self._decoder.clear()
 
     def _take_events(self) -> list[SessionEvent]:

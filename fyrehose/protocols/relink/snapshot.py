@@ -83,6 +83,10 @@ class _Fields:
     at: int
 
     def read(self) -> int:
+        """Return the next number: 7 bits a byte, the lowest first; bit 7 is set in all bytes but the last.
+
+        :raises ValueError: the data ends within the number, or it has more than 10 bytes
+        """
         value = shift = 0
         while self.at < len(self.data) and shift < 70:
             byte = self.data[self.at]

@@ -178,6 +178,11 @@ class _Run:
     def loop(
         self, follow: bool, every: float, progress: Callable[[Archived, View], object], stop: Callable[[], bool]
     ) -> Archived:
+        """Archive the journal in rounds to its end, or with *follow* until *stop* returns True; return the totals.
+
+        :param every: seconds between rounds, if the job follows
+        :param progress: called with the totals and the view of the journal, at the start and after each round
+        """
         progress(self.done, self.source.view())
         try:
             step = partial(self.step, every if follow else None, progress)

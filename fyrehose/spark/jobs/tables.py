@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
@@ -239,7 +238,7 @@ class TablesRun:
         return lake
 
     def lakes(self) -> list[Lake]:
-        """Return all tables."""
+        """Return the lakes of all tables."""
         return [*(each.lake for each in self.outputs), *(each.lake for each in self.summaries)]
 
     def load(self) -> None:

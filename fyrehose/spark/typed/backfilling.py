@@ -31,7 +31,7 @@ _EARLIER = 8
 
 
 def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
-    """Check that tables have no rows in a range of time that no source has, because they would be lost.
+    """Refuse a backfill that would lose rows: a table has rows in a range of time that no source covers any more.
 
     :raises JournalUnreachable: a table has some
     """

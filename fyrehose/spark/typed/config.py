@@ -245,6 +245,10 @@ class _Section:
         return value
 
     def microseconds(self, key: str) -> int:
+        """Return the duration *key* in microseconds.
+
+        :raises ConfigError: it is missing, no duration, or not longer than 0
+        """
         value = self.text_of(key, "a duration such as '1m'")
         try:
             found = round(duration(value) * 1_000_000)

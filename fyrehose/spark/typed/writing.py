@@ -341,13 +341,10 @@ def _written(
         )
 
 
-def write_file(
-    store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED, change: bool = True
-) -> AddAction:
+def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED) -> AddAction:
     """Write a durable file of one day, and return the action that makes it a part of its table.
 
     :param rows: without the column ``date``
-    :param change: False: the rows were in the table before
     """
     path = f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
     with store.writing(path) as file:
@@ -374,7 +371,7 @@ def write_file(
         size=size,
         partition_values={PARTITION: day},
         modification_time=time.time_ns() // 1_000_000,
-        data_change=change,
+        data_change=True,
         stats=json.dumps(stats, ensure_ascii=False),
     )
 

@@ -46,7 +46,7 @@ def test_reading_exactly_ends_with_the_connection() -> None:
             read_exactly(ours, 2)
 
 
-def test_a_wire_asks_for_nothing_by_itself() -> None:
+def test_base_wire_requests_nothing() -> None:
     wire = Wire(Job(stream="s", size=1, messages=1))
     assert (wire.begin(), wire.done, wire.unit) == (b"", 0, 1)
     for call in (lambda: wire.block(1), lambda: wire.scan(bytearray(), 0)):

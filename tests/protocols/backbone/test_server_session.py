@@ -188,7 +188,7 @@ def test_threat_forged_address() -> None:
     assert bench.subscribers() == []
 
 
-def test_threat_addresses_that_nobody_has() -> None:
+def test_threat_impossible_addresses_are_refused() -> None:
     bench = Bench()
     for host in ("224.0.0.1", "255.255.255.255", "240.1.1.1"):
         assert bench.causes(keep_alive((host, 1)), source=(host, 1)) == ["impossible-address"], host

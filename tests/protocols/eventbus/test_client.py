@@ -305,7 +305,7 @@ def test_pause_stops_reading_and_resume_requests_missed_events(make_bus: Any) ->
     assert bus.fake.ports[-1].reading, "a new connection, so that queued messages of the old one are dropped"
 
 
-def test_late_events(make_bus: Any) -> None:
+def test_events_with_lower_sequences_are_reported_as_late(make_bus: Any) -> None:
     late: list[int] = []
     bus = make_bus(after=0, subtrees=("/a/",), on_late=lambda events: late.extend(e.sequence for e in events))
     bus.begin()

@@ -89,7 +89,7 @@ class TestTheStart:
         one.connected(0)
         assert sequences(one.receive_syncs([sync(2), end(2, b"/a/")], 0)) == [2, 9]
 
-    def test_start_with_new_events(self) -> None:
+    def test_session_without_a_position_checks_the_server_and_delivers_new_events(self) -> None:
         one = session()
         one.connected(0)
         assert requests(one) == [(ServerPort.SNAPSHOT, 2**48 - 1)], "without a position: a check of the server"
@@ -455,7 +455,7 @@ class TestPublishing:
         assert one.pubs.abandon() == [PubTimedOut(handle="handle")]
 
 
-def test_defaults() -> None:
+def test_options_have_the_documented_defaults() -> None:
     options = EventBusOptions()
     assert (options.subscribe, options.after, options.window, options.retries) == (True, None, 1_000, 5)
     assert (options.confirm, options.quiet, options.recheck, options.answer) == (5.0, 15.0, 60.0, 10.0)

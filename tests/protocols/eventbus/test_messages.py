@@ -81,7 +81,7 @@ def test_native_messages_are_used_with_native_kernels() -> None:
 
 
 @both
-def test_messages_come_whole(kernel: ModuleType, pair: Pair) -> None:
+def test_messages_are_received_whole(kernel: ModuleType, pair: Pair) -> None:
     messages = kernel.Messages(pair.socket, 3)
     assert messages.receive(MUCH, MUCH) == ([], MUCH, MUCH)
     for frames in ([b"a", b"", b"\0\xff" * 50_000], [b""], [b"1", b"2", b"3", b"4", b"5"]):

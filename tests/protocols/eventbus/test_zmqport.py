@@ -260,7 +260,7 @@ def test_failed_send_schedules_no_turn_without_messages(context: Context) -> Non
     assert not pair.reactor.getDelayedCalls(), "a full peer would keep the reactor busy"
 
 
-def test_send_raises_full_and_gone(context: Context) -> None:
+def test_send_to_a_full_or_disconnected_peer_raises(context: Context) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")

@@ -181,10 +181,10 @@ def test_dead_letters_say_why_also_after_a_restart_and_a_checkpoint() -> None:
     assert world.restarted().show()["dead_letters"] == letters
 
 
-def dead_letters(count: int = 3) -> World:
+def dead_letters() -> World:
     world = World()
     world.create(dead="orders.dead")
-    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(count))])
+    world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(3))])
     return world
 
 
@@ -296,6 +296,19 @@ def test_a_full_disk_undoes_a_settling_and_the_lease_goes_on() -> None:
     assert world.settle(done=record)[1]["settled"] == [1]
 
 
+def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
+    world = World()
+    world.create(lease=10, **{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 20})
+    world.clock.advance(15.0625)
+    world.publish(1)
+    status, answer = peer.answer()
+    assert (status, answer["waited"], [record["seq"] for record in answer["records"]]) == (200, 15.062, [11])
+    (lease,) = world.show()["leases"]
+    assert lease["ends_in"] == 10
+
+
 def test_a_request_waits_for_a_record() -> None:
     world = World()
     world.create(**{"from": 11})
@@ -306,7 +319,7 @@ def test_a_request_waits_for_a_record() -> None:
     assert [each["seq"] for each in peer.answer()[1]["records"]] == [11]
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     world.clock.advance(30)
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 30, "records": []})
 
 
 def test_a_client_that_has_gone_gets_no_record() -> None:
@@ -338,6 +351,16 @@ def test_the_same_request_gets_the_same_leases() -> None:
     first = world.lease(3, request=7)
     assert world.lease(3, request=7) == first
     assert [each["seq"] for each in world.lease(3, request=8)] == [4, 5, 6]
+
+
+def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -> None:
+    world = World()
+    world.create()
+    first = world.lease(10, request=7)
+    other = world.peer()
+    other.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
+    assert other.hear() == b""
+    assert world.lease(10, request=7) == first
 
 
 def test_one_consumer_holds_at_most_its_share() -> None:
@@ -453,7 +476,7 @@ def test_a_checkpoint_is_enough_to_recover() -> None:
     assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]
 
 
-def test_rights() -> None:
+def test_shared_subscription_needs_the_rights_to_consume_and_publish() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "*", "consume": "orders"}])
     assert world.create()[0] == 200
     assert world.ask("PUT /subscriptions/x", {"stream": "orders", "shared": True, "dead": "d"})[0] == 401
@@ -477,4 +500,24 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
     assert peer.hear() == b""
     peer.protocol.finish()
-    assert peer.answer() == (200, {"lease": 30, "records": []})
+    assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /subscriptions/work",
+        "DELETE /subscriptions/work",
+        "POST /subscriptions/work/lease",
+        "POST /subscriptions/work/settle",
+        "POST /subscriptions/work/pause",
+    ],
+)
+def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
+    """One that was created since this server began to follow is known to the leader only."""
+    world = World()
+    world.journal.leader = "10.0.0.1:8117"
+    world.broker.open()
+    body = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause": {"paused": True}}
+    status, answer = world.ask(line, body.get(line.rpartition("/")[2]))
+    assert (status, "another server leads" in answer["error"]) == (503, True)

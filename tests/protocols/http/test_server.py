@@ -899,7 +899,7 @@ def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
     assert peer.transport.disconnecting
 
 
-def publish_large_event(server: Server, document: bytes, between: bytes = b"other") -> None:
+def publish_large_event(server: Server, document: bytes) -> None:
     """Publish *document* as a lumberjack listener does, with a record of another producer between its parts."""
     sizes = range(0, len(document), MAX_PAYLOAD)
     for at in sizes:
@@ -908,7 +908,7 @@ def publish_large_event(server: Server, document: bytes, between: bytes = b"othe
         part = Run.of("s", [document[at : at + MAX_PAYLOAD]], source="lumberjack", **labels)
         server.broker.publish([part])
         if kind == PART:
-            server.broker.publish([Run.of("s", [between], source="lumberjack", producer="b:2")])
+            server.broker.publish([Run.of("s", [b"other"], source="lumberjack", producer="b:2")])
 
 
 def test_parts_of_a_large_event_are_joined_on_request(make: Make) -> None:

@@ -347,7 +347,6 @@ class Link:
     server: Any
     up: int | None
     down: int | None
-    acknowledged_early: list[int] = attrs.field(factory=list)
     _ends: Any = None
     connections: int = 0
 

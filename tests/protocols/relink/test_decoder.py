@@ -118,7 +118,7 @@ def test_all_headers() -> None:
         )
 
 
-def test_all_headers_byte_by_byte() -> None:
+def test_every_header_is_decoded_byte_by_byte() -> None:
     for first in range(256):
         for second in (0, 1, 2, 3, 255):
             assert decode_first(bytes([first, second]) + bytes(2_100), 1) == expected_of_header(first, second)
@@ -272,7 +272,6 @@ def test_expected_is_the_size_of_the_arriving_packet() -> None:
     assert decoder.next_packet() is None
     assert decoder.expected == len(data)
     decoder.feed(data[16:])
-    assert decoder.ready
+    assert decoder.expected == 0
     assert decoder.next_packet() is not None
     assert decoder.expected == 0
-    assert not decoder.ready

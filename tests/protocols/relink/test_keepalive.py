@@ -10,28 +10,45 @@ from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.keepalive import KeepAliveTimer
 
 
+class Connection:
+    """Notes when it was to ping its peer, and to give it up."""
+
+    heard_at = 0.0
+
+    def __init__(self, unheard: bool = False) -> None:
+        self.clock, self.done, self.unheard = Clock(), list[Any](), unheard
+        self.timers = Timers(self.clock)
+
+    def ping(self) -> None:
+        self.done.append(self.clock.seconds())
+
+    def give_up(self, silence: float) -> None:
+        self.done.append((self.clock.seconds(), silence))
+
+
 def test_silent_peer_is_pinged_and_then_given_up() -> None:
-    clock, done, paused = Clock(), [], []
-
-    def note(*what: Any) -> None:
-        done.append((clock.seconds(), *what))
-
-    keepalive = KeepAliveTimer(Timers(clock), 15, 45, note, note, lambda: bool(paused))
-    keepalive.start()
+    connection = Connection()
+    clock = connection.clock
+    KeepAliveTimer(connection, 15, 45).start()
     clock.pump([10])
-    keepalive.heard()
+    connection.heard_at = clock.seconds()
     clock.pump([1] * 14)
-    assert done == [], "15 s have passed since the start, but not since data arrived"
+    assert connection.done == [], "15 s have passed since the start, but not since data arrived"
     clock.pump([1] * 31)
-    assert done == [(25.0,), (40.0,), (55.0, 45.0)]
+    assert connection.done == [25.0, 40.0, (55.0, 45.0)]
     assert not clock.getDelayedCalls()
 
 
+def test_silence_counts_from_the_start() -> None:
+    connection = Connection()
+    connection.clock.pump([100])
+    KeepAliveTimer(connection, 15, 45).start()
+    connection.clock.pump([1] * 20)
+    assert connection.done == [115.0]
+
+
 def test_peer_is_pinged_but_not_given_up_while_it_is_not_read() -> None:
-    clock, pings = Clock(), []
-    keepalive = KeepAliveTimer(
-        Timers(clock), 15, 45, lambda: pings.append(clock.seconds()), lambda _: 1 / 0, lambda: True
-    )
-    keepalive.start()
-    clock.pump([1] * 100)
-    assert pings == [15, 30, 45, 60, 75, 90]
+    connection = Connection(unheard=True)
+    KeepAliveTimer(connection, 15, 45).start()
+    connection.clock.pump([1] * 100)
+    assert connection.done == [15, 30, 45, 60, 75, 90]

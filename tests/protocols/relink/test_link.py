@@ -38,7 +38,8 @@ def link(attached: bool = True, **more: Any) -> Link:
 
 def packets(of: Link) -> list[Any]:
     decoder = Decoder(1, 1)
-    decoder.feed(b"".join(of.data_to_send()))
+    decoder.feed(b"".join(of.out))
+    of.out.clear()
     found = []
     while (packet := decoder.next_packet()) is not None:
         found.append(packet)
@@ -91,7 +92,7 @@ def test_packets_of_a_detached_link_are_sent_after_resume() -> None:
     ours.detach()
     ours.send((0,), (b"x",))
     ours.decide(0, Op.COMMIT)
-    assert ours.data_to_send() == []
+    assert ours.out == []
     ours.attach(resumed=True)
     packets(ours)
     assert ours.receive(RESUME) == [events.Resumed()]

@@ -18,12 +18,18 @@ from fyrehose.protocols.relink.service import DISK_FULL_RETRY
 from fyrehose.testing import MemoryJournal
 
 
-def test_links_are_written_before_listening() -> None:
-    journal = MemoryJournal(auto=False)
+def listener(state: JournalState = JournalState.WRITABLE, auto: bool = True) -> tuple[Any, MemoryReactorClock, Any]:
+    """Return a journal in *state*, its reactor, and the service of a listener."""
+    journal = MemoryJournal(auto=auto)
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
+    journal.enter(state, "a test wants it")
     reactor = MemoryReactorClock()
-    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    return journal, reactor, plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+
+
+def test_links_are_written_before_listening() -> None:
+    journal, reactor, service = listener(auto=False)
     service.startService()
     assert not reactor.tcpServers
     journal.commit()
@@ -33,18 +39,8 @@ def test_links_are_written_before_listening() -> None:
     assert not reactor.getDelayedCalls()
 
 
-def full(auto: bool = True) -> tuple[MemoryJournal, MemoryReactorClock, Any]:
-    """Return a journal on a full disk, its reactor, and the service of a listener."""
-    journal = MemoryJournal(auto=auto)
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    journal.enter(JournalState.READ_ONLY, "full")
-    reactor = MemoryReactorClock()
-    return journal, reactor, plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
-
-
 def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None:
-    journal, reactor, service = full()
+    journal, reactor, service = listener(JournalState.READ_ONLY)
     assert service.startService().called, "the start of the server continues with the next listener"
     reactor.advance(DISK_FULL_RETRY)
     assert not reactor.tcpServers
@@ -57,11 +53,7 @@ def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None
 
 
 def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_listener_closed() -> None:
-    journal = MemoryJournal(auto=False)
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    reactor = MemoryReactorClock()
-    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    journal, reactor, service = listener(auto=False)
     started: list[Any] = []
     service.startService().addBoth(started.append)
     journal.state = JournalState.READ_ONLY
@@ -73,11 +65,7 @@ def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_list
 
 
 def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
-    journal = MemoryJournal(auto=False)
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    reactor = MemoryReactorClock()
-    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    journal, reactor, service = listener(auto=False)
     started: list[Any] = []
     service.startService().addBoth(started.append)
     journal.state = JournalState.FAILED
@@ -88,11 +76,7 @@ def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
 
 
 def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> None:
-    journal = MemoryJournal(auto=False)
-    broker = Broker(Clock(), journal, Sequencer())
-    broker.open()
-    reactor = MemoryReactorClock()
-    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    journal, reactor, service = listener(auto=False)
     service.startService()
     service.stopService()
     journal._fail(OutcomeUnknown("this server is stopping; whether this is stored is unknown"))
@@ -100,7 +84,7 @@ def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> 
 
 
 def test_service_can_be_stopped_while_the_disk_is_full() -> None:
-    journal, reactor, service = full(auto=False)
+    journal, reactor, service = listener(JournalState.READ_ONLY, auto=False)
     service.startService()
     service.stopService()
     assert not reactor.getDelayedCalls()
@@ -114,7 +98,7 @@ def test_service_can_be_stopped_while_the_disk_is_full() -> None:
 
 
 def test_failed_journal_leaves_the_listener_closed(logged_errors: Any) -> None:
-    journal, reactor, service = full()
+    journal, reactor, service = listener(JournalState.READ_ONLY)
     service.startService()
     journal.enter(JournalState.FAILED, "broken")
     reactor.advance(DISK_FULL_RETRY)

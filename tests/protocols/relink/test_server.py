@@ -24,8 +24,6 @@ from fyrehose.protocols.relink.server import RelinkFactory
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
-ME = "127.0.0.1"
-
 
 def shown(directory: Path, name: str) -> X509:
     """Return a certificate as a transport returns it."""

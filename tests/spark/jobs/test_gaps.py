@@ -10,7 +10,7 @@ import pytest
 from fyrehose.spark.jobs.gaps import PRODUCER, NumberGap, _Block, between, explained, gaps, holes
 
 
-def test_between_blocks() -> None:
+def test_missing_numbers_between_blocks_are_gaps() -> None:
     blocks = [
         _Block(("a",), 0, 3, 3, 1, 3),
         _Block(("a",), 1, 1, 1, 4, 4),
@@ -23,7 +23,7 @@ def test_between_blocks() -> None:
     assert not _Block(("a",), 0, 2, 2, 1, 3).full
 
 
-def test_holes() -> None:
+def test_missing_and_double_numbers_are_found() -> None:
     found = list(holes(("a",), [1, 2, 2, 2, 5, 6, 6]))
     assert [(gap.kind, gap.first, gap.last, gap.count) for gap in found] == [
         ("double", 2, 2, 1),

@@ -29,7 +29,7 @@ def test_records_bytes_and_lag(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("streams", [0, 1, LINES + 3])
-def test_a_plot(tmp_path: Path, streams: int) -> None:
+def test_plot_of_rates_is_written_as_png(tmp_path: Path, streams: int) -> None:
     rows = [
         {"start": AT + timedelta(minutes=i), "stream": f"$s{k}_", "records": 60 * k}
         for i in range(5)

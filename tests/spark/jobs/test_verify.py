@@ -20,7 +20,7 @@ Opener = Callable[..., Any]
 
 
 @pytest.mark.slow
-def test_a_lake_that_is_right_and_one_that_is_not(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_undamaged_lake_passes_and_a_differing_one_fails(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     place = str(journal.directory)
     with pytest.raises(JournalError, match="is no lake"):
@@ -92,7 +92,7 @@ def test_file_that_only_spark_cannot_read_is_damaged() -> None:
 
 
 @pytest.mark.slow
-def test_a_journal_that_has_nothing_of_it_any_more(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_lake_whose_records_the_journal_deleted_is_unchecked(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(30)
     archive(None, str(journal.directory), lake)

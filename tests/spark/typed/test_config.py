@@ -101,7 +101,7 @@ def test_whole_file(tmp_path: Path) -> None:
     assert errors.where.text == "status >= 500"
 
 
-def test_smallest_file(tmp_path: Path) -> None:
+def test_file_with_required_keys_only_gets_defaults(tmp_path: Path) -> None:
     found = read(tmp_path, 'journal = "http://h:1"\noutput = "t"\n[tables.all]\nstreams = "*"\n')
     assert (found.journal, found.output) == ("http://h:1", str(tmp_path / "t"))
     assert (found.lake, found.subscription, found.skip_gaps, found.aggregates) == (None, None, False, ())

@@ -693,7 +693,7 @@ MISSING = {
     "limit": lambda: {(Lane, "_is_too_many"): lambda lane, failures: False},
     "retention-ends": lambda: {(Lane, "_expire_deleted"): lambda lane, entries: None},
     "retention-grace": _without_retention_grace,
-    "request-number": lambda: {(Work, "_repeated"): lambda work, consumer, request: []},
+    "request-number": lambda: {(Work, "_repeated"): lambda work, consumer: []},
     "rewinding": _without_rewinding,
     "window": lambda: {  # The reach holds it as well.
         (Group, "room"): lambda group: 1_000,

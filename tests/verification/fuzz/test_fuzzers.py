@@ -23,7 +23,7 @@ DECODERS = [
 @pytest.mark.parametrize(
     ("fuzzer", "name", "decoder"), DECODERS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_few_inputs(
+def test_fuzzer_accepts_a_few_inputs(
     fuzzer: str, name: str, decoder: Callable[[bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = import_module(f"fuzz_{fuzzer}")
@@ -39,7 +39,7 @@ def test_a_few_inputs(
         decoder(harness._random_input(random, kept))
 
 
-def test_decisions_end() -> None:
+def test_dice_without_bytes_decide_zero() -> None:
     dice = harness.Dice(b"\xff" * 40)
     for _ in range(100):
         dice.number(48)

@@ -9,8 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 import attrs
+from twisted.internet.defer import succeed
 
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers.lane import Group, Lane
+from fyrehose.broker.consumers.table import SharedSubscriptions
+from fyrehose.broker.consumers.work import Work
 from fyrehose.journal import format as fmt
 from fyrehose.journal import quarantine, retention
 from fyrehose.journal.clock import RecordClock
@@ -47,6 +51,7 @@ _start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
+_append, _why_not = SharedSubscriptions._append, Lane.why_not
 
 
 def _skips_every(nth: int) -> Any:
@@ -209,6 +214,22 @@ def _decided_too_late(self: Any) -> None:
         self._client.flush_soon()
 
 
+def _publishes_results_apart(self: Any, shared: Any, batches: Any, runs: Any = (), publish: Any = None) -> Any:
+    if runs:
+        publish(runs, []).addErrback(lambda failure: None)
+    return _append(self, shared, batches)
+
+
+def _settles_before_it_is_durable(self: Any, shared: Any, batches: Any, *more: Any) -> Any:
+    _append(self, shared, batches, *more).addErrback(lambda failure: None)
+    return succeed(None)
+
+
+def _forgets_what_is_being_settled(self: Lane, seq: int, token: Any) -> str:
+    why = _why_not(self, seq, token)
+    return "" if why == "being-settled" else why
+
+
 @attrs.frozen
 class Bug:
     """What is changed, and the simulation that has to notice.
@@ -293,6 +314,24 @@ BUGS = {
     "relink: a link forgets what it had": Bug("relink", (Registry, "begin_write", _messages_alone)),
     "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
     "relink: the next transaction begins too early": Bug("relink", (Transaction, "rollback", _decided_too_late)),
+    "workers: results are not in the commit of their jobs": Bug(
+        "workers", (SharedSubscriptions, "_append", _publishes_results_apart)
+    ),
+    "workers: settled before it is durable": Bug(
+        "workers", (SharedSubscriptions, "_append", _settles_before_it_is_durable)
+    ),
+    "workers: what is being settled is settled again": Bug(
+        "workers", (Lane, "why_not", _forgets_what_is_being_settled)
+    ),
+    "workers: a start does not wait for earlier workers": Bug("workers", (Group, "in_grace", lambda group: False)),
+    "workers: leased beyond what is noted": Bug("workers", (Lane, "_reached", lambda lane, last: last)),
+    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True)),
+    "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, entry: True)),
+    "workers: the limit is not kept": Bug("workers", (Lane, "_is_too_many", lambda lane, failures: False)),
+    "workers: the window is not kept": Bug("workers", (Group, "room", lambda group: 1_000)),
+    "workers: the share of a worker is not kept": Bug("workers", (Lane, "_hold", lambda lane, consumer, count: None)),
+    "workers: a lost answer is not repeated": Bug("workers", (Work, "_repeated", lambda work, consumer: [])),
+    "workers: a checkpoint lacks what is being written": Bug("workers", (Lane, "appended", lambda lane: lane.progress)),
 }
 
 

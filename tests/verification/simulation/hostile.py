@@ -38,6 +38,13 @@ LUMBERJACK = (
     (b"2W\0\0\0\x012C\0\xff\0\0", b"x"),
     (b"9Z" + bytes(20), b""),
 )
+#: The second peer sends a body without end, the third reads none of its answers before it asks again.
+HTTP = (
+    (b"", b""),
+    (b"POST /subscriptions/workers/settle HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n{", b" "),
+    (b"GET /subscriptions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /streams HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    (b"nonsense\r\n\r\n", b""),
+)
 RELINK = (
     (b"", b""),
     (bytes(8), b""),
@@ -103,6 +110,10 @@ class HostileLumberjack(Hostile):
 
 class HostileRelink(Hostile):
     port, says = 7733, RELINK
+
+
+class HostileHttp(Hostile):
+    port, says = 8117, HTTP
 
 
 class HostileDatagrams:
@@ -187,4 +198,5 @@ PEERS: dict[str, Any] = {
     "Figg": HostileFigg,
     "Lumberjack": HostileLumberjack,
     "Relink": HostileRelink,
+    "Workers": HostileHttp,
 }

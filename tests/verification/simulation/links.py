@@ -123,6 +123,9 @@ class End:
         self.disconnecting = True
         self.send()
 
+    #: What is not written yet is delivered, and then the end of it; a client then closes its side, too.
+    loseWriteConnection = loseConnection
+
     def abortConnection(self) -> None:
         if self.up:
             self.link.world.clock.callLater(0, self.link.cut)

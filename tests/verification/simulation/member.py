@@ -8,6 +8,7 @@ it opens its journal again in the same process when it was deposed, or has to be
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -27,7 +28,7 @@ from fyrehose.journal.commit import Far
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.offline.backup import Backup
-from fyrehose.journal.offline.places import place
+from fyrehose.journal.offline.places import check_identity, place
 from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.replication.replicated import replicated
@@ -214,13 +215,15 @@ class Member(Server):
         self.world.note(f"{self.name} is filled from {other.name}, up to {self.certain_mark()}")
         return True
 
-    def _copy(self, name: str, directory: Path, files: Files) -> int:
+    def _copy(self, name: str, directory: Path, files: Files, identity: bytes, stopping: Event) -> int:
         """Copy the journal that the server *name* offers, as a server does by itself when it starts."""
         other = next(each for each in self.cluster.members if each.name == name)
         if other.host.dead:
             raise JournalUnreachable(f"{name} is down")
         with patch.object(Files, "identity", RecordingFiles.identity), Replica(directory, files) as replica:
-            Backup(place(str(other.files.directory)), replica).run()
+            source = place(str(other.files.directory))
+            check_identity(source, identity)
+            Backup(source, replica).run()
         self.cluster.fills += 1
         self.world.note(f"{self.name} fills itself from {name}, up to {replica.position}")
         return replica.position

@@ -271,7 +271,9 @@ def main() -> int:
     parser.add_argument("--bug", choices=sorted(ALL), help="put it into the code")
     parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
     arguments = parser.parse_args()
-    protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
+    # Where a take-over may lose what was settled, subscriptions are not shared.
+    refused = {"workers"} if arguments.acknowledge == "local" else set()
+    protocols = arguments.protocol or sorted(simulation.PROTOCOLS.keys() - refused)
     kind = Kind(arguments.herd, arguments.servers, arguments.steps, arguments.acknowledge)
     if arguments.trace:
         with having(arguments.bug):

@@ -22,6 +22,7 @@ from lumberjack import Lumberjack
 from relink import Relink
 from server import Server
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
+from workers import Workers
 from world import Violation, World
 
 from fyrehose.journal import writer
@@ -41,6 +42,7 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
     "figg": (Figg,),
     "lumberjack": (Lumberjack,),
     "relink": (Relink,),
+    "workers": (Workers,),
     # Clients of Figg and Relink read what the others publish: one order for all.
     "mixture": (
         Backbone,

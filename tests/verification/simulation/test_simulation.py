@@ -27,9 +27,13 @@ def nothing_is_kept_for_a_log() -> None:
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
 
 
+#: Simulations of each protocol; one with workers lasts for many leases.
+COUNTS = {"workers": 25}
+
+
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))
 def test_nothing_is_lost_doubled_or_out_of_order(protocol: str) -> None:
-    outcomes = [simulation.simulate(seed, protocol) for seed in range(60)]
+    outcomes = [simulation.simulate(seed, protocol) for seed in range(COUNTS.get(protocol, 60))]
     assert sum(outcome.stored for outcome in outcomes) > 600
     assert sum(outcome.crashes for outcome in outcomes) > 15
     assert sum(outcome.damages for outcome in outcomes) > 2

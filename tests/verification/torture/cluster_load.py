@@ -90,6 +90,8 @@ class Publisher(threading.Thread):
         self.acked = self.sent = self.checked = 0
         self.times: dict[int, int] = {}
         self.acks: list[float] = []
+        #: whether a leader may lose what it has acknowledged alone, and how many it has lost
+        self.early, self.lost = False, 0
         self.tries = 0
         self._at = 0
         self._ended = threading.Event()
@@ -132,9 +134,9 @@ class Publisher(threading.Thread):
         raise NotImplementedError
 
     def was_delivered(self, number: int) -> bool:
-        """Return whether a subscriber was handed the message *number*."""
+        """Return whether a subscriber was handed the message *number*, or will never be."""
         kept = self.notes.kept.get(self.number, b"")
-        return number == 0 or (number < len(kept) and kept[number] > 0)
+        return number == 0 or (number < len(kept) and (kept[number] > 0 or self.early))
 
     def check(self, acked: int) -> list[str]:
         """Compare what was acknowledged, up to *acked*, with what subscribers were handed."""
@@ -147,7 +149,9 @@ class Publisher(threading.Thread):
         ]
         self.checked = acked
         problems = []
-        if lost:
+        if self.early:
+            self.lost += len(lost)
+        elif lost:
             problems.append(f"{self.protocol}: {len(lost)} acknowledged messages are LOST, {lost[0]} to {lost[-1]}")
         if again:
             problems.append(f"{self.protocol}: (number, times there, times sent): {again[:5]}")

@@ -1,4 +1,4 @@
-"""A TCP proxy on the routes of NATS servers, which cuts one of them off from the others.
+"""A TCP proxy on the routes of NATS servers, which cuts one of them off from the others, or delays what they send.
 
     node 0 --> proxy of node 1 --> node 1        a connection between two nodes goes through the proxy of one of them
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from threading import Thread
 from typing import Any
@@ -18,6 +19,8 @@ import attrs
 NAME = re.compile(rb'"server_name":"n(\d+)"')
 #: So many bytes of a connection have the name of its node.
 HELLO = 8192
+#: How many reads of a connection are held at most.
+PIECES = 1024
 
 
 @attrs.define(eq=False)
@@ -34,6 +37,9 @@ class Link:
     def touches(self, nodes: set[int]) -> bool:
         return self.target in nodes or self.source in nodes
 
+    def sender(self, from_source: bool) -> int | None:
+        return self.source if from_source else self.target
+
     def abort(self) -> None:
         for writer in self.writers:
             writer.transport.abort()
@@ -49,8 +55,11 @@ class Routes:
 
     targets: list[int]
     ports: list[int] = attrs.field(factory=list, init=False)
-    #: Nodes whose connections carry nothing; nodes that have no connections.
-    _silent: set[int] = attrs.field(factory=set, init=False)
+    #: For how long everything is held that nodes send to each other, in seconds, one way.
+    _delay: float = attrs.field(default=0.0, init=False)
+    #: Nodes that reach nobody; nodes that nobody reaches; nodes that have no connections.
+    _mute: set[int] = attrs.field(factory=set, init=False)
+    _deaf: set[int] = attrs.field(factory=set, init=False)
     _closed: set[int] = attrs.field(factory=set, init=False)
     _links: set[Link] = attrs.field(factory=set, init=False)
     _loop: asyncio.AbstractEventLoop = attrs.field(factory=asyncio.new_event_loop, init=False)
@@ -80,25 +89,32 @@ class Routes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def cut(self, node: int, close: bool) -> None:
+    def cut(self, node: int, how: Collection[str]) -> None:
         """Cut *node* off.
 
-        :param close: connections are closed and refused, as by a firewall; else they stay, and carry nothing
+        :param how: ``closed``: connections are closed and refused, as by a firewall; ``mute``, ``deaf`` or both: they
+            stay, and carry nothing from it, or to it
         """
-        silent, closed = ({*self._silent}, {*self._closed, node}) if close else ({*self._silent, node}, {*self._closed})
-        self._call(self._cut(silent, closed))
+        for kind in how:
+            {"closed": self._closed, "mute": self._mute, "deaf": self._deaf}[kind].add(node)
+        self._call(self._change())
 
     def heal(self, node: int) -> None:
         """Connect *node* again; bytes that were held arrive late."""
-        self._call(self._cut(self._silent - {node}, self._closed - {node}))
+        for nodes in (self._closed, self._mute, self._deaf):
+            nodes.discard(node)
+        self._call(self._change())
+
+    def delay(self, seconds: float) -> None:
+        """Deliver everything so much later from now on."""
+        self._delay = seconds
 
     def _call(self, asked: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(10)
 
-    async def _cut(self, silent: set[int], closed: set[int]) -> None:
-        self._silent, self._closed = silent, closed
+    async def _change(self) -> None:
         for link in list(self._links):
-            if link.touches(closed):
+            if link.touches(self._closed):
                 link.abort()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -113,31 +129,51 @@ class Routes:
 
     async def _connected(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(node, [writer])
+        pumps: list[asyncio.Future[None]] = []
         try:
             if node in self._closed:
                 return
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.targets[node])
             link.writers.append(to_writer)
             self._links.add(link)
-            pumps = [self._pump(link, reader, to_writer, True), self._pump(link, to_reader, writer, False)]
-            await asyncio.wait([asyncio.ensure_future(pump) for pump in pumps], return_when=asyncio.FIRST_COMPLETED)
+            pumps.append(asyncio.ensure_future(self._pump(link, reader, to_writer, True)))
+            pumps.append(asyncio.ensure_future(self._pump(link, to_reader, writer, False)))
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
             pass  # the node is not running
         finally:
+            for pump in pumps:
+                pump.cancel()
             self._links.discard(link)
             link.abort()
 
     async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: bool) -> None:
+        """Carry what one side sends, each piece after the delay of the moment when it was sent."""
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
+        sending = asyncio.ensure_future(self._send(link, pieces, writer, hello))
         seen = b""
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
+        try:
+            while (data := await reader.read(1 << 16)) and not sending.done():
                 if hello and link.source is None and len(seen) < HELLO:
                     seen += data
                     found = NAME.search(seen)
                     link.source = int(found[1]) if found else None
                 if link.touches(self._closed):
                     return
-                while link.touches(self._silent):
+                await pieces.put((self._loop.time() + self._delay, data))
+        except OSError:
+            pass  # the node, or the other one, has ended the connection
+        finally:
+            sending.cancel()
+
+    async def _send(
+        self, link: Link, pieces: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, hello: bool
+    ) -> None:
+        with suppress(OSError):
+            while True:
+                due, data = await pieces.get()
+                await asyncio.sleep(max(0.0, due - self._loop.time()))
+                while link.sender(hello) in self._mute or link.sender(not hello) in self._deaf:
                     await self._changed.wait()
                 writer.write(data)
                 await writer.drain()

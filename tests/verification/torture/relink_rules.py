@@ -45,7 +45,7 @@ def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
     if channel.exhausted and self.attached:
         self.receiving = dict(self.receiving)  # somebody may be looking through it
         self._drop(channel.id)
-        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), self.peer_size)
+        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), id_size=self.peer_size)
 
 
 def _always_plain(self: SendChannel, op: Op, first: int, last: int) -> Operation:

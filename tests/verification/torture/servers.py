@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 TWISTD = Path(sys.executable).with_name("twistd")
@@ -45,8 +46,11 @@ def listens(ports: dict[str, int], only: bool = False) -> list[str]:
     ]
 
 
-def free_ports(listeners: tuple[str, ...]) -> dict[str, int]:
-    """Free ports, three in a row for each listener, outside of the range that the kernel gives away."""
+def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dict[str, int]:
+    """Free ports, three in a row for each listener, outside of the range that the kernel gives away.
+
+    :param besides: ports that nobody listens on yet, and that are not free
+    """
     found: dict[str, int] = {}
     while len(found) < len(listeners):
         first = random.randrange(10_000, 32_000, 4)
@@ -54,7 +58,7 @@ def free_ports(listeners: tuple[str, ...]) -> dict[str, int]:
             for port in range(first, first + 3):
                 for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                     stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", port))
-            if first not in found.values():
+            if first not in found.values() and not {first, first + 1, first + 2} & {*besides}:
                 found[listeners[len(found)]] = first
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -73,12 +74,16 @@ def test_logs_that_differ_are_noticed(tmp_path: Path) -> None:
     assert "differ" in cluster.compare(tmp_path / "a", tmp_path / "none", 9)[0]
 
 
+#: The nodes behind the proxy of the present test.
+NODES: list[Echo] = []
+
+
 class Echo(threading.Thread):
     """A node: it answers every message with its name."""
 
     def __init__(self, node: int) -> None:
         super().__init__(daemon=True)
-        self.node, self.listener = node, socket.create_server(("127.0.0.1", 0))
+        self.node, self.listener, self.asked = node, socket.create_server(("127.0.0.1", 0)), 0
 
     def run(self) -> None:
         while True:
@@ -91,6 +96,7 @@ class Echo(threading.Thread):
     def _talk(self, peer: socket.socket) -> None:
         with peer:
             while peer.recv(1000):
+                self.asked += 1
                 peer.sendall(b"n%d" % self.node)
 
 
@@ -101,6 +107,7 @@ def routes() -> Iterator[Any]:
         node.start()
     made = proxy.Routes([node.listener.getsockname()[1] for node in nodes])
     made.start()
+    NODES[:] = nodes
     yield made
     made.stop()
     for node in nodes:
@@ -116,18 +123,52 @@ def ask(peer: socket.socket) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize("how", [("closed",), ("mute", "deaf"), ("mute",), ("deaf",)])
 @pytest.mark.parametrize("cut", [0, 1])
-def test_the_proxy_cuts_a_node_off_in_both_directions(routes: Any, cut: int, close: bool) -> None:
-    """Node 1 has a connection to node 0; either of them is cut off."""
+def test_the_proxy_cuts_a_node_off(routes: Any, cut: int, how: tuple[str, ...]) -> None:
+    """Node 1 has a connection to node 0; either of them is cut off, in both directions or in one."""
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
-        routes.cut(cut, close)
+        routes.cut(cut, how)
         peer.settimeout(0.5)
         assert ask(peer) == b""
         routes.heal(cut)
         peer.settimeout(10)
-        if not close:
+        if how != ("closed",):
             assert peer.recv(1000) == b"n0"  # it was held, and is late
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
+
+
+@pytest.mark.parametrize(("cut", "how", "arrives"), [(0, "deaf", False), (0, "mute", True), (1, "mute", False)])
+def test_a_cut_in_one_direction_carries_the_other_one(routes: Any, cut: int, how: str, arrives: bool) -> None:
+    """Node 1 asks node 0, which is asked, or not, while its answer is held."""
+    with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
+        assert ask(peer) == b"n0"
+        asked = NODES[0].asked
+        routes.cut(cut, [how])
+        peer.settimeout(0.5)
+        assert ask(peer) == b""
+        assert (NODES[0].asked > asked) is arrives
+        routes.heal(cut)
+        peer.settimeout(10)
+        assert peer.recv(1000) == b"n0"
+
+
+def test_the_proxy_delays_what_nodes_send(routes: Any) -> None:
+    with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
+        assert ask(peer) == b"n0"
+        routes.delay(0.2)
+        began = time.monotonic()
+        assert ask(peer) == b"n0"
+        assert time.monotonic() - began >= 0.4, "there and back"
+        routes.delay(0)
+
+
+def test_messages_that_a_leader_acknowledged_alone_may_be_lost(figg: Any) -> None:
+    figg.early = True
+    keep(figg, 1, 3)
+    assert figg.was_delivered(2), "a later one is there, so it never comes"
+    assert not figg.was_delivered(4)
+    assert figg.check(figg.acked) == []
+    assert figg.lost == 1

@@ -2,6 +2,7 @@
 """A cluster in bad weather: three Fyrehose servers and three NATS servers as processes, one fault after the other.
 
     weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
+               [--acknowledge local] [--other CODE]
 
 Each round one of these happens, or two of them at once (``double``), and then everything recovers:
 
@@ -10,11 +11,17 @@ Each round one of these happens, or two of them at once (``double``), and then e
     stop     an orderly stop of a server                                   nats-stop      the same of a NATS server
     wipe     a server is killed and loses its disk; it comes back          cut            a proxy cuts a NATS server off
              under a new name, filled from another one, by itself                         from the others for 8 to 12 s
-             or by `journal backup`
+             or by `journal backup`, or with an older backup               half-cut       the same in one direction
+    swap     two servers run for some seconds with each other's            delay          NATS servers hear each other
+             data directories, then with their own again                                  100 ms late, each way
+    delete   the stream is deleted, and an operator begins again           purge          an operator empties the stream
+             with `cluster reseed`
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
-was sent, all servers are back by themselves, and no process has ended but by a fault.  At the end: the logs of all
+was sent, all servers are back by themselves, and no process has ended but by a fault.  With ``--acknowledge local``
+leaders may lose what they have acknowledged alone; that is counted.  With ``--other`` each server starts with this
+version of Fyrehose or with the one in that directory, as chance will have it.  At the end: the logs of all
 servers are identical, `journal verify` finds nothing, and subscribers were handed exactly what is kept.
 
 Prints how long nobody's messages were acknowledged, by kind and whether the fault hit the leader; the status is 1 if
@@ -30,6 +37,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -44,6 +52,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import nats
 import servers
 import wire
 from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
@@ -62,11 +71,19 @@ PATIENCE = 120.0
 #: For how long a process is frozen, in seconds; longer than the take-over.
 FREEZE = 10.0
 #: The kinds of faults, and how often each is chosen.
-KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "double": 3}
+KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
+KINDS |= {"delay": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
+#: Those that may happen at the same time as another one.
+DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay")
+#: How late NATS servers hear each other during a delay, in seconds, one way.
+DELAY = 0.1
 #: A machine loses its disk after so many rounds, and then again.
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
 CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
+#: The protocols whose messages a leader acknowledges alone, with the option `local`; the others promise "exactly once",
+#: or, as the event bus, acknowledge what they deliver.
+EARLY = ("figg", "lumberjack")
 #: The listeners beside Figg, HTTP and the page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
@@ -75,8 +92,9 @@ MORE = '[option.relink]\nlinks = "torture"\n\n'
 class Weather:
     """The cluster, everybody who uses it, and the faults."""
 
-    def __init__(self, directory: Path, dice: random.Random) -> None:
+    def __init__(self, directory: Path, dice: random.Random, acknowledge: str = "both", other: str = "") -> None:
         self.dice = dice
+        self.other = other
         self.cluster = Cluster(directory)
         self.nats: NatsNodes = self.cluster.nats
         self.routes = Routes(self.nats.routes)
@@ -84,12 +102,18 @@ class Weather:
         self.nats.proxies = self.routes.ports
         names = list(self.cluster.servers)
         self._urls: dict[str, str] = {}
-        ports = {name: servers.free_ports((*OTHERS, "journal")) for name in names}
+        taken = {*self.nats.ports, *self.nats.routes, *(port for server in self.servers for port in server.ports)}
+        ports: dict[str, dict[str, int]] = {}
+        for name in names:
+            ports[name] = servers.free_ports((*OTHERS, "journal"), taken)
+            taken |= {first + more for first in ports[name].values() for more in range(3)}
         for name, server in self.cluster.servers.items():
             server.listen = {protocol: f"tcp:{ports[name][protocol]}" for protocol in OTHERS}
             self._urls[name] = f"http://127.0.0.1:{ports[name]['journal']}"
             server.more = MORE
             server.replication = f'journal = "{self._urls[name]}"\nmember-timeout = "60s"\n'
+            server.replication += f'acknowledge = "{acknowledge}"\n'
+            server.code = self._version()
         self.notes = Notes()
         self._serving: list[subprocess.Popen[bytes]] = []
         places = {
@@ -102,6 +126,8 @@ class Weather:
         self.publishers: list[Publisher] = [
             made(number, places[made.protocol], self.notes) for number, made in enumerate(PUBLISHERS, 1)
         ]
+        for publisher in self.publishers:
+            publisher.early = acknowledge == "local" and publisher.protocol in EARLY
         streams = [publisher.stream for publisher in self.publishers]
         self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
         self.problems: list[str] = []
@@ -118,6 +144,7 @@ class Weather:
         self.cluster.__enter__()
         self.recover()
         self._serve_journals()
+        self._back_up()
         for each in (*self.publishers, *self.subscribers):
             each.start()
 
@@ -151,10 +178,14 @@ class Weather:
             return what, *{"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}[kind](
                 server
             )
+        whole = {"swap": self._swap, "delay": self._delay, "purge": self._purge, "delete": self._delete}
+        if kind in whole:
+            return kind, *whole[kind]()
         at = self._node(node)
         what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
-        if kind == "cut":
-            self.routes.cut(at, close=self.dice.random() < 0.5)
+        if kind in ("cut", "half-cut"):
+            ways = (("closed",), ("mute", "deaf")) if kind == "cut" else (("mute",), ("deaf",))
+            self.routes.cut(at, self.dice.choice(ways))
             return what, self.dice.uniform(8, 12), lambda: self.routes.heal(at)
         if kind == "nats-freeze":
             pid = self.nats.pid(at)
@@ -202,22 +233,84 @@ class Weather:
         old, server.member = server.member or server.name, f"{server.name}{self.wipes}"
         return delay, lambda: self._fill(server, old)
 
+    def _swap(self) -> tuple[float, Callable[[], object]]:
+        """Start two servers with each other's data directories."""
+        one, other = self.dice.sample(self.servers, 2)
+
+        def swap() -> None:
+            for server in (one, other):
+                self._held.add(server.name)
+                server.stop(signal.SIGKILL)
+            aside = one.directory / "swapped"
+            (one.directory / "data").rename(aside)
+            (other.directory / "data").rename(one.directory / "data")
+            aside.rename(other.directory / "data")
+            for server in (one, other):
+                self._start(server)
+
+        swap()
+        return self.dice.uniform(4, 8), swap
+
+    def _delay(self) -> tuple[float, Callable[[], object]]:
+        self.routes.delay(DELAY)
+        return self.dice.uniform(8, 12), lambda: self.routes.delay(0.0)
+
+    def _purge(self) -> tuple[float, Callable[[], object]]:
+        """Empty the stream, as an operator of NATS can by mistake; all servers run, and have what was in it."""
+        asyncio.run(manage(self.nats.urls, "purge_stream"))
+        return 0.0, lambda: None
+
+    def _delete(self) -> tuple[float, Callable[[], object]]:
+        """Delete the stream; what docs/cluster.md says of a lost shared log ends that."""
+        asyncio.run(manage(self.nats.urls, "delete_stream"))
+        return self.dice.uniform(2, 8), self._reseed
+
+    def _reseed(self) -> None:
+        for server in self.servers:
+            self._stop(server)
+        ends = {server.name: self._asked(server) for server in self.servers}
+        longest = self.cluster.servers[max(ends, key=lambda name: ends[name])]
+        self._run([*self._reseeding(longest), "--yes"])
+        for server in (longest, *(each for each in self.servers if each is not longest)):
+            self._start(server)
+
+    def _asked(self, server: ClusterServer) -> int:
+        """Return where the journal of *server* ends, as the command says that asks before it does anything."""
+        said = subprocess.run(self._reseeding(server), capture_output=True, text=True, input="n\n")
+        found = re.search(r"ends at position (\d+)", said.stdout)
+        if found is None:
+            self.problems.append(f"cluster reseed of {server.name}: {said.stdout} {said.stderr}")
+        return int(found[1]) if found else 0
+
+    def _reseeding(self, server: ClusterServer) -> list[str]:
+        return [*CLUSTER, "reseed", "--config", str(server.directory / "fyrehose.toml")]
+
+    def _run(self, words: list[str]) -> None:
+        """Run a command, which has to succeed."""
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            self.problems.append(f"{words[1:3]}: status {done.returncode}: {done.stderr}")
+
+    def _back_up(self) -> None:
+        """Back up each journal; a machine that loses its disk later may begin with that."""
+        for server in self.servers:
+            self._run([*JOURNAL, "backup", str(server.directory / "data"), str(server.directory / "backup")])
+
     def _fill(self, server: ClusterServer, old: str) -> None:
-        """Start with an empty disk; half of the time with a copy that an operator made, as docs/cluster.md says.
+        """Start with an empty disk, or with a copy that an operator made, now or earlier, as docs/cluster.md says.
 
         :param old: the name of the member that has lost its disk, whose place this server takes
         """
         urls = [word for url in server.urls for word in ("--nats", url)]
-        replaced = subprocess.run([*CLUSTER, "replace", old, server.member, *urls], capture_output=True, text=True)
-        if replaced.returncode:
-            self.problems.append(f"cluster replace: {replaced.stderr}")
-        if self.wipes % 2 == 0:
+        self._run([*CLUSTER, "replace", old, server.member, *urls])
+        if self.wipes % 3 == 2:
             source = next(each for each in self.servers if each is not server)
-            words = [*JOURNAL, "backup", self._urls[source.name], str(server.directory / "data")]
-            copied = subprocess.run(words, capture_output=True, text=True)
-            if copied.returncode:
-                self.problems.append(f"journal backup: {copied.stderr}")
+            self._run([*JOURNAL, "backup", self._urls[source.name], str(server.directory / "data")])
+        elif self.wipes % 3 == 0:
+            (server.directory / "backup").rename(server.directory / "data")
         self._start(server)
+        if self.wipes % 3 == 0:
+            self._back_up()
 
     def _serve_journals(self) -> None:
         """Serve the journal of each machine to the others."""
@@ -228,7 +321,11 @@ class Weather:
 
     def _start(self, server: ClusterServer) -> None:
         self._held.discard(server.name)
+        server.code = self._version()
         server.start()
+
+    def _version(self) -> str:
+        return self.other if self.dice.random() < 0.5 else ""
 
     # Rounds.
 
@@ -239,7 +336,7 @@ class Weather:
         """
         leader, node = self.look()
         self._hit.clear()
-        kinds = [kind] if kind != "double" else self.dice.choices([k for k in KINDS if k != "double"], k=2)
+        kinds = [kind] if kind != "double" else self.dice.choices(DOUBLES, [KINDS[each] for each in DOUBLES], k=2)
         marks = {publisher: max(0, len(publisher.acks) - 1) for publisher in self.publishers}
         faults = [self.begin(each, leader, node) for each in kinds]
         began = time.monotonic()
@@ -338,6 +435,15 @@ class Weather:
             self.problems.append(f"{stream} {number} is {author} in the log, and was handed out as something else")
 
 
+async def manage(urls: list[str], what: str) -> None:
+    """Do *what*, a method of nats-py, to the stream of the cluster."""
+    client = await nats.connect(urls)
+    try:
+        await getattr(client.jetstream(), what)("FYREHOSE_fyrehose")
+    finally:
+        await client.close()
+
+
 def is_ready(server: ClusterServer) -> bool:
     try:
         url = f"http://127.0.0.1:{server.ports[2]}/ready?for=read"
@@ -386,13 +492,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after this time, if that is earlier")
+    parser.add_argument("--acknowledge", choices=("both", "local"), default="both")
+    parser.add_argument("--other", default="", help="directory with the code of another version of Fyrehose")
     parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
     parser.add_argument("--figures", type=Path, help="write the outages to this file, as JSON")
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     kinds = arguments.kinds.split(",")
     root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
-    weather = Weather(root, dice)
+    weather = Weather(root, dice, arguments.acknowledge, arguments.other)
     found: list[tuple[str, dict[str, float]]] = []
     kept = ""
     began = time.monotonic()
@@ -417,6 +525,8 @@ def main() -> int:
     for problem in weather.problems[:20]:
         print(f"VIOLATION: {problem}")
     acked = {publisher.protocol: publisher.acked for publisher in weather.publishers}
+    if lost := sum(publisher.lost for publisher in weather.publishers):
+        print(f"{lost} messages were lost that leaders had acknowledged alone")
     print(
         f"{len(found)} rounds (seed {arguments.seed}): {sum(acked.values()):,} messages acknowledged "
         f"({', '.join(f'{name} {count:,}' for name, count in acked.items())}), {weather.wipes} disks lost; {kept}: "
