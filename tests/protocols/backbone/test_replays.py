@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count, islice, takewhile
+
 import pytest
 
 from fyrehose.protocols.backbone.replays import LEAST_EACH, MOST, MOST_EACH, Replays
@@ -50,7 +52,14 @@ def test_number_of_ranges_is_bounded_for_each_destination() -> None:
 
 def test_destinations_share_the_queue_and_nobody_is_locked_out() -> None:
     replays = Replays()
-    added = [sum(replays.add(("10.0.1.1", port), seq, seq) for seq in range(1, 4_000, 2)) for port in range(1, 2_049)]
+
+    def fill(destination: tuple[str, int]) -> int:
+        seqs = count(1, 2)
+        added = sum(1 for _ in takewhile(lambda seq: replays.add(destination, seq, seq), seqs))
+        assert not any(replays.add(destination, seq, seq) for seq in islice(seqs, 20)), "it stays full"
+        return added
+
+    added = [fill(("10.0.1.1", port)) for port in range(1, 2_049)]
     assert added[:16] == [MOST_EACH] * 16
     assert added[31] == MOST // 32
     assert added[-1] == LEAST_EACH == MOST // 2_048
