@@ -104,6 +104,17 @@ def test_a_server_that_refuses_connections_or_says_not_now_is_asked_again() -> N
     assert done.result == (200, {})
 
 
+def test_a_server_that_has_no_time_is_left_because_another_one_may_lead() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller, done = calling(endpoint, clock)
+    endpoint.answer(503, {"error": "another server leads"})
+    assert endpoint.made[0].disconnecting
+    clock.advance(1)
+    assert len(endpoint.made) == 2
+    endpoint.answer(200, {})
+    assert (done.result, caller.repeats) == ((200, {}), 0)
+
+
 def test_a_server_that_does_not_answer_is_asked_over_another_connection() -> None:
     endpoint, clock = Endpoint(), Clock()
     _, done = calling(endpoint, clock)
