@@ -80,6 +80,8 @@ class Caller:
         data = None if body is None else json.dumps(body).encode()
         answered: Any = connection.ask(method, path, data).addTimeout(wait + ANSWER_TIMEOUT, self.clock)
         answer = await answered
+        if answer.status in TEMPORARY:
+            connection.leave()  # The next connection goes to the server that leads.
         return answer.status, _parsed(answer.body)
 
     def close(self) -> None:
