@@ -22,7 +22,8 @@ from fyrehose.records import Buffer
 log = Logger()
 
 #: The connection that a message came by: the peer's address, the file descriptor, and the number that the ZAP handler
-#: gave it (see ``zap.py``), or 0.  The descriptor may be that of another connection by now; the number never is.
+#: gave it (see ``zap.py``); -1 and 0 if it gave none.  The descriptor may be that of another connection by now; the
+#: number never is.
 Origin = tuple[str, int, int]
 #: A message: the frames that were kept, the number of frames that it had, and its origin.
 Message = tuple[list[bytes], int, Origin]
@@ -126,13 +127,14 @@ class Messages:
 
 def _origin(frame: zmq.Frame) -> Origin:
     try:
-        host, descriptor = str(frame.get("Peer-Address")), int(frame.get(zmq.SRCFD))
+        host = str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return NOWHERE
     try:
-        return host, descriptor, int(frame.get("User-Id") or 0)
-    except zmq.ZMQError:  # the socket asks no ZAP handler
-        return host, descriptor, 0
+        number = int(frame.get("User-Id") or 0)
+    except zmq.ZMQError:  # the connection was given none, or the socket asks no ZAP handler
+        number = 0
+    return host, int(frame.get(zmq.SRCFD)) if number else -1, number
 
 
 def _fastest() -> type[Messages]:

@@ -162,6 +162,7 @@ cdef class Messages:
     cdef Py_ssize_t count
     cdef tuple origin
     cdef bytes user
+    cdef bytes address
     cdef lent_t* lent
 
     def __cinit__(self, *_):
@@ -181,7 +182,7 @@ cdef class Messages:
         self.frames = []
         self.count = 0
         self.origin = NOWHERE
-        self.user = b""
+        self.user, self.address = b"", b""
 
     cdef int find_origin(self, message_t* message) except -1:
         # Most messages come from the same connection as the one before, so the origin is used again.
@@ -193,10 +194,15 @@ cdef class Messages:
             return 0
         address = msg_gets(message, b"Peer-Address")
         if address == NULL:
-            self.origin, self.user = NOWHERE, b""
+            address = b""
+        if not user[0] and not self.user and not strcmp(address, self.address):
             return 0
-        self.user = user
-        self.origin = ((<bytes>address).decode("ascii", "replace"), msg_get(message, SRCFD), atoll(self.user))
+        self.user, self.address = user, address
+        self.origin = (
+            self.address.decode("ascii", "replace"),
+            msg_get(message, SRCFD) if self.user else -1,
+            atoll(self.user),
+        )
         return 0
 
     cdef int check_open(self) except -1:

@@ -115,9 +115,7 @@ def test_message_has_its_origin(kernel: ModuleType) -> None:
             origins.append(origin)
     finally:
         context.destroy(0)
-    assert [(host, number) for host, _, number in origins] == [("127.0.0.1", 0)] * 3
-    assert origins[0] == origins[2] != origins[1]
-    assert all(descriptor > 0 for _, descriptor, _ in origins)
+    assert origins == [("127.0.0.1", -1, 0)] * 3, "a descriptor says nothing without a number"
 
 
 @both
