@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -264,17 +264,19 @@ class EventBusServer:
         self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
-        """Yield the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
+        """Return the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
 
         Events without a topic reach the subscribers of everything in the usual dialect only, since no key can tell
         subscribers apart that has no bytes.
         """
-        subscribers, topic = self._subscribers, (run.topic or "").encode()
+        topic = (run.topic or "").encode()
         usual = None if topic or not self._settings.recognize else b""
-        yield from ((usual, frames) for frames in event_frames(run, subscribers.usual))
-        if subscribers.others and topic:
-            key = subscribers.key_of(topic)
-            yield from ((key, frames) for frames in event_frames(run, subscribers.other))
+        return chain(zip(repeat(usual), event_frames(run, self._subscribers.usual)), self._for_others(run, topic))
+
+    def _for_others(self, run: Run, topic: bytes) -> Iterator[tuple[bytes, Frames]]:
+        # A generator: whether there are others is asked when the usual events are sent, for those who have changed.
+        if self._subscribers.others and topic:
+            yield from zip(repeat(self._subscribers.key_of(topic)), event_frames(run, self._subscribers.other))
 
     def skipped(self, first: int, last: int) -> None:
         """Count records that retention removed before they were broadcast; sequences may have gaps."""
