@@ -40,6 +40,8 @@ TEMPORARY = (429, 503)
 KINDS = (("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 3), ("drop", 2))
 #: How long a worker waits for an answer beside the time that it lets the server wait, in seconds.
 PATIENCE = 5.0
+#: So many jobs are published and no more: with a window of 1 some networks let two of them be settled a second.
+MOST_JOBS = 200
 #: How often the connection of a request breaks before its answer comes.
 LOSSES = 0.1
 #: The end of the head of a message.
@@ -605,7 +607,7 @@ class Workers:
             self._crash(worker)
         elif what < 0.2:
             worker.pause(not worker.paused)
-        else:
+        elif sum(publisher.published for publisher in self.publishers) < MOST_JOBS:
             dice.choice(self.publishers).publish()
 
     def _crash(self, worker: Worker) -> None:
