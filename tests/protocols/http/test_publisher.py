@@ -148,6 +148,15 @@ def test_closing_fails_what_has_no_answer() -> None:
     assert [type(outcome.value) for outcome in [*outcomes, *refused]] == [Closed] * 3
 
 
+def test_an_answer_after_closing_changes_nothing() -> None:
+    bench = Bench()
+    outcomes = bench.publish(b"one")
+    bench.publisher.close()
+    bench.answer(200)
+    assert [type(outcome.value) for outcome in outcomes] == [Closed]
+    assert bench.publisher._unacknowledged == 0
+
+
 def test_a_stream_is_needed() -> None:
     with pytest.raises(ConfigError, match="use --stream NAME"):
         Bench().publisher.prepare(None)
