@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -90,7 +91,7 @@ class Acknowledger:
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         if self._service is None:
             retry = backoffPolicy(1.0, 30.0)
-            make = lambda: Connection(self.endpoint, self.authority, changed=self._changed)  # noqa: E731
+            make = partial(Connection, self.endpoint, self.authority, changed=self._changed)
             self._service = reconnecting(self.clock, self.endpoint, make, retry)
         elif self._connection is not None:
             self._send(self._connection)

@@ -8,6 +8,7 @@ A request whose connection is lost is sent again with its key.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -83,7 +84,7 @@ class HttpPublisher:
         """See :meth:`IPublisher.connect`."""
         connected = self._connected = Deferred()
         retry = backoffPolicy(1.0, 30.0)
-        make = lambda: Connection(self.endpoint, self.authority, changed=self._changed)  # noqa: E731
+        make = partial(Connection, self.endpoint, self.authority, changed=self._changed)
         self._service = reconnecting(self.clock, self.endpoint, make, retry)
         return connected
 
@@ -137,6 +138,8 @@ class HttpPublisher:
         """Settle the publishes of a request, and send the next one."""
         if answer.status in TEMPORARY:
             connection.leave()  # It is sent again on the next connection.
+            return
+        if batch is not self._batch:  # it was settled when the publisher was closed
             return
         self._batch = None
         accepted = answer.status == 200
