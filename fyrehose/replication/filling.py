@@ -67,7 +67,7 @@ def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any)
 
 @attrs.frozen
 class Need:
-    """What a journal lacks.
+    """The part of the log that a journal lacks, and the journal that has it.
 
     :ivar here: the position where it ends
     :ivar first: the position where the shared log begins

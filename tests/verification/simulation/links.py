@@ -210,7 +210,7 @@ class Link:
 
     def _second(self, end: End, reason: Exception) -> None:
         if end is self.ends[0] and self.server.dead:
-            end.up = False  # the process that would hear of it is dead
+            end.up = False  # the process at this end is dead
         else:
             end.lost(reason)
 
