@@ -64,10 +64,15 @@ FOREIGN = {
 }
 
 
-def attributes(source: str) -> set[str]:
-    """Return the names of all attributes that *source* uses, and the names that it imports."""
+def nodes_of(source: str) -> list[ast.AST]:
+    """Return the syntax tree of *source*, flattened."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def attributes(nodes: list[ast.AST]) -> set[str]:
+    """Return the names of all attributes that *nodes* use, and the names that they import."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             found.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("twisted"):
@@ -75,10 +80,10 @@ def attributes(source: str) -> set[str]:
     return found
 
 
-def own_names(source: str) -> set[str]:
-    """Return the names that *source* defines: functions, classes, fields, and attributes of ``self``."""
+def own_names(nodes: list[ast.AST]) -> set[str]:
+    """Return the names that *nodes* define: functions, classes, fields, and attributes of ``self``."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -96,20 +101,23 @@ def private(names: set[str]) -> set[str]:
 
 
 def test_private_names_are_found() -> None:
-    assert private(attributes("from twisted.internet._x import _y\na._z = b.dataBuffer")) == {
+    assert private(attributes(nodes_of("from twisted.internet._x import _y\na._z = b.dataBuffer"))) == {
         "_x",
         "_y",
         "_z",
         "dataBuffer",
     }
-    assert own_names("class A:\n    b = 1\n    def c(self): self._d = e.f = 1") == {"A", "b", "c", "_d"}
+    assert own_names(nodes_of("class A:\n    b = 1\n    def c(self): self._d = e.f = 1")) == {"A", "b", "c", "_d"}
 
 
 def test_private_names_of_twisted_are_used_in_one_module() -> None:
     """A private name that Fyrehose defines somewhere counts as its own everywhere, so not every use is found."""
-    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    own = set().union(*map(own_names, sources.values())) - UNPROMISED
-    foreign = {path: private(attributes(source)) - own for path, source in sources.items()}
+    own, foreign = set[str](), {}
+    for path in PACKAGE.rglob("*.py"):
+        nodes = nodes_of(path.read_text(encoding="utf-8"))  # not kept: the trees of all files are large
+        own |= own_names(nodes)
+        foreign[path.relative_to(PACKAGE).as_posix()] = private(attributes(nodes))
+    foreign = {path: names - (own - UNPROMISED) for path, names in foreign.items()}
     used = foreign.pop(PRIVATE)
     assert {"_writeDisconnected", "dataBuffer"} <= used
     assert {path: names - set(FOREIGN) for path, names in foreign.items() if names - set(FOREIGN)} == {}

@@ -21,6 +21,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+#: The fields of a node that have statements.
+BLOCKS = {"body", "orelse", "finalbody", "handlers", "cases"}
+
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -30,10 +33,11 @@ def imported(source: str, package: str, types: bool = False) -> set[str]:
     :param types: include the imports for type checking only
     """
     found: set[str] = set()
+    guarded = not types and "TYPE_CHECKING" in source
     stack: list[ast.AST] = [ast.parse(source)]
     while stack:
         node = stack.pop()
-        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if guarded and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             only_for_types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
             stack.extend(node.orelse if only_for_types else [*node.body, *node.orelse])
             continue
@@ -44,7 +48,9 @@ def imported(source: str, package: str, types: bool = False) -> set[str]:
             if node.level:
                 base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], base]).rstrip(".")
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-        stack.extend(ast.iter_child_nodes(node))
+        # An import is a statement, and no expression has one: most of the tree need not be visited.
+        for block in BLOCKS & set(node._fields):
+            stack.extend(getattr(node, block))
     return found
 
 
@@ -52,8 +58,11 @@ def imported(source: str, package: str, types: bool = False) -> set[str]:
 def imports_of(module: str, types: bool = False) -> frozenset[str]:
     """Return the imports of *module*: modules of Fyrehose by their names, others as they are written."""
     path = MODULES[module]
+    source = path.read_text(encoding="utf-8")
+    if types and "TYPE_CHECKING" not in source:
+        return imports_of(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    names = imported(path.read_text(encoding="utf-8"), package, types)
+    names = imported(source, package, types)
     return frozenset(name for name in names if not name.startswith("fyrehose") or name in MODULES)
 
 
