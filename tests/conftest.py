@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +67,45 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-#: The tests of this folder share a Spark session, which takes half a minute to start: they are one group.
-SPARK = "tests/spark/"
-#: The groups that take longest begin first, so that no worker waits for another one in the end.
+#: The group of the files whose tests share a Spark session, which takes half a minute to start.
+SPARK = "tests/spark"
+#: The groups that take longest begin first, so that no worker waits for another one in the end: Spark, then files whose
+#: tests wait for clusters, browsers and other programs, while workers beside them compute.
 LONGEST = (
     SPARK,
-    "tests/live/test_torture.py",
-    "tests/docs/test_tour.py",
-    "tests/live/test_pipeline.py",
-    "tests/live/test_relink_examples.py",
     "tests/live/test_cluster_recovery.py",
+    "tests/docs/test_tour.py",
+    "tests/live/test_cluster_members.py",
+    "tests/live/test_page.py",
+    "tests/live/test_torture.py",
+    "tests/live/test_relink_examples.py",
     "tests/live/test_cluster.py",
     "tests/live/test_streams.py",
+    "tests/live/test_pipeline.py",
+    "tests/live/test_completion.py",
+    "tests/live/test_lumberjack.py",
+    "tests/live/test_cluster_status.py",
+    "tests/live/test_bench_command.py",
+    "tests/live/test_cluster_reopening.py",
+    "tests/spark/typed/test_summaries.py",
+    "tests/spark/test_pipeline.py",
     "tests/verification/simulation/",
+    "tests/verification/consumers/",
+    "tests/replication/test_member.py",
 )
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def shares_spark(file: str) -> bool:
+    """Return whether tests in *file* take the Spark session, by its text: the scheduler knows only the tests' names."""
+    return file.startswith(f"{SPARK}/") and "spark: Any" in ROOT.joinpath(file).read_text(encoding="utf-8")
 
 
 def group_of(nodeid: str) -> str:
-    """Return the name of the group of a test: its file, or the folder of all tests that use Spark."""
-    return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+    """Return the name of the group of a test: its file, or SPARK if tests in its file share the Spark session."""
+    file = nodeid.partition("::")[0]
+    return SPARK if shares_spark(file) else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -148,7 +169,9 @@ def _search_less(items: list[pytest.Item], full: bool) -> None:
 
 def _turn(item: pytest.Item) -> int:
     """Return the place of a test in the run: the longest groups, other tests that start processes, all others."""
-    place = next((at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+    group = group_of(item.nodeid)
+    found = (at for at, name in enumerate(LONGEST) if group == name or (name[-1] == "/" and group.startswith(name)))
+    place = next(found, len(LONGEST))
     return place + (item.get_closest_marker("live") is None) * (place == len(LONGEST))
 
 
