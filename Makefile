@@ -7,8 +7,10 @@ KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd
 BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
 # Tests that are run again with the pure-Python kernels: the protocols that use one. tests/kernels runs each kernel in both.
 PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack relink)
-# Number of tests that run in parallel; most of them wait more than they compute.
+# Number of processes that compute at once: the cores that the checks may take.
 JOBS ?= 2
+# Number of tests of `make unit` that run at once: many of them wait for processes and timeouts, and compute little.
+AT_ONCE ?= $(shell expr $(JOBS) + 2)
 # How much the long targets do: the sizes beside them are those of SCALE=1, and each is multiplied by it.  A release needs
 # `make torture SCALE=10`, `make fuzz SCALE=500` and `make soak SCALE=144` (a day); SCALE=0.1 tries whether everything works.
 SCALE ?= 1
@@ -26,7 +28,7 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run cluster test alone check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -86,7 +88,12 @@ run: .venv/run.stamp
 cluster: .venv/test.stamp
 	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
-test: lint types unit pure trial docs fragments
+test: alone pure unit
+
+# What one process does at a time, as many of them at once as there are cores; each prints when it has ended.
+alone: .venv/native.stamp
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+		lint types trial docs fragments
 
 # The tests are those of tools/changed_tests.py, without live and slow ones: what a commit needs, and `make test` a merge.
 check: lint types .venv/native.stamp
@@ -110,7 +117,7 @@ types: .venv/test.stamp
 	$(BIN)/mypy
 
 unit: .venv/native.stamp .venv/browser.stamp
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadgroup
 
 pure: .venv/native.stamp
 	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow' $(PURE_TESTS)
