@@ -18,8 +18,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 HERE = Path(__file__).parent
-#: Real sockets and processes are pytest's; so is what depends on its plugins. Spark's side does not use Twisted.
-ELSEWHERE = {"live", "spark"}
+#: Real sockets and processes are pytest's; so is what depends on its plugins. Spark's side does not use Twisted,
+#: nor do the tests of imports and names, which read files and take a third of the time.
+ELSEWHERE = {"live", "spark", "test_interfaces.py", "test_layers.py", "test_lazy.py"}
 
 
 def load(path: Path) -> ModuleType:

@@ -261,6 +261,7 @@ def test_a_large_record_arrives_whole_between_its_neighbours(world: World, paylo
     assert world.payloads(b"".join(kept)) == [b"before", payload, payload, b"after"]
 
 
+@pytest.mark.slow
 def test_large_answers_that_are_not_read_share_a_part_of_the_memory() -> None:
     world = World(*http("/streams?limit=1000"))
     for number in range(1_000):

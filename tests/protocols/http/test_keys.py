@@ -108,6 +108,7 @@ def test_lines_with_a_key_are_limited(chunked: bool) -> None:
     assert world.journal.bounds("s") == (1, 0)
 
 
+@pytest.mark.slow
 def test_with_little_memory_no_key_is_refused_for_good() -> None:
     world = World(memory=1 << 20)
     assert {world.post(b"hello", str(number))()[0] for number in range(900)} == {200}

@@ -347,6 +347,7 @@ def test_protocol_violation_closes_only_its_connection(server: Make, window: Mak
     assert "lumberjack: bad-version from 10.0.0.1" in log_lines[0]
 
 
+@pytest.mark.slow
 def test_bomb_closes_the_connection_and_only_its_stored_events_are_acknowledged(server: Make) -> None:
     for inner, cause, acks in (
         (b"\0" * (8 << 20), "bad-version", []),

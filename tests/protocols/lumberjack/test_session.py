@@ -212,6 +212,7 @@ LARGE_WINDOWS = {
 
 
 @both
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_WINDOWS)
 def test_large_windows_of_honest_writers_need_little_memory(peer: Make, name: str, version: int) -> None:
     make, level = LARGE_WINDOWS[name]

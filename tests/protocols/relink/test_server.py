@@ -611,6 +611,7 @@ def test_detached_links_expire(make_server: Any) -> None:
     assert not server.registry.entries
 
 
+@pytest.mark.slow
 def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
     """Many clients behind one NAT lose their connections together, or in an orderly stop and restart."""
     server = make_server(max_per_host="2000")

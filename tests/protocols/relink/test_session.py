@@ -401,6 +401,7 @@ def test_random_schedules(torture: Any, losses: bool) -> None:
     assert seen > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit", "forgotten"])
 def test_schedules_find_each_missing_rule(torture: Any, rule: str) -> None:
     world, rules = torture("relink_world"), torture("relink_rules")

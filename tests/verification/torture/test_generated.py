@@ -181,6 +181,7 @@ def test_too_many_that_live_fail_the_run() -> None:
     assert generated.status(0.0, 5.0, trouble=True) == 1
 
 
+@pytest.mark.slow
 def test_every_explanation_of_the_package_still_fits_a_mutant() -> None:
     known = generated.explanations(generated.EXPLAINED)
     everything = Namespace(root=generated.ROOT, modules=[], again=None, count=0, seed=0)

@@ -38,6 +38,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_in_any_schedule() -> None:
     acked = purged = changes = 0
     for number in range(150):
