@@ -694,11 +694,17 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     assert leader.acknowledged == [b"1", b"3"]
 
 
-def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
-    """Operators see it before the first publisher does."""
+def leader_alone(cluster: Cluster) -> Server:
+    """Return the leader of a cluster that has no other member."""
     cluster.members = 1
     leader = cluster.add("a")
     assert cluster.elect() is leader
+    return leader
+
+
+def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    """Operators see it before the first publisher does."""
+    leader = leader_alone(cluster)
     cluster.run(10)
     assert leader.journal.state is JournalState.WRITABLE
     cluster.hub.away.add("a")
@@ -713,9 +719,7 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
 
 def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_accept(cluster: Cluster) -> None:
     """Listeners wait for it before they close, and the journal closes after them."""
-    cluster.members = 1
-    leader = cluster.add("a")
-    assert cluster.elect() is leader
+    leader = leader_alone(cluster)
     leader.publish(b"1")
     cluster.run(1)
     cluster.hub.away.add("a")
@@ -736,9 +740,7 @@ def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_ac
 
 
 def test_a_leader_that_is_about_to_stop_confirms_what_the_shared_log_accepts_meanwhile(cluster: Cluster) -> None:
-    cluster.members = 1
-    leader = cluster.add("a")
-    assert cluster.elect() is leader
+    leader = leader_alone(cluster)
     cluster.hub.away.add("a")
     leader.publish(b"1")
     cluster.run(1)

@@ -526,7 +526,7 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     ],
 )
 def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
-    """One that was created since this server began to follow is known to the leader only."""
+    """A subscription that was created after this server began to follow is known to the leader only."""
     world = World()
     world.journal.leader = "10.0.0.1:8117"
     world.broker.open()

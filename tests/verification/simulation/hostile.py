@@ -75,7 +75,7 @@ class Hostile:
         self.world.clock.callLater(0.05, self.connect)
 
     def check(self, history: History) -> None:
-        """What is wrong with how it was served: nothing, as long as others are."""
+        """Accept whatever the server did to this peer: only the others have to be served."""
 
     def close(self) -> None:
         self.closed = True

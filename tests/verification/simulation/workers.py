@@ -637,7 +637,7 @@ class Workers:
             worker.pause(False)
 
     def settled(self) -> str:
-        """What is still owed; nothing if all is well."""
+        """Return which jobs are not published or not settled yet, or how the counters differ; empty if all is well."""
         self.book.look()
         waiting = sum(len(publisher.jobs) for publisher in self.publishers)
         if waiting:
@@ -648,7 +648,7 @@ class Workers:
         return self._miscounted()
 
     def _miscounted(self) -> str:
-        """What is wrong with the counters of the server, when all jobs have ended."""
+        """Return how the counters of the server differ from what happened to the jobs; empty if they do not."""
         broker = self.server.leading_broker()
         shared = None if broker is None else broker.shares.entries.get(NAME)
         if shared is None:
