@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -11,9 +12,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fyrehose.cli.cluster import settings_of, survey
 from fyrehose.journal import scan
 from fyrehose.journal.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
@@ -66,7 +69,16 @@ def publish(cluster: Cluster, payload: bytes) -> int:
                     return int(json.loads(answer.read())["last"])
             except OSError:  # it follows, starts, was killed, or is frozen
                 continue
+        time.sleep(0.05)  # a server that takes over needs the processor
     raise AssertionError("no server accepts messages")
+
+
+def shared_log(cluster: Cluster) -> dict[str, Any]:
+    """Return what `fyrehose cluster status` says of the shared log, as soon as a server is heard."""
+    config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
+    found = asyncio.run(survey(settings_of(config, (), ""), until=lambda said: True))
+    assert found.log is not None, found.why
+    return found.log
 
 
 def wait_for(server: ClusterServer, line: str) -> None:

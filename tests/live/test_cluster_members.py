@@ -20,7 +20,7 @@ import pytest
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports
-from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, wait_until_identical
+from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, shared_log, wait_until_identical
 
 pytestmark = [
     pytest.mark.live,
@@ -163,8 +163,7 @@ def status_of(server: ClusterServer) -> int:
 
 def entries_left(cluster: Cluster) -> int:
     """Return how many entries the shared log has."""
-    known = next(iter(cluster.servers.values()))
-    log = json.loads(run("status", "--config", config(known), "--format", "json"))["log"]
+    log = shared_log(cluster)
     return int(log["last"]) - int(log["first"]) + 1
 
 

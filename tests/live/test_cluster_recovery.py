@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -19,7 +18,7 @@ from fyrehose.journal.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports
-from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, wait_until_identical
+from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, shared_log, wait_until_identical
 
 pytestmark = [
     pytest.mark.live,
@@ -78,10 +77,7 @@ def publish_more(cluster: Cluster, published: list[bytes]) -> None:
 
 def first_entry(cluster: Cluster) -> int:
     """Return the number of the first entry that the shared log has."""
-    known = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
-    words = [*command("fyrehose cluster status --format json --config"), str(known)]
-    status = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=60).stdout)
-    return int(status["log"]["first"])
+    return int(shared_log(cluster)["first"])
 
 
 def trim(cluster: Cluster, published: list[bytes]) -> None:
@@ -90,6 +86,7 @@ def trim(cluster: Cluster, published: list[bytes]) -> None:
     while first_entry(cluster) <= begun:
         assert time.monotonic() < deadline, leader_of(cluster).log[-2000:]
         publish_more(cluster, published)
+        time.sleep(0.2)
 
 
 def lose_disk(server: ClusterServer) -> None:
@@ -97,6 +94,15 @@ def lose_disk(server: ClusterServer) -> None:
     shutil.rmtree(server.directory / "data")
     server.member = f"{server.name}2"
     server.directory.joinpath("fyrehose.toml").write_text(server.config)
+
+
+def follower_without_disk(cluster: Cluster, published: list[bytes]) -> tuple[ClusterServer, ClusterServer]:
+    """Let a follower lose its disk after the shared log was trimmed; return it and the leader."""
+    trim(cluster, published)
+    leader = leader_of(cluster)
+    lost = next(server for server in cluster.servers.values() if server is not leader)
+    lose_disk(lost)
+    return lost, leader
 
 
 def replace(server: ClusterServer) -> None:
@@ -108,10 +114,7 @@ def replace(server: ClusterServer) -> None:
 
 def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) -> None:
     published: list[bytes] = []
-    trim(cluster, published)
-    leader = leader_of(cluster)
-    lost = next(server for server in cluster.servers.values() if server is not leader)
-    lose_disk(lost)
+    lost, _ = follower_without_disk(cluster, published)
     publish_more(cluster, published)
     replace(lost)
     lost.start()
@@ -123,10 +126,7 @@ def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
     cluster: Cluster, serving: list[subprocess.Popen[bytes]]
 ) -> None:
     published: list[bytes] = []
-    trim(cluster, published)
-    leader = leader_of(cluster)
-    lost = next(server for server in cluster.servers.values() if server is not leader)
-    lose_disk(lost)
+    lost, _ = follower_without_disk(cluster, published)
     trim(cluster, published)
     replace(lost)
     for each in serving:
@@ -155,10 +155,7 @@ def test_leader_stops_although_the_shared_log_is_gone_and_publishers_wait(cluste
 
 def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:
     published: list[bytes] = []
-    trim(cluster, published)
-    leader = leader_of(cluster)
-    lost = next(server for server in cluster.servers.values() if server is not leader)
-    lose_disk(lost)
+    lost, leader = follower_without_disk(cluster, published)
     port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
     for line in commands("fyrehose journal backup", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
         subprocess.run(command(line), check=True, timeout=60)

@@ -49,6 +49,7 @@ def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) ->
         if wanted(code, said):
             return said
         assert time.monotonic() < deadline, f"status {code}, {error}: {json.dumps(said, indent=1)}"
+        time.sleep(0.5)
 
 
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
