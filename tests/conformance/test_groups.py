@@ -1,4 +1,4 @@
-"""How `make test` distributes tests over workers: each file in one, so that its fixtures are made once."""
+"""How `make test` distributes tests over workers: each file in one, and all that share the Spark session in one."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def test_all_tests_of_a_file_run_in_one_worker() -> None:
     assert {file for _, file in found} == set(FILES)
     assert len(found) > len(FILES)
     assert len(set(found)) == len(FILES), found
+
+
+def test_files_share_a_group_only_if_their_tests_take_the_spark_session(request: pytest.FixtureRequest) -> None:
+    path = str(ROOT / "tests" / "conftest.py")
+    conftest = next(
+        plugin for plugin in request.config.pluginmanager.get_plugins() if getattr(plugin, "__file__", "") == path
+    )
+    takes = {file: f"tests/spark/{file}::test_it" for file in ("test_views.py", "jobs/test_archive.py", "test_plan.py")}
+    assert {file: conftest.group_of(nodeid) for file, nodeid in takes.items()} == {
+        "test_views.py": conftest.SPARK,
+        "jobs/test_archive.py": conftest.SPARK,
+        "test_plan.py": "tests/spark/test_plan.py",
+    }
+    listed = [name for name in conftest.LONGEST if not (ROOT / name).exists()]
+    assert listed == [], "a file that begins early has another name now"
