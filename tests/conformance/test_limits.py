@@ -42,12 +42,6 @@ BOUNDARIES = {
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"
     ),
     "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
-    "eventbus.snapshots": (
-        "tests/conformance/test_eventbus_limits.py::test_as_many_snapshots_are_sent_at_once_as_the_limit_says"
-    ),
-    "eventbus.snapshots_memory": (
-        "tests/conformance/test_eventbus_limits.py::test_requests_for_snapshots_take_as_much_memory_as_the_limit_says"
-    ),
     "eventbus.timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
     ),
