@@ -119,6 +119,7 @@ class Registry:
     :ivar stream: name of the stream that holds the links
     :ivar now: returns microseconds since January 1, 1970 UTC
     :ivar randbits: returns the given number of unpredictable bits
+    :ivar memory: how many bytes all links may take, of undecided messages and 2 KiB for each channel
     """
 
     broker: IBroker
@@ -127,6 +128,7 @@ class Registry:
     stream: str = ".relink/links"
     now: Callable[[], int] = wall_clock
     randbits: Callable[[int], int] = randbits
+    memory: int = attrs.field(init=False)
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
@@ -143,6 +145,7 @@ class Registry:
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.memory = self.broker.budget.limit // 2
         self.log = StateStream(
             self.stream,
             linklog.SOURCE,
@@ -276,7 +279,7 @@ class Registry:
         entry = self._unused.first_out() or self._detached.first_out()
         if entry is None:
             return False
-        detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"
+        detail = f"limit of {self.settings.max_links} links reached; raise relink.max-connections"
         self.discard(entry, "links-displaced", detail)
         return True
 
@@ -351,7 +354,7 @@ class Registry:
             return
         self._weight += weight - entry.weight
         entry.weight = weight
-        if self._weight > self.settings.link_memory:
+        if self._weight > self.memory:
             self._reduce_memory()
 
     def _weigh(self, entry: LinkEntry, weight: int) -> None:
@@ -364,7 +367,7 @@ class Registry:
         The links of a network first lose their undecided messages, one after another; when all of them have, the links
         themselves are discarded.
         """
-        memory: FairShare[LinkEntry] = FairShare(self.settings.link_memory * 7 // 8)
+        memory: FairShare[LinkEntry] = FairShare(self.memory * 7 // 8)
         for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
             memory.add(entry, network_of(entry.host), entry.weight)
         whole = set(self.entries.values())  # those that still have their undecided messages
@@ -384,7 +387,7 @@ class Registry:
 
     def _discard_large(self, entry: LinkEntry) -> None:
         """End *entry*, whose network has the most memory of links."""
-        detail = "all links exceed the memory limit; raise relink.link-memory"
+        detail = "all links exceed the memory limit; raise server.memory"
         if entry.holder is None:
             self.discard(entry, "links-too-large", detail)
         else:
