@@ -14,12 +14,11 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.state_stream import StateStream
+from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
@@ -141,11 +140,12 @@ class Registry:
     _unused: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
-    _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _checks: Checks = attrs.field(init=False)
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.memory = self.broker.budget.limit // 2
+        self._checks = Checks(self.clock, self._check_links, CHECK_INTERVAL, "links of relink")
         self.log = StateStream(
             self.stream,
             linklog.SOURCE,
@@ -183,7 +183,7 @@ class Registry:
 
     def when_open(self) -> Deferred[None]:
         """Return a Deferred that fires when links can be found and created; it fails if they cannot be written."""
-        if self._check_loop is not None:
+        if self._checks.started:
             return succeed(None)
         self._opening.append(Deferred())
         return self._opening[-1]
@@ -204,11 +204,7 @@ class Registry:
         if isinstance(result, Failure):
             self.closed = True
         else:
-            self._check_loop = LoopingCall(self._check_links)
-            self._check_loop.clock = self.clock
-            self._check_loop.start(CHECK_INTERVAL, now=False).addErrback(
-                lambda f: log.failure("relink: checking links failed; expired links are kept until a restart", f)
-            )
+            self._checks.start()
         waiting, self._opening = self._opening, []
         for deferred in waiting:
             deferred.callback(result)  # A Failure makes Twisted call the errbacks.
@@ -217,9 +213,7 @@ class Registry:
     def close(self) -> None:
         """Stop checking for expired links."""
         self.closed = True
-        if self._check_loop is not None:
-            self._check_loop.stop()
-            self._check_loop = None
+        self._checks.stop()
 
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
