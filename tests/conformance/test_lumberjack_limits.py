@@ -30,6 +30,6 @@ def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
 def test_a_frame_may_be_as_large_as_the_limit(header: bytes, more: int) -> None:
     """Its size is judged as soon as it is known."""
     session = LumberjackServerSession(LumberjackSettings().limits)
-    size = (LumberjackSettings().max_payload + more).to_bytes(4, "big")
+    size = (LumberjackSettings().max_frame + more).to_bytes(4, "big")
     events = session.receive_data(Window(version=2, number=1).serialize() + header + size)
     assert [type(event) for event in events] == ([Broken] if more > 0 else [])

@@ -272,7 +272,7 @@ class PairScanner:
 
 def too_large(size: int, largest: int) -> RemoteProtocolError:
     """Return the error for an event of at least *size* bytes, with the options that help."""
-    hint = "" if largest == MAX_EVENT else ", or raise the option lumberjack.max-payload"
+    hint = "" if largest == MAX_EVENT else ", or raise the option lumberjack.max-frame"
     return RemoteProtocolError(
         "frame-too-large",
         f"an event of {size} bytes; the limit is {largest}; the writer will send it again and again: lower the "

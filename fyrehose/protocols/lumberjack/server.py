@@ -58,7 +58,7 @@ class LumberjackSettings(TLSSettings):
     routes: tuple[Route, ...] = option((), routes, "streams by content, such as logs.{fields.service}")
     topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
     idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
-    max_payload: int = option(
+    max_frame: int = option(
         MAX_FRAME, size, "largest event, and largest compressed frame, also when it is inflated", least=1
     )
     refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
@@ -85,8 +85,8 @@ class LumberjackSettings(TLSSettings):
     def limits(self) -> LumberjackLimits:
         """Return the limits of each session."""
         return LumberjackLimits(
-            max_frame=self.max_payload,
-            max_inflated=self.max_payload,
+            max_frame=self.max_frame,
+            max_inflated=self.max_frame,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
             fields=Routes(self.routes).paths,
             topic_bytes=self.topic_search,

@@ -459,7 +459,7 @@ class LumberjackServerSession(ByteSession):
             raise RemoteProtocolError(
                 "frame-too-large",
                 f"a compressed frame of {length} bytes; the limit is {self.limits.max_frame}; the writer will send it "
-                "again and again: lower its bulk_max_size, or raise the option lumberjack.max-payload",
+                "again and again: lower its bulk_max_size, or raise the option lumberjack.max-frame",
             )
         if length:
             self._inflation = Inflation(length, self.limits.max_inflated)

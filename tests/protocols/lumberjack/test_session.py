@@ -350,9 +350,9 @@ def test_refusal_names_the_option_that_helps() -> None:
     for limits, data, words in (
         (LumberjackLimits(), b"2J" + pack(">II", 1, (1 << 30) + 1), "max_bytes of its input"),
         (LumberjackLimits(), b"2D" + pack(">IIII", 1, 1, 0, 16 << 20), "max_bytes of its input"),
-        (LumberjackLimits(max_frame=100), b"2J" + pack(">II", 1, 101), "lumberjack.max-payload"),
-        (LumberjackLimits(max_frame=100), b"2D" + pack(">IIII", 1, 1, 0, 200), "lumberjack.max-payload"),
-        (LumberjackLimits(max_frame=100), b"2C" + pack(">I", 101), "lumberjack.max-payload"),
+        (LumberjackLimits(max_frame=100), b"2J" + pack(">II", 1, 101), "lumberjack.max-frame"),
+        (LumberjackLimits(max_frame=100), b"2D" + pack(">IIII", 1, 1, 0, 200), "lumberjack.max-frame"),
+        (LumberjackLimits(max_frame=100), b"2C" + pack(">I", 101), "lumberjack.max-frame"),
         (LumberjackLimits(), b"2C" + pack(">I", 0xFFFFFFFF), "lower its bulk_max_size"),
     ):
         (broken,) = LumberjackServerSession(limits).receive_data(data)

@@ -181,7 +181,7 @@ class Lumberjack:
         # Windows beyond this are refused, and arrive in several attempts; two events fit, or it takes longer than CALM.
         largest = MAX_FRAME if world.large else world.random.choice((MAX_FRAME, 8_000, 20_000))
         dropping = world.seed % 2 == 1
-        settings = LumberjackSettings(max_payload=largest, resent="drop" if dropping else "store")
+        settings = LumberjackSettings(max_frame=largest, resent="drop" if dropping else "store")
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             ILeadingPlugin.providedBy(plugin),
