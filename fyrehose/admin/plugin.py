@@ -13,7 +13,6 @@ from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.extras import ADMIN, Extra
 from fyrehose.interfaces import IBroker, IExtraPlugin, IGuardingPlugin
-from fyrehose.net.tls import add_tls
 
 if TYPE_CHECKING:
     from fyrehose.admin.server import AdminService
@@ -44,9 +43,7 @@ class AdminPlugin:
             raise ConfigError(f"{PROTOCOL} requires the server's own broker, not {type(broker).__name__}")
         check_place(endpoint, settings)
         admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
-        return AdminService(
-            reactor, endpoint, admin, settings, lambda factory: add_tls(PROTOCOL, endpoint, factory, settings, reactor)
-        )
+        return AdminService(reactor, endpoint, admin, settings)
 
 
 plugin = AdminPlugin()

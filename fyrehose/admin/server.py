@@ -397,12 +397,11 @@ class AdminFactory(SessionFactory):
 class AdminService(TCPService):
     """The service of an admin listener, which samples the server while it runs."""
 
-    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings, around: Any = None) -> None:
+    def __init__(self, reactor: Any, endpoint: str, admin: Admin, settings: AdminSettings) -> None:
         self._admin = admin
         self._where = endpoint
         self._scheme = "https" if settings.tls_certificate or is_encrypted(endpoint) else "http"
-        factory = AdminFactory(admin, settings, reactor, endpoint)
-        super().__init__(reactor, PROTOCOL, endpoint, factory, None if around is None else around(factory))
+        super().__init__(reactor, PROTOCOL, endpoint, AdminFactory(admin, settings, reactor, endpoint))
 
     def startService(self) -> Deferred[IListeningPort]:
         self._admin.status.sampler.start()

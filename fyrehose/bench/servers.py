@@ -153,8 +153,7 @@ OPTIONS = {
     "lumberjack": ("lumberjack.max-per-host=20000",),
     "relink": ("relink.max-per-host=20000",),
     "backbone": (
-        "backbone.push-rate=100000000",
-        "backbone.request-rate=1000000000",
+        "backbone.push-rate=500000000",
         "backbone.destination-rate=100G",
     ),
     "eventbus": (),

@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -29,7 +28,7 @@ from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
-from fyrehose.broker.state_stream import StateStream
+from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
@@ -80,10 +79,11 @@ class NamedSubscriptions:
     #: the stream of the positions, and what was replayed from it
     stream: StateStream = attrs.field(init=False)
     _saved: SavedPositions = attrs.field(factory=SavedPositions, init=False)
-    _loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _checks: Checks = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
+        self._checks = Checks(self.clock, self._check, CHECK, "named subscriptions")
         self.stream = StateStream(
             STREAM,
             SOURCE,
@@ -121,21 +121,11 @@ class NamedSubscriptions:
             )
         if self.entries:
             log.info("recovered {count} named subscriptions", count=len(self.entries))
-            self._start()
+            self._checks.start()
 
     def close(self) -> None:
         """Stop the periodic checks."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.stop()
-
-    def _start(self) -> None:
-        if self._loop is None:
-            self._loop = LoopingCall(self._check)
-            self._loop.clock = self.clock
-            self._loop.start(CHECK, now=False).addErrback(
-                lambda f: log.failure("checking named subscriptions failed; please report this bug", f)
-            )
+        self._checks.stop()
 
     # Subscriptions.
 
@@ -178,7 +168,7 @@ class NamedSubscriptions:
             named.wanted = position
             self.room.count(named)
         named.active = self.now()
-        self._start()
+        self._checks.start()
         return self._store(named).addCallback(lambda _: named)
 
     def _add(self, named: Named) -> Named:

@@ -446,15 +446,11 @@ class Writer:
         self.sync()
 
     def _is_due(self) -> bool:
-        """Return whether a snapshot should be taken: the segment is nearly full, and many streams have changed.
+        """Return whether a snapshot should be taken of a segment that is nearly full: many streams have changed.
 
         Never in a cluster: the other servers would not have it.
         """
-        if (
-            self.handover is not None
-            or self._snapshot_base == self.base
-            or self.position - self.base < self.segment_size // 8 * 7
-        ):
+        if self.handover is not None or self._snapshot_base == self.base:
             return False
         if self.streams.many:
             self._snapshot_base = self.base

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fyrehose.net.endpoints import TCPService
     from fyrehose.net.several import AnyServer
     from fyrehose.net.tcp import Session, SessionProtocol, TCPSettings, on
-    from fyrehose.net.tls import TLSSettings, add_tls
+    from fyrehose.net.tls import TLSSettings
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -20,7 +20,7 @@ else:
             "endpoints": "TCPService",
             "several": "AnyServer",
             "tcp": "Session SessionProtocol TCPSettings on",
-            "tls": "TLSSettings add_tls",
+            "tls": "TLSSettings",
         },
     )
 
@@ -32,6 +32,5 @@ __all__ = [
     "TCPService",
     "TCPSettings",
     "TLSSettings",
-    "add_tls",
     "on",
 ]

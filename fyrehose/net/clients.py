@@ -94,3 +94,8 @@ def reconnecting(
     service = ClientService(endpoint, _Factory(make), retryPolicy=retry, clock=clock)
     service.startService()
     return service
+
+
+def stopped(service: ClientService | None) -> Deferred[None]:
+    """Stop *service*, if there is one; the Deferred fires when its connection is closed."""
+    return succeed(None) if service is None else service.stopService().addCallback(lambda _: None)

@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IConnected, IReloading
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
-from fyrehose.net.tls import TLSSettings
+from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
 
 
@@ -29,14 +29,17 @@ from fyrehose.net.twisted_private import path_of, tune_port
 class TCPService(Service):
     """Listens on an endpoint while the service runs.
 
-    :param factory: builds the protocols of connections
-    :param outer: a TLSFactory around *factory*, which then listens instead; None: without TLS
-    :raises ConfigError: the endpoint string is invalid
+    :param factory: builds the protocols of connections; a TLSFactory around it listens if its settings have a
+        certificate
+    :raises ConfigError: the endpoint string or the options of TLS are invalid
     """
 
-    def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory, outer: Any = None) -> None:
+    def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory) -> None:
         self.factory = factory
-        self._outer = outer
+        settings = factory.settings
+        self._outer: TLSFactory | None = None
+        if isinstance(settings, TLSSettings):
+            self._outer = add_tls(protocol, endpoint, factory, settings, reactor)
         self._port: IListeningPort | None = None
         self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
         try:

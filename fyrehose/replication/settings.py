@@ -91,9 +91,9 @@ class ReplicationSettings:
     user: str = option("", _text, "name of this server's user of NATS; needs a password-file")
     password_file: str = option("", _text, "file with the password of that user; it is read for each connection")
     credentials: str = option("", _text, "credentials file of NATS")
-    ca: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
-    certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
-    key: str = option("", _text, "PEM file with the key of the certificate")
+    tls_authorities: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
+    tls_certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
+    tls_key: str = option("", _text, "PEM file with the key of the certificate")
 
     @property
     def ahead(self) -> int:
@@ -118,15 +118,15 @@ class ReplicationSettings:
         if self.user:
             self.password()
             options |= {"user": self.user, "password": self.password}
-        if bool(self.certificate) != bool(self.key):
-            raise ConfigError("[replication] needs both certificate and key, or neither")
-        if self.ca or self.certificate:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("[replication] needs both tls-certificate and tls-key, or neither")
+        if self.tls_authorities or self.tls_certificate:
             try:
-                options["tls"] = context = ssl.create_default_context(cafile=self.ca or None)
-                if self.certificate:
-                    context.load_cert_chain(self.certificate, self.key)
+                options["tls"] = context = ssl.create_default_context(cafile=self.tls_authorities or None)
+                if self.tls_certificate:
+                    context.load_cert_chain(self.tls_certificate, self.tls_key)
             except OSError as error:
-                files = ", ".join(filter(None, (self.ca, self.certificate, self.key)))
+                files = ", ".join(filter(None, (self.tls_authorities, self.tls_certificate, self.tls_key)))
                 why = error.strerror or error
                 raise ConfigError(f"[replication] cannot use the files for TLS ({files}): {why}") from error
         return options

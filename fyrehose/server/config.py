@@ -119,15 +119,17 @@ class ServerSettings:
     memory: int = option(
         512 << 20, size, "memory for received data that is not durable yet, of all connections", least=1 << 20
     )
-    memory_per_connection: int = option(
-        8 << 20, size, "the same for one connection; at this limit the server stops reading from it", least=1 << 10
-    )
     drain: float | None = option(
         None,
         duration,
         "after SIGTERM, /ready is 503 and everything is served for this long; default: 10s under systemd and in "
         "Kubernetes, else 0s",
     )
+
+    @property
+    def memory_per_connection(self) -> int:
+        """Return the part of the memory at which the server stops reading from a connection: 8 MiB by default."""
+        return self.memory // 64
 
     @property
     def peer_limits(self) -> PeerLimits:

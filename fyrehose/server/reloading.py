@@ -38,7 +38,6 @@ CHANGEABLE: dict[str, tuple[str, ...]] = {
         "named_subscriptions",
         "keys_kept",
         "retire_idle",
-        "memory_per_connection",
         "drain",
     ),
 }
@@ -174,7 +173,7 @@ class Reloading:
         self.config = config
         self.log_from(config.log_level)
         broker.change_limits(config.streams, server.peer_limits, server.max_streams, server.named_subscriptions)
-        broker.once.kept, broker.budget.each = server.keys_kept, server.memory_per_connection
+        broker.once.kept = server.keys_kept
         self.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)
         guard: Guard = broker.guard
         ended = guard.change(config.policy)

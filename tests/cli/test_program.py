@@ -195,7 +195,7 @@ def test_one_of_anything_is_singular(tmp_path: Path) -> None:
         (("serve", "-o", "server.memory=1k"), "memory must be at least 1MiB, not 1KiB"),
         (("serve", "-o", "eventbus.max-payload=1G"), "max-payload may be at most 16MiB, not 1GiB"),
         (("serve", "-o", "eventbus.client-keys=any"), "client-keys requires server-key"),
-        (("serve", "-o", "relink.max-message=1G"), "max-message must be from 1 to 16MiB, not 1GiB"),
+        (("serve", "-o", "relink.max-payload=1G"), "max-payload must be from 1 to 16MiB, not 1GiB"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else value,
 )

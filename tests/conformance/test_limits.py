@@ -32,9 +32,6 @@ BOUNDARIES = {
     "backbone.push_rate": (
         "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
     ),
-    "backbone.request_rate": (
-        "tests/conformance/test_backbone_limits.py::test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more"
-    ),
     "backbone.subscribers": (
         "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"
     ),
@@ -42,38 +39,17 @@ BOUNDARIES = {
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"
     ),
     "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
-    "eventbus.snapshots": (
-        "tests/conformance/test_eventbus_limits.py::test_as_many_snapshots_are_sent_at_once_as_the_limit_says"
-    ),
-    "eventbus.snapshots_memory": (
-        "tests/conformance/test_eventbus_limits.py::test_requests_for_snapshots_take_as_much_memory_as_the_limit_says"
-    ),
     "eventbus.timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
     ),
     "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
-    "figg.max_subscriptions": (
-        "tests/conformance/test_figg_limits.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
-    ),
-    "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
     "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
     "lumberjack.idle_timeout": (
         "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
     ),
     "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
-    "lumberjack.resent_age": (
-        "tests/protocols/lumberjack/test_resent.py::test_lost_events_are_remembered_for_ten_minutes"
-    ),
-    "lumberjack.resent_events": (
-        "tests/protocols/lumberjack/test_resent.py::test_as_many_events_are_remembered_as_the_limit_says"
-    ),
-    "lumberjack.topic_search": (
-        "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
-    ),
-    "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
-    "relink.max_message": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
-    "relink.ping_after": "tests/protocols/relink/test_server.py::test_silent_peer_is_pinged_then_dropped",
+    "relink.max_payload": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
     "server.keys_kept": ("tests/broker/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
@@ -81,20 +57,11 @@ BOUNDARIES = {
     "server.memory": (
         "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
     ),
-    "server.memory_per_connection": (
-        "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
-    ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
     "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",
     "server.subscriptions_per_address": (
         "tests/broker/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),
-}
-#: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.
-ELSEWHERE = {
-    "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_inflated_size_limit_is_exact",
-    "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
-    "relink.max_links": "tests/protocols/relink/test_server.py::test_number_of_links_is_limited",
 }
 #: Numbers that no peer can reach.
 NO_LIMITS = {
@@ -122,24 +89,24 @@ def options() -> list[str]:
 
 def row(option: str) -> str:
     """The row of the tables that an option has."""
-    known = BOUNDARIES.keys() | ELSEWHERE.keys() | NO_LIMITS.keys()
+    known = BOUNDARIES.keys() | NO_LIMITS.keys()
     return option if option in known else f"*.{option.partition('.')[2]}"
 
 
 @pytest.mark.parametrize("option", options())
 def test_every_limit_names_the_test_of_its_boundary(option: str) -> None:
-    assert row(option) in BOUNDARIES.keys() | ELSEWHERE.keys() | NO_LIMITS.keys(), (
+    assert row(option) in BOUNDARIES.keys() | NO_LIMITS.keys(), (
         f"{option} is new: name the test of its boundary in BOUNDARIES, or say in NO_LIMITS why it is none"
     )
 
 
 def test_no_row_is_left_over() -> None:
-    rows = [*BOUNDARIES, *ELSEWHERE, *NO_LIMITS]
+    rows = [*BOUNDARIES, *NO_LIMITS]
     assert len(rows) == len(set(rows))
     assert set(rows) == {row(option) for option in options()}
 
 
-@pytest.mark.parametrize("named", sorted({*BOUNDARIES.values(), *ELSEWHERE.values()}))
+@pytest.mark.parametrize("named", sorted({*BOUNDARIES.values()}))
 def test_the_tests_that_are_named_exist(named: str) -> None:
     file, _, test = named.partition("::")
     assert re.search(rf"^ *(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)

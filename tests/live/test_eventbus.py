@@ -183,7 +183,7 @@ def test_every_command_in_both_dialects(serve: Any, bus: Bus) -> None:
 
 
 def test_the_dialect_of_the_reference_programs_is_served(serve: Any, bus: Bus) -> None:
-    serve("sequence=decimal", "subtrees=reference")
+    serve("dialect=decimal")
     subscriber, collector = bus.subscriber(b"plain"), bus.collector()
     collector.send_multipart(event(1, b"plain"))
     frames = subscriber.recv_multipart()
@@ -404,7 +404,7 @@ def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -
     collector.send_multipart(event(1))
     assert len(bus.history(1)) == 1
     bus.sync(b"/a/", b"0")
-    server.wait_for("--option eventbus.sequence=decimal")
+    server.wait_for("--option eventbus.dialect=decimal")
 
 
 def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
@@ -714,7 +714,7 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     command = [FYREHOSE, "eventbus", "import", "--data-dir", str(data), str(dump)]
     for _ in range(2):  # the second one adds nothing
         subprocess.run(command, check=True, capture_output=True)
-    serve("subtrees=reference", extra=("--data-dir", str(data)))
+    serve("dialect=decimal", extra=("--data-dir", str(data)))
     assert bus.sync(b"/a,/z", b"7") == [
         [
             b"SYNC",
@@ -804,7 +804,7 @@ def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus:
 
 
 def test_subscriber_names_its_dialect_by_a_mark(serve: Any, bus: Bus) -> None:
-    serve("sequence=decimal")
+    serve("dialect=decimal")
     unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
     everything = bus.subscriber(b"", b"\0binary")
     bus.collector().send_multipart(event(1))
@@ -843,10 +843,3 @@ def test_connection_is_served_that_follows_the_end_of_another(serve: Any, bus: B
             collector.send_multipart(event(1, b"/ready/"))
             with suppress(TimeoutError):
                 got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
-
-
-def test_recognition_can_be_turned_off(serve: Any, bus: Bus) -> None:
-    serve("recognize=no")
-    plain = bus.subscriber(b"/a")
-    bus.collector().send_multipart(event(1))
-    assert len(receive(plain, 1)[0][1]) == 8

@@ -16,6 +16,7 @@ from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.errors import ConfigError
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.tls import TLSSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,10 +30,12 @@ def test_invalid_endpoints_are_refused() -> None:
             TCPService(server.clock, "toy", endpoint, server.factory)
 
 
-def test_an_outer_factory_listens_instead_of_the_inner_one() -> None:
+def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
     server, reactor = make(), MemoryReactorClock()
     around = WrappingFactory(server.factory)
-    service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory, around)
+    server.factory.settings = TLSSettings()
+    monkeypatch.setattr("fyrehose.net.endpoints.add_tls", lambda *of: around)
+    service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory)
     assert service.factory is server.factory
     service.startService()
     assert reactor.tcpServers[0][1] is around

@@ -47,22 +47,22 @@ def test_without_files_nothing_is_said_of_tls() -> None:
 
 
 def test_only_certificates_of_the_configured_authority_are_accepted(files: Path) -> None:
-    context = settings(ca=str(files / "server.pem")).connect_options()["tls"]
+    context = settings(tls_authorities=str(files / "server.pem")).connect_options()["tls"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert len(context.get_ca_certs()) == 1
 
 
 def test_a_certificate_needs_its_key(files: Path) -> None:
-    with pytest.raises(ConfigError, match="both certificate and key"):
-        settings(certificate=str(files / "server.pem")).connect_options()
+    with pytest.raises(ConfigError, match="both tls-certificate and tls-key"):
+        settings(tls_certificate=str(files / "server.pem")).connect_options()
 
 
 def test_files_that_cannot_be_used_are_named(files: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.pem\): No such file"):
-        settings(ca="missing.pem").connect_options()
+        settings(tls_authorities="missing.pem").connect_options()
     with pytest.raises(ConfigError, match="cannot use the files for TLS"):
-        settings(certificate=str(files / "server.key"), key=str(files / "server.key")).connect_options()
+        settings(tls_certificate=str(files / "server.key"), tls_key=str(files / "server.key")).connect_options()
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def port(files: Path) -> Iterator[int]:
 @pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
 def test_the_shared_log_opens_over_tls(files: Path, port: int) -> Any:
     pem, key = str(files / "server.pem"), str(files / "server.key")
-    options = settings(ca=pem, certificate=pem, key=key).connect_options()
+    options = settings(tls_authorities=pem, tls_certificate=pem, tls_key=key).connect_options()
 
     async def opened() -> None:
         log = JetStreamLog(reactor, [f"tls://127.0.0.1:{port}"], "tls", 1, options=options)

@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -33,7 +32,7 @@ from fyrehose.broker.consumers.progress import (
 )
 from fyrehose.broker.consumers.work import Work, WorkerAction
 from fyrehose.broker.lags import SubscriptionLags
-from fyrehose.broker.state_stream import StateStream
+from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import (
     Following,
     FyrehoseError,
@@ -156,12 +155,13 @@ class SharedSubscriptions:
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     #: streams that were created while subscriptions are being written
     _appeared: dict[str, None] = attrs.field(factory=dict, init=False)
-    _loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _checks: Checks = attrs.field(init=False)
     _reader: RunReader = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._reader = RunReader(self.journal)
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
+        self._checks = Checks(self.clock, self._check, CHECK, "shared subscriptions")
         self.stream = StateStream(
             STREAM,
             SOURCE,
@@ -190,20 +190,10 @@ class SharedSubscriptions:
 
     def close(self) -> None:
         """Stop the periodic checks, and answer the requests that wait."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.stop()
+        self._checks.stop()
         for shared in self.entries.values():
             for waiting in list(shared.waiting):
                 self._answer(shared, waiting, [])
-
-    def _start(self) -> None:
-        if self._loop is None:
-            self._loop = LoopingCall(self._check)
-            self._loop.clock = self.clock
-            self._loop.start(CHECK, now=False).addErrback(
-                lambda f: log.failure("checking shared subscriptions failed; please report this bug", f)
-            )
 
     # Subscriptions.
 
@@ -322,7 +312,7 @@ class SharedSubscriptions:
         known = [stream for stream in [*self.journal.ends(), *self._appeared] if self._matches(shared, stream)]
         for stream in dict.fromkeys([*saved.streams, *known, *(() if options.pattern else (options.stream,))]):
             self._add_lane(shared, stream, saved.progress(stream))
-        self._start()
+        self._checks.start()
         return shared
 
     def _matches(self, shared: SharedSubscription, stream: str) -> bool:

@@ -3,7 +3,7 @@
 Nothing else tells it: a SUB socket sends its subscriptions and no more, and no frame connects it with the SYNCSTART of
 the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified, such
 as ``/example`` without a slash at its end.  Subtrees, and the subscription to everything, are in use by both: these
-subscribers get the *usual* dialect, that of the option ``sequence``.  A subscription to a :data:`MARKS` names the
+subscribers get the *usual* dialect, that of the option ``dialect``.  A subscription to a :data:`MARKS` names the
 dialect, whatever the others are.
 
 A XPUB socket passes each message to all subscribers of a prefix of its first frame.  In its manual mode the server says

@@ -34,7 +34,7 @@ from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, ev
 from fyrehose.protocols.eventbus.connections import AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
 from fyrehose.protocols.eventbus.recognition import RecognizedSubscribers
-from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+from fyrehose.protocols.eventbus.server_session import FOR_REFERENCE, EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.slow_subscribers import SlowSubscribers
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
@@ -98,7 +98,7 @@ class EventBusServer:
         self._settings = settings
         self._connections = Connections() if connections is None else connections
         self._session = EventBusServerSession(settings)
-        self._subscribers = RecognizedSubscribers(settings.sequence)
+        self._subscribers = RecognizedSubscribers(settings.dialect)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
         self._journal = broker.publisher(self._account, self._settle)
@@ -208,16 +208,16 @@ class EventBusServer:
             self._warned.add(network)
             log.warn(
                 "{protocol}: {host} at {port} sends sequences as decimal text, but subscribers of these subtrees are "
-                "sent binary ones: clients of the reference program (Node) drop such events; pass {options}, or open "
+                "sent binary ones: clients of the reference program (Node) drop such events; pass {option}, or open "
                 "a second listener for them (logged once for each address)",
                 protocol=PROTOCOL,
                 host=host,
                 port=self._snapshot.name,
-                options=self._settings.options_for_reference,
+                option=FOR_REFERENCE,
             )
 
     def subscription_received(self, message: list[bytes], count: int) -> None:
-        """Process a message of PUBLISHER, if it is a XPUB; see :meth:`RecognizedSubscribers.received`."""
+        """Process a message of PUBLISHER; see :meth:`RecognizedSubscribers.received`."""
         host, descriptor, number = self._publisher.origin
         self._publisher.process_events()  # the subscriber may have left
         connection = self._connections.find(self._number + 1, descriptor, number)
@@ -270,7 +270,7 @@ class EventBusServer:
         subscribers apart that has no bytes.
         """
         topic = (run.topic or "").encode()
-        usual = None if topic or not self._settings.recognize else b""
+        usual = None if topic else b""
         return chain(zip(repeat(usual), event_frames(run, self._subscribers.usual)), self._for_others(run, topic))
 
     def _for_others(self, run: Run, topic: bytes) -> Iterator[tuple[bytes, Frames]]:

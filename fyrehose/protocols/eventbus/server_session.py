@@ -29,7 +29,7 @@ from fyrehose.protocols.eventbus.frames import (
 )
 from fyrehose.protocols.eventbus.queued_memory import Pool
 from fyrehose.protocols.eventbus.recognition import unclear
-from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
 
 #: Upper bound of the memory of SYNCs that wait for clients, in bytes.
@@ -37,6 +37,8 @@ SNAPSHOT_MEMORY = 64 << 20
 #: Number of UUIDs that are remembered with the option ``dedup``, and for how long, in seconds.
 MOST_SEEN = 100_000
 SEEN_AGE = 600.0
+#: What an operator passes for clients of the reference program that do not show their dialect.
+FOR_REFERENCE = "--option eventbus.dialect=decimal"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -66,7 +68,6 @@ class EventBusServerSession:
     def change(self, settings: EventBusSettings) -> None:
         """Use other settings from now on, with the same stream and dialect."""
         self._settings = settings
-        self.snapshots.change(settings.snapshots, settings.snapshots_memory)
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
         """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
@@ -105,7 +106,7 @@ class EventBusServerSession:
         :param network: the network of that address, with whose other clients it shares memory
         :param close: closes the client's connection
         """
-        listener, identity = self._settings.sequence, message[0]
+        listener, identity = self._settings.dialect, message[0]
         try:
             frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
             request = self._parse(frames)
@@ -115,26 +116,23 @@ class EventBusServerSession:
         except RemoteProtocolError as error:
             return error
         prefixes = map(str.encode, request.subtrees.prefixes)
-        served = self._settings.recognize and not unclear(prefixes)
-        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY and not served
+        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY and unclear(prefixes)
         return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
 
     def _parse(self, frames: Sequence[bytes]) -> SyncStart:
-        """Parse a SYNCSTART; an error about its subtrees names the options that would accept them.
+        """Parse a SYNCSTART; an error about its subtrees names the option that would accept them.
 
         A decimal sequence, which only the reference program sends, also means its syntax of subtrees.
         """
-        lenient = self._settings.subtrees is Syntax.REFERENCE
-        if self._settings.recognize and len(frames) == 3:
-            lenient = lenient or parse_sequence(frames[2])[1] is Dialect.DECIMAL
+        dialect = parse_sequence(frames[2])[1] if len(frames) == 3 else None
+        lenient = (dialect or self._settings.dialect) is Dialect.DECIMAL
         try:
             return SyncStart.parse(frames, lenient=lenient)
         except RemoteProtocolError as error:
-            if error.cause != "bad-subtree" or lenient:
+            if error.cause != "bad-subtree" or dialect is not None:
                 raise
             detail = str(error).removeprefix(f"{error.cause}: ")
-            options = self._settings.options_for_reference
-            advice = f"for clients of the reference program (Node) pass {options}"
+            advice = f"for clients of the reference program (Node) pass {FOR_REFERENCE}"
             raise RemoteProtocolError(error.cause, f"{detail}; {advice}") from None
 
     def take(self) -> EventBatch | None:

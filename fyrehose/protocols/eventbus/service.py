@@ -63,7 +63,7 @@ SUBSCRIPTION_SIZE = 4 << 10
 LINGER = 1_000
 #: The options that need another listener: the sockets have the key and the sizes of frames, and clients that are
 #: connected the stream and the encoding of its sequences.
-FIXED = ("stream", "server_key", "sequence", "max_payload")
+FIXED = ("stream", "server_key", "dialect", "max_payload")
 #: The names of the three ports in the specification, "Ports and Connections".
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
@@ -253,8 +253,7 @@ class EventBusService(Service):
         payload = self._settings.max_payload
         make = partial(make_socket, context, host=self._host)
         snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
-        kind = zmq.XPUB if self._settings.recognize else zmq.PUB
-        publisher = make(kind, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
+        publisher = make(zmq.XPUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
         # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
         # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.

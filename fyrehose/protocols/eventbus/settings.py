@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
-from typing import Any, TypeVar
-
 import attrs
 
-from fyrehose.options import FilePath, boolean, count, duration, exact_size, file_path, name, option, size
+from fyrehose.options import FilePath, boolean, count, duration, exact_size, file_path, fixed, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
 
-E = TypeVar("E", bound=Enum)
 
-
-class Syntax(StrEnum):
-    """The syntax of subtree specifications."""
-
-    TEXT = "text"  #: as specified: /a/;/b/c/
-    REFERENCE = "reference"  #: as in the reference program: commas, too, and any prefix of a topic
-
-
-def choice(kind: type[E]) -> Any:
-    """Return a converter from the value of a member of *kind* to the member."""
-
-    def convert(text: str) -> E:
-        try:
-            return kind(text.strip().lower())
-        except ValueError:
-            raise ValueError(" or ".join(member.value for member in kind)) from None
-
-    return convert
+def _dialect(text: str) -> Dialect:
+    try:
+        return Dialect(text.strip().lower())
+    except ValueError:
+        raise ValueError(" or ".join(Dialect)) from None
 
 
 @attrs.frozen(kw_only=True)
@@ -44,28 +27,15 @@ class EventBusSettings:
     client_keys: str = option(
         "", FilePath(("any",)), "directory of the public keys (NAME.key) of permitted clients, or any"
     )
-    recognize: bool = option(True, boolean, "recognize the dialect of each client by what it sends")
-    sequence: Dialect = option(
-        Dialect.BINARY, choice(Dialect), "encoding of broadcast sequences, binary or decimal, for other clients"
-    )
-    subtrees: Syntax = option(
-        Syntax.TEXT, choice(Syntax), "syntax of subtrees: text or reference (commas, prefixes), for other clients"
+    dialect: Dialect = option(
+        Dialect.BINARY, _dialect, "dialect of clients that do not show theirs: binary, or decimal as the reference bus"
     )
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
     max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
-    snapshots: int = option(8, count, "number of snapshots that are sent at a time", least=1)
-    snapshots_memory: int = option(
-        64 << 20, size, "memory for snapshot requests, half of it for one network; further requests are dropped"
-    )
+    snapshots: int = fixed(8)  #: snapshots that are sent at a time; others wait, each in the queue of its network
+    snapshots_memory: int = fixed(64 << 20)  #: bytes for snapshot requests, half of them for one network: 30,000 of it
     timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
-
-    @property
-    def options_for_reference(self) -> str:
-        """Return the options that this listener lacks to serve clients of the reference program, as they are passed."""
-        options = ["eventbus.subtrees=reference"] if self.subtrees is Syntax.TEXT and not self.recognize else []
-        options += ["eventbus.sequence=decimal"] if self.sequence is Dialect.BINARY else []
-        return " ".join(f"--option {option}" for option in options)
 
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:

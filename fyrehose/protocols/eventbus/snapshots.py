@@ -167,11 +167,6 @@ class Snapshots:
     def __len__(self) -> int:
         return len(self._all)
 
-    def change(self, at_once: int, limit: int) -> None:
-        """Use other limits from now on; no snapshot ends for that."""
-        self.at_once, self.limit = at_once, limit
-        self.memory.capacity, self.memory.each = limit, limit // 2
-
     @property
     def waiting(self) -> bool:
         """Return whether any snapshot waits to become active."""
@@ -186,7 +181,7 @@ class Snapshots:
         replaced = self._all.get(snapshot.identity)
         # The earlier request of the same client is counted with the network that it came from.
         if not self.memory.fits(snapshot.cost - (0 if replaced is None else replaced.cost), snapshot.network):
-            detail = f"{len(self)} requests use {self.memory.used} bytes; raise eventbus.snapshots-memory"
+            detail = f"{len(self)} requests use {self.memory.used} bytes"
             raise RemoteProtocolError("too-many-snapshots", detail)
         if replaced is not None:
             self.forget(replaced)

@@ -80,7 +80,6 @@ class ZMQPort:
         self._turn_over = turn_over
         self._fd = int(socket.getsockopt(zmq.FD))
         kind = socket.getsockopt(zmq.TYPE)
-        self._readable = kind != zmq.PUB
         self._wanted = zmq.POLLIN if kind in (zmq.ROUTER, zmq.XPUB) else zmq.POLLIN | zmq.POLLOUT
         #: Frames that are read at a time: XPUB subscribes the sender of the message that was read last.
         self._at_once = 1 if kind == zmq.XPUB else FRAMES_TURN
@@ -154,13 +153,13 @@ class ZMQPort:
             if error.errno == zmq.EHOSTUNREACH:
                 raise Gone from None
             raise
-        if self._readable and self._again is None:
+        if self._again is None:
             self.schedule_turn()
 
     def lend(self, frames: Sequence[Buffer]) -> None:
-        """Send one message to the subscribers of a PUB socket; :meth:`held` counts it until the socket releases it."""
+        """Send one message to the subscribers of a XPUB socket; :meth:`held` counts it until the socket releases it."""
         self._messages.lend(frames)
-        if self._readable and self._again is None:
+        if self._again is None:
             self.schedule_turn()
 
     def lend_by_key(self, key: bytes, frames: Sequence[Buffer]) -> None:
@@ -229,10 +228,7 @@ class ZMQPort:
         self._cancel()
         if not self._reading:
             return
-        if self._readable:
-            self._read()
-        else:
-            self.process_commands()
+        self._read()
         if not self._closed:
             self._turn_over()
 
@@ -242,7 +238,7 @@ class ZMQPort:
         A ROUTER is checked for messages only, because it is writable while any peer has room: a turn for that would
         fail to send again, and keep the reactor busy until the full peer reads.
         """
-        if self._readable and self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
+        if self._again is None and int(self.socket.getsockopt(zmq.EVENTS)) & self._wanted:
             self.schedule_turn()
 
     def _cancel(self) -> None:

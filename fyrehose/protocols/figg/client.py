@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import attrs
 from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -31,7 +31,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import ClientConnection, reconnecting
+from fyrehose.net.clients import ClientConnection, reconnecting, stopped
 from fyrehose.net.several import servers_of
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
@@ -241,10 +241,7 @@ class FiggClient:
         self._subscriptions.clear()
         self._paused = False  # so that unanswered PINGs abort a connection that does not close
         service, self._service = self._service, None
-        if service is None:
-            return succeed(None)
-        stopped: Deferred[Any] = service.stopService()
-        return stopped.addCallback(lambda _: None)
+        return stopped(service)
 
     # Called by the connection.
 

@@ -11,7 +11,6 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
-from fyrehose.net.tls import add_tls
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import PROTOCOL
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
@@ -29,8 +28,7 @@ class FiggPlugin:
     settings: type[FiggSettings] = FiggSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: FiggSettings) -> TCPService:
-        factory = FiggFactory(broker, settings, reactor)
-        return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, FiggFactory(broker, settings, reactor))
 
     def publisher(
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None

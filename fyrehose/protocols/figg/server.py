@@ -24,7 +24,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, exact_size, option, size
+from fyrehose.options import exact_size, fixed, option, size
 from fyrehose.pieces import piece_of
 from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
@@ -36,8 +36,8 @@ class FiggSettings(TLSSettings):
     """Figg's options."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
-    max_subscriptions: int = option(1_000, count, "subscriptions per connection")
     refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
+    max_subscriptions: int = fixed(1_000)  #: of a connection; server.subscriptions-per-address bounds those of a peer
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:

@@ -12,16 +12,15 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
 from urllib.parse import quote
 
 import attrs
 from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
-from fyrehose.net.clients import reconnecting
+from fyrehose.net.clients import reconnecting, stopped
 from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 
 log = Logger()
@@ -160,7 +159,4 @@ class Acknowledger:
 
     def _stop(self) -> Deferred[None]:
         service, self._service = self._service, None
-        if service is None:
-            return succeed(None)
-        stopped: Deferred[Any] = service.stopService()
-        return stopped.addCallback(lambda _: None)
+        return stopped(service)

@@ -23,7 +23,7 @@ from uuid import UUID
 import attrs
 import h11
 from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
@@ -32,7 +32,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
-from fyrehose.net.clients import reconnecting
+from fyrehose.net.clients import reconnecting, stopped
 from fyrehose.net.several import follow_leader
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
 from fyrehose.protocols.http.requests import TEMPORARY
@@ -158,12 +158,9 @@ class HttpTailer:
 
     def _stop(self) -> Deferred[None]:
         service, self._service = self._service, None
-        if service is None:
-            return succeed(None)
-        if self._connection is not None:
+        if service is not None and self._connection is not None:
             self._connection.transport.resumeProducing()  # a paused transport does not notice that it is closed
-        stopped: Deferred[Any] = service.stopService()
-        return stopped.addCallback(lambda _: None)
+        return stopped(service)
 
     # Called by the connection.
 

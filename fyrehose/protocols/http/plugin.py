@@ -11,7 +11,6 @@ from zope.interface import implementer
 from fyrehose.interfaces import IBroker, IConsumingPlugin, IPatternPlugin, IWorkPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint, place_text
-from fyrehose.net.tls import add_tls
 from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.publisher import HttpPublisher
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -31,8 +30,7 @@ class HttpPlugin:
     settings: type[HttpSettings] = HttpSettings
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
-        factory = HttpFactory(broker, settings, reactor, endpoint)
-        return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))
 
     def publisher(
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None

@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import attrs
 from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, PublishError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers, reconnecting
+from fyrehose.net.clients import Watchers, reconnecting, stopped
 from fyrehose.protocols.http.acknowledging import ESCAPED
 from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 from fyrehose.protocols.http.session import KEYED, NDJSON
@@ -101,7 +101,7 @@ class HttpPublisher:
         """See :meth:`IPublisher.ready`."""
         return self._watchers.when(lambda: self._unacknowledged < self.window)
 
-    def close(self) -> Deferred[Any]:
+    def close(self) -> Deferred[None]:
         """See :meth:`IPublisher.close`."""
         service, self._service = self._service, None
         self._connection, self._closed = None, True
@@ -111,8 +111,7 @@ class HttpPublisher:
         self._waiting.clear()
         self._watchers.fail(reason)
         self._settle(waiting, reason)
-        stopped: Deferred[Any] = succeed(None) if service is None else service.stopService()
-        return stopped
+        return stopped(service)
 
     # Called by the connection.
 

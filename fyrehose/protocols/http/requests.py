@@ -112,6 +112,7 @@ class Connection(Protocol):
         self.transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
+        """Fire the Deferred of :meth:`ask` when the answer is complete; abort a connection that sends no HTTP."""
         try:
             self._http.receive_data(data)
             while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):

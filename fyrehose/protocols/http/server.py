@@ -32,7 +32,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
-from fyrehose.options import exact_size, option, size
+from fyrehose.options import exact_size, fixed, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.arriving import Arrival
 from fyrehose.protocols.http.consuming import Consumption
@@ -95,10 +95,11 @@ class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
 
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
-    max_body: int = option(16 << 30, size, "largest body of one message per line with a Content-Length")
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
     )
+    #: largest body of lines with a Content-Length; it is stored as it arrives, so only its answer needs memory
+    max_body: int = fixed(16 << 30)
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:

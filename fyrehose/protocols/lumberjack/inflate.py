@@ -2,7 +2,7 @@
 
 zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So no ratio distinguishes a
 bomb from a log.  The server is protected because it inflates little at a time, parses the inflated frames immediately,
-and limits the content of one compressed frame to ``max-inflated`` bytes.
+and limits the content of one compressed frame to ``max-frame`` bytes.
 
 A zlib stream has its checksum at the end.  The events of an ordinary compressed frame (at most :data:`PIECE` bytes with
 a content of at most :data:`WHOLE`) are used after the checksum was verified.  The events of a larger one are published
@@ -179,7 +179,7 @@ class Inflation:
             "decompression-bomb",
             f"a compressed frame of {self._size} bytes inflates to more than {self.limit}; the writer needs several "
             "attempts, or sends it again and again: lower its bulk_max_size, or raise the option "
-            "lumberjack.max-inflated",
+            "lumberjack.max-frame",
         )
 
     def skip(self, available: int) -> int:

@@ -7,8 +7,6 @@ import attrs
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, MAX_FRAME
 
 PROTOCOL = "lumberjack"
-#: Default limit of the inflated size of one compressed frame, in bytes: 2,048 events of 512 KiB.
-MAX_INFLATED = 1 << 30
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +25,7 @@ class LumberjackLimits:
     """
 
     max_frame: int = MAX_FRAME
-    max_inflated: int = MAX_INFLATED
+    max_inflated: int = MAX_FRAME
     turn_bytes: int = 1_280 << 10
     turn_events: int = 4_096
     turn_inflated: int = 256 << 10

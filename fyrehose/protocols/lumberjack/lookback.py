@@ -32,7 +32,7 @@ log = Logger()
 
 #: How much of the end of the log is searched, in bytes and in runs of all protocols.
 READ_BACK, MOST_RUNS = 128 << 20, 65_536
-#: Runs that are older than ``resent-age`` and this, in seconds, are not searched: clocks may step by an hour.
+#: Runs that are older than ``resent_age`` and this, in seconds, are not searched: clocks may step by an hour.
 CLOCK_STEP = 3600.0
 #: What one turn reads: the most runs, and about how many bytes.
 TURN_RUNS, TURN_BYTES = 64, 256 << 10

@@ -12,7 +12,6 @@ from fyrehose.extras import LUMBERJACK, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin, ILeadingPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
-from fyrehose.net.tls import add_tls
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.limits import PROTOCOL
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
@@ -34,8 +33,7 @@ class LumberjackPlugin:
     extra: Extra = LUMBERJACK
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: LumberjackSettings) -> TCPService:
-        factory = LumberjackFactory(broker, settings, reactor)
-        return TCPService(reactor, PROTOCOL, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+        return TCPService(reactor, PROTOCOL, endpoint, LumberjackFactory(broker, settings, reactor))
 
     def publisher(
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None

@@ -25,11 +25,11 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, name, option, size
+from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import MAX_INFLATED, PROTOCOL, LumberjackLimits
+from fyrehose.protocols.lumberjack.limits import PROTOCOL, LumberjackLimits
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
@@ -57,17 +57,20 @@ class LumberjackSettings(TLSSettings):
     stream: str = option("lumberjack", name, "stream to which events are published")
     routes: tuple[Route, ...] = option((), routes, "streams by content, such as logs.{fields.service}")
     topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
-    topic_search: int = option(4 << 10, size, "number of bytes of an event in which the topic and fields are searched")
     idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
-    max_frame: int = option(MAX_FRAME, size, "largest event and largest compressed frame", least=1)
-    max_inflated: int = option(MAX_INFLATED, size, "largest inflated size of one compressed frame", least=1)
+    max_frame: int = option(
+        MAX_FRAME, size, "largest event, and largest compressed frame, also when it is inflated", least=1
+    )
     refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
 
     resent: str = option(
         resent.STORE, resent.choice, "events that are sent again: store, or drop those with an identity"
     )
-    resent_events: int = option(65_536, count, "most events that are remembered with resent=drop", least=1)
-    resent_age: float = option(600.0, duration, "how long events of a lost connection are remembered")
+    topic_search: int = fixed(
+        4 << 10
+    )  #: bytes of an event in which the topic and fields are searched: Beats begin with them
+    resent_events: int = fixed(65_536)  #: most events that are remembered with resent=drop: 32 windows of Filebeat
+    resent_age: float = fixed(600.0)  #: how long events of a lost connection are remembered: Beats retry in a minute
 
     def __attrs_post_init__(self) -> None:
         if self.idle_timeout <= 2 * KEEP_ALIVE:
@@ -83,7 +86,7 @@ class LumberjackSettings(TLSSettings):
         """Return the limits of each session."""
         return LumberjackLimits(
             max_frame=self.max_frame,
-            max_inflated=self.max_inflated,
+            max_inflated=self.max_frame,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
             fields=Routes(self.routes).paths,
             topic_bytes=self.topic_search,
@@ -419,7 +422,7 @@ class LumberjackFactory(SessionFactory):
         "too-many-pairs",
         "too-many-windows",
     )
-    fixed_options = ("resent", "resent_events", "resent_age")
+    fixed_options = ("resent",)
     events = ("unrouted", "resent-dropped", "resent-forgotten")
     largest_read = READ
     settings: LumberjackSettings

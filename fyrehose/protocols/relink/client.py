@@ -22,14 +22,14 @@ from typing import Any
 
 import attrs
 from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, gatherResults, succeed
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers
+from fyrehose.net.clients import Watchers, stopped
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.connection import ConnectorConnection
@@ -286,10 +286,7 @@ class RelinkClient:
         if not self._connected.called:
             self._connected.errback(Closed("the client was closed"))
         service, self._service = self._service, None
-        if service is None:
-            return succeed(None)
-        stopped: Deferred[Any] = service.stopService()
-        return stopped.addCallback(lambda _: None)
+        return stopped(service)
 
     def _fail(self, error: Exception) -> None:
         """Fail everything that waits for the listener with *error*."""

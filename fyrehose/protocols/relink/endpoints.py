@@ -191,9 +191,9 @@ class Publishing(Endpoint):
         limits = self.link.limits
         size = shown_size(2 * limits.backlog_size)
         detail = {
-            DropReason.COUNT: f"more than {2 * limits.backlog} messages of the channel, twice relink.backlog",
+            DropReason.COUNT: f"more than {2 * limits.backlog} undecided messages of the channel",
             DropReason.SIZE: f"more than {size} of the link",
-            DropReason.MEMORY: "more messages of all links than relink.link-memory allows",
+            DropReason.MEMORY: "more messages of all links than half of server.memory allows",
         }[why]
         self.protocol.count_refusal(
             "transactions-too-large", f"{many}: {detail}, were undecided; commit more often, or raise it"

@@ -12,7 +12,6 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IBroker, IConsumingPlugin, ILeadingPlugin, ITransactionalPlugin
 from fyrehose.net.several import client_endpoint
-from fyrehose.net.tls import add_tls
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.endpoints import PROTOCOL
 from fyrehose.protocols.relink.limits import LinkLimits
@@ -50,8 +49,7 @@ class RelinkPlugin:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
         registry = Registry(broker, reactor, settings, links_stream(endpoint, settings.links))
-        factory = RelinkFactory(broker, settings, reactor, registry)
-        return RelinkService(reactor, endpoint, factory, add_tls(PROTOCOL, endpoint, factory, settings, reactor))
+        return RelinkService(reactor, endpoint, RelinkFactory(broker, settings, reactor, registry))
 
     def publisher(
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.state_stream import StateStream
+from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
@@ -119,6 +118,7 @@ class Registry:
     :ivar stream: name of the stream that holds the links
     :ivar now: returns microseconds since January 1, 1970 UTC
     :ivar randbits: returns the given number of unpredictable bits
+    :ivar memory: how many bytes all links may take, of undecided messages and 2 KiB for each channel
     """
 
     broker: IBroker
@@ -127,6 +127,7 @@ class Registry:
     stream: str = ".relink/links"
     now: Callable[[], int] = wall_clock
     randbits: Callable[[int], int] = randbits
+    memory: int = attrs.field(init=False)
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
@@ -139,10 +140,12 @@ class Registry:
     _unused: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: memory of all links as last measured, in bytes
     _weight: int = attrs.field(default=0, init=False)
-    _check_loop: LoopingCall | None = attrs.field(default=None, init=False)
+    _checks: Checks = attrs.field(init=False)
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.memory = self.broker.budget.limit // 2
+        self._checks = Checks(self.clock, self._check_links, CHECK_INTERVAL, "links of relink")
         self.log = StateStream(
             self.stream,
             linklog.SOURCE,
@@ -180,7 +183,7 @@ class Registry:
 
     def when_open(self) -> Deferred[None]:
         """Return a Deferred that fires when links can be found and created; it fails if they cannot be written."""
-        if self._check_loop is not None:
+        if self._checks.started:
             return succeed(None)
         self._opening.append(Deferred())
         return self._opening[-1]
@@ -201,11 +204,7 @@ class Registry:
         if isinstance(result, Failure):
             self.closed = True
         else:
-            self._check_loop = LoopingCall(self._check_links)
-            self._check_loop.clock = self.clock
-            self._check_loop.start(CHECK_INTERVAL, now=False).addErrback(
-                lambda f: log.failure("relink: checking links failed; expired links are kept until a restart", f)
-            )
+            self._checks.start()
         waiting, self._opening = self._opening, []
         for deferred in waiting:
             deferred.callback(result)  # A Failure makes Twisted call the errbacks.
@@ -214,9 +213,7 @@ class Registry:
     def close(self) -> None:
         """Stop checking for expired links."""
         self.closed = True
-        if self._check_loop is not None:
-            self._check_loop.stop()
-            self._check_loop = None
+        self._checks.stop()
 
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
@@ -276,7 +273,7 @@ class Registry:
         entry = self._unused.first_out() or self._detached.first_out()
         if entry is None:
             return False
-        detail = f"limit of {self.settings.max_links} links reached; raise relink.max-links"
+        detail = f"limit of {self.settings.max_links} links reached; raise relink.max-connections"
         self.discard(entry, "links-displaced", detail)
         return True
 
@@ -351,7 +348,7 @@ class Registry:
             return
         self._weight += weight - entry.weight
         entry.weight = weight
-        if self._weight > self.settings.link_memory:
+        if self._weight > self.memory:
             self._reduce_memory()
 
     def _weigh(self, entry: LinkEntry, weight: int) -> None:
@@ -364,7 +361,7 @@ class Registry:
         The links of a network first lose their undecided messages, one after another; when all of them have, the links
         themselves are discarded.
         """
-        memory: FairShare[LinkEntry] = FairShare(self.settings.link_memory * 7 // 8)
+        memory: FairShare[LinkEntry] = FairShare(self.memory * 7 // 8)
         for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
             memory.add(entry, network_of(entry.host), entry.weight)
         whole = set(self.entries.values())  # those that still have their undecided messages
@@ -384,7 +381,7 @@ class Registry:
 
     def _discard_large(self, entry: LinkEntry) -> None:
         """End *entry*, whose network has the most memory of links."""
-        detail = "all links exceed the memory limit; raise relink.link-memory"
+        detail = "all links exceed the memory limit; raise server.memory"
         if entry.holder is None:
             self.discard(entry, "links-too-large", detail)
         else:

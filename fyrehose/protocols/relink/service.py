@@ -25,8 +25,8 @@ DISK_FULL_RETRY = 2.0
 class RelinkService(TCPService):
     """Service that recovers the links of a listener, and then opens it."""
 
-    def __init__(self, reactor: Any, endpoint: str, factory: RelinkFactory, around: Any = None) -> None:
-        super().__init__(reactor, PROTOCOL, endpoint, factory, around)
+    def __init__(self, reactor: Any, endpoint: str, factory: RelinkFactory) -> None:
+        super().__init__(reactor, PROTOCOL, endpoint, factory)
         self.registry = factory.registry
         self._retry_timer: IDelayedCall | None = None
 

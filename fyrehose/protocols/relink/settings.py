@@ -32,27 +32,22 @@ class RelinkSettings(TLSSettings):
         _name_or_nothing,
         "name of the table of links, the same on all servers of a cluster (default: derived from the endpoint)",
     )
-    max_links: int = option(10_000, count, "maximum number of links, connected or not", least=1)
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
-    ping_after: float = option(
-        15.0, duration, "silence after which a ping is sent; after three times as long the connection is dropped"
-    )
-    max_message: int = option(MAX_PAYLOAD, size, "size of the largest accepted message, padding included")
-    backlog: int = option(
-        1_024, count, "messages of a channel that may wait to be durable; twice as many may be undecided", least=1
-    )
-    link_memory: int = option(
-        256 << 20, size, "memory of all links together: undecided messages, and 2 KiB per channel", least=1
-    )
+    max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, padding included")
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
     refused: str = option(letters.CLOSE, _refused, "refused messages of plain channels: close or dead-letter")
+    #: links, connected or not: as many as connections, and not fewer because of the descriptors that the server has
+    max_links: int = fixed(attrs.Factory(lambda self: max(10_000, self.max_connections), takes_self=True))
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
+    #: messages of a channel that may wait to be durable; twice as many may be undecided.  With four times as many, one
+    #: read may occupy the reactor for 29 ms in place of 8
+    backlog: int = fixed(1_024)
     backlog_size: int = fixed(16 << 20)  #: bytes of all channels of a link that may wait to be durable
 
     def __attrs_post_init__(self) -> None:
-        if not 0 < self.max_message <= MAX_PAYLOAD:
-            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_message)
-            raise ValueError(f"max-message must be from 1 to {most}, not {found}")
+        if not 0 < self.max_payload <= MAX_PAYLOAD:
+            most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
+            raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
         if not 0 < self.window <= MAX_WINDOW:
             raise ValueError(f"window must be from 1 to {MAX_WINDOW} messages, not {self.window}")
 
@@ -60,6 +55,11 @@ class RelinkSettings(TLSSettings):
     def unused_retention(self) -> float:
         """Return for how many seconds a link is kept on which the peer never sent a packet."""
         return self.retention / 30
+
+    @property
+    def ping_after(self) -> float:
+        """Return the silence in seconds after which a ping is sent."""
+        return self.timeout / 2
 
     @property
     def drop_after(self) -> float:
@@ -70,7 +70,7 @@ class RelinkSettings(TLSSettings):
     def limits(self) -> LinkLimits:
         """The limits of each link."""
         return LinkLimits(
-            message_size=self.max_message,
+            message_size=self.max_payload,
             sent_size=MAX_PAYLOAD + LEASED,
             channels=self.max_channels,
             backlog=self.backlog,

@@ -74,13 +74,13 @@ class Channel:
 def _refusal(count: int) -> str:
     """Return the message of the error for a refused transaction of *count* messages.
 
-    The protocol does not tell the reason, so name the limits that the listener most likely has.
+    The protocol does not tell the reason, so name the limits that listeners have.
     """
     limits = LinkLimits()
     return (
         f"the listener refused a transaction of {count} messages, and none of them is stored; a server takes at most "
-        f"twice its relink.backlog of undecided messages on a channel (by default {2 * limits.backlog}), and "
-        f"{shown_size(2 * limits.backlog_size)} on a link; its log says why it refused"
+        f"{2 * limits.backlog} undecided messages on a channel, and {shown_size(2 * limits.backlog_size)} on a link; "
+        "its log says why it refused"
     )
 
 

@@ -500,7 +500,7 @@ def test_journal_answers_without_other_peers() -> None:
 
 
 def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
-    bench = Bench(last=300, request_rate=10_000, forward_rate=10_000)
+    bench = Bench(last=300, push_rate=5_000, forward_rate=10_000)
     third = ("10.0.0.4", 4000)
     bench.join(CLIENT, OTHER)
     bench.join(third, flags=Flags.NOSUBSCRIBE)  # answers without subscribing
@@ -543,7 +543,7 @@ def test_threat_a_request_for_everything() -> None:
 
 
 def test_request_is_clamped_to_kept_records() -> None:
-    bench = Bench(oldest=10, last=20, request_rate=100).asking()
+    bench = Bench(oldest=10, last=20, push_rate=50).asking()
     assert bench.receive(request(20, 20)) == [Replay(destination=CLIENT, first=20, last=20)]
     assert bench.receive(request(0, 10)) == [Replay(destination=CLIENT, first=10, last=10)]
     assert bench.causes(request(0, 9), request(21, 30)) == ["request-of-nothing"] * 2
@@ -562,7 +562,7 @@ def answered(bench: Bench, requests: list[bytes], source: Address = CLIENT) -> i
 
 def test_threat_requests_without_end() -> None:
     """The answers are limited by the number of records: ten whole ones, or a thousand of a few."""
-    bench = Bench(last=20_000, request_rate=100_000).asking(CLIENT, (CLIENT[0], 5))
+    bench = Bench(last=20_000).asking(CLIENT, (CLIENT[0], 5))
     assert answered(bench, [request(1 + i, 10_000 + i) for i in range(50)]) == 10
     # Another client of the same host has its own rate.
     other = (CLIENT[0], 5)
@@ -604,7 +604,7 @@ def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
 
 @pytest.mark.slow
 def test_threat_forwards_as_an_attack_on_peers() -> None:
-    bench = Bench(request_rate=10_000, subscribers=6_000)
+    bench = Bench(push_rate=5_000, subscribers=6_000)
     bench.join(OTHER)
     counts: Counter[str] = Counter()
     for port in range(1, 5_001):

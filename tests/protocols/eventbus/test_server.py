@@ -12,6 +12,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import slow_subscribers
+from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -59,8 +60,7 @@ class TestPublishing:
         assert cursor.subscriber == ("eventbus", "2 clients")
 
     def test_decimal_sequences_by_option(self, make_world: Any, make_event: Any) -> None:
-        world = make_world()
-        world = make_world(sequence=type(world.settings.sequence)("decimal"))
+        world = make_world(dialect=Dialect.DECIMAL)
         world.publish(*make_event())
         assert world.publisher.take()[0][1] == b"1"
 
@@ -85,11 +85,6 @@ class TestPublishing:
         world.publish(*make_event(1, topic=b""))
         assert world.sequences() == [1]
         assert world.publisher.keys == [b""], "the key of no bytes stands for all subscribers"
-
-    def test_no_subscriber_is_recognized_by_option(self, make_world: Any, make_event: Any) -> None:
-        world = make_world(recognize=False)
-        world.publish(*make_event(1, topic=b""))
-        assert (world.sequences(), world.publisher.keys) == ([1], [])
 
     def test_subscription_of_a_connection_that_has_ended_is_ignored(self, world: World) -> None:
         world.subscribe(7, b"/a")
@@ -437,7 +432,7 @@ class TestSnapshots:
         assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
 
     def test_dialect_mismatch_is_logged_once_for_each_client(self, make_world: Any, log_lines: list[str]) -> None:
-        world = make_world(recognize=False)
+        world = make_world()
         world.ask(b"SYNCSTART", b"", bytes(8))
         world.ask(b"SYNCSTART", b"", b"")
         assert world.count("decimal-requests") == 0
@@ -449,30 +444,30 @@ class TestSnapshots:
         lines = [line for line in log_lines if "decimal" in line]
         for line, host in zip(lines, ("10.0.0.1", "10.0.0.2"), strict=True):
             assert f"{host} at PORT sends sequences as decimal text" in line
-            assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in line
+            assert "--option eventbus.dialect=decimal" in line
         for number in range(2 * 1_000):
             world.snapshot.origin = (f"10.1.{number // 250}.{number % 250}", 7, 1)
             world.ask(b"SYNCSTART", b"", b"0")
         assert len([line for line in log_lines if "decimal" in line]) == 1_000, "the log has a limit, too"
-        decimal = make_world(sequence=type(world.settings.sequence)("decimal"))
+        decimal = make_world(dialect=Dialect.DECIMAL)
         decimal.ask(b"SYNCSTART", b"", b"0")
         assert decimal.count("decimal-requests") == 0
 
-    def test_refused_subtree_is_logged_with_the_options_that_help(self, make_world: Any, log_lines: list[str]) -> None:
-        world = make_world(recognize=False)
-        world.ask(b"SYNCSTART", b"sensor,/a/", b"0")
+    def test_refused_subtree_is_logged_with_the_option_that_helps(self, make_world: Any, log_lines: list[str]) -> None:
+        world = make_world()
+        world.ask(b"SYNCSTART", b"sensor,/a/", b"")
         assert "bad-subtree from 10.0.0.1 at PORT (client 63): 'sensor,/a/' does not begin and end" in log_lines[-1]
-        assert "--option eventbus.subtrees=reference --option eventbus.sequence=decimal" in log_lines[-1]
-        decimal = make_world(sequence=type(world.settings.sequence)("decimal"), recognize=False)
-        decimal.ask(b"SYNCSTART", b"sensor", b"0")
-        assert log_lines[-1].endswith("pass --option eventbus.subtrees=reference")
+        assert log_lines[-1].endswith("pass --option eventbus.dialect=decimal")
+        make_world().ask(b"SYNCSTART", b"sensor", bytes(8))
+        assert "bad-subtree" in log_lines[-1]
+        assert "--option" not in log_lines[-1], "no option lets a client of the specification ask for it"
 
     def test_dialect_that_subscriptions_do_not_tell_is_logged(self, world: World, log_lines: list[str]) -> None:
         world.ask(b"SYNCSTART", b"/a", b"0")
         assert world.count("decimal-requests") == 0, "its subscriptions tell it"
         world.ask(b"SYNCSTART", b"/a/,/b/", b"0")
         assert world.count("decimal-requests") == 1
-        assert "pass --option eventbus.sequence=decimal, or" in log_lines[-1]
+        assert "pass --option eventbus.dialect=decimal, or" in log_lines[-1]
 
     def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
         world.publish(b"x")

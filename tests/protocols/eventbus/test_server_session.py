@@ -12,7 +12,7 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus import server_session
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.protocols.eventbus.server_session import EventBusServerSession, Requested
-from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import COST
 
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -132,7 +132,7 @@ class TestRequests:
         ],
     )
     def test_answer_uses_the_dialect_of_the_request(self, sequence: bytes, listener: Dialect, dialect: Dialect) -> None:
-        session = EventBusServerSession(EventBusSettings(sequence=listener))
+        session = EventBusServerSession(EventBusSettings(dialect=listener))
         ask(session, b"SYNCSTART", b"", sequence)
         session.snapshots.admit(9, 0)
         assert session.snapshots.active[b"c"].dialect is dialect
@@ -144,8 +144,6 @@ class TestRequests:
         assert session.snapshots.active[b"c"].delimiter
 
     def test_subtrees_of_the_reference_program(self) -> None:
-        forced = EventBusServerSession(EventBusSettings(recognize=False))
-        assert ask(forced, b"SYNCSTART", b"a,b", b"0") == "bad-subtree"
         recognizing = EventBusServerSession(EventBusSettings())
         assert isinstance(ask(recognizing, b"SYNCSTART", b"a,b", b"0"), Requested)
         assert isinstance(ask(recognizing, b"", b"SYNCSTART", b"a,b", b"0"), Requested), "with a delimiter"
@@ -153,8 +151,10 @@ class TestRequests:
             assert ask(recognizing, b"SYNCSTART", b"a,b", sequence) == "bad-subtree"
         assert ask(recognizing, b"SYNCSTART", b"a,b", b"-1") == "bad-sequence"
         assert ask(recognizing, b"SYNCSTART", b"a,b") == "bad-subtree"
-        lenient = EventBusServerSession(EventBusSettings(subtrees=Syntax.REFERENCE))
-        assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", b"0"), Requested)
+        lenient = EventBusServerSession(EventBusSettings(dialect=Dialect.DECIMAL))
+        for frames in ([b"0"], [b""], [b"null"], []):
+            assert isinstance(ask(lenient, b"SYNCSTART", b"a,b", *frames), Requested)
+        assert ask(lenient, b"SYNCSTART", b"a,b", bytes(8)) == "bad-subtree"
 
     def test_a_wrong_number_of_frames_is_refused(self) -> None:
         """Threat: wrong frame count or order."""

@@ -396,15 +396,12 @@ def test_reload_changes_what_is_decided_for_each_message(make_service: Any) -> N
     running = make_service(max_connections=100)
     running.start()
     service = running.service
-    changed = attrs.evolve(
-        service._settings, dedup=True, snapshots=3, snapshots_memory=1 << 20, timeout=7.0, max_connections=1_000
-    )
+    changed = attrs.evolve(service._settings, dedup=True, timeout=7.0, max_connections=1_000)
     service.prepare(changed)()
     session = service._server._session
     assert (session._settings.dedup, service._server._settings.timeout) == (True, 7.0)
-    assert (session.snapshots.at_once, session.snapshots.memory.capacity) == (3, 1 << 20)
     assert service._connections.most == 1_000
-    assert set(service.fixed(changed)) == {"stream", "server_key", "sequence", "max_payload"}
+    assert set(service.fixed(changed)) == {"stream", "server_key", "dialect", "max_payload"}
     service.stopService()
 
 

@@ -7,17 +7,12 @@ import pytest
 from fyrehose.errors import ConfigError
 from fyrehose.options import build
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
+from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 
 def test_options_are_parsed_from_text() -> None:
-    settings = build(
-        EventBusSettings,
-        "eventbus",
-        {"sequence": "decimal", "subtrees": "reference", "dedup": "yes", "max-payload": "1MiB"},
-    )
-    assert settings.sequence is Dialect.DECIMAL
-    assert settings.subtrees is Syntax.REFERENCE
+    settings = build(EventBusSettings, "eventbus", {"dialect": "decimal", "dedup": "yes", "max-payload": "1MiB"})
+    assert settings.dialect is Dialect.DECIMAL
     assert settings.dedup
     assert settings.max_payload == 1 << 20
     keys = build(EventBusSettings, "eventbus", {"server-key": "a.key_secret", "client-keys": "any"})
@@ -27,9 +22,7 @@ def test_options_are_parsed_from_text() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"sequence": "octal"}, "binary or decimal"),
-        ({"subtrees": "no"}, "text or reference"),
-        ({"snapshots": "0"}, "snapshots must be at least 1"),
+        ({"dialect": "octal"}, "binary or decimal"),
         ({"max-payload": "17MiB"}, "max-payload may be at most 16MiB"),
         ({"max-connections": "0"}, "max-connections must be at least 1"),
         ({"client-keys": "dir"}, "client-keys requires server-key"),

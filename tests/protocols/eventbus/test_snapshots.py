@@ -207,14 +207,3 @@ class TestMany:
         assert len(snapshots) == 0
         assert not snapshots.waiting
         assert snapshots.next() is None
-
-
-def test_limits_change_without_ending_a_snapshot() -> None:
-    snapshots = Snapshots(at_once=2, limit=100 * COST)
-    for number in range(3):
-        snapshots.add(snapshot(b"%d" % number))
-    snapshots.admit(1, 0.0)
-    snapshots.change(1, 4 * COST)
-    assert (len(snapshots.active), len(snapshots)) == (2, 3)
-    with pytest.raises(RemoteProtocolError, match="too-many-snapshots"):
-        snapshots.add(snapshot(b"another"))

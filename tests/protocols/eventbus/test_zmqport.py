@@ -314,7 +314,7 @@ def test_owner_is_called_when_there_is_room_again(context: Context) -> None:
 
 
 def test_publisher_processes_subscriptions(context: Context) -> None:
-    pair = Pair.make(context, zmq.PUB, zmq.SUB)
+    pair = Pair.make(context, zmq.XPUB, zmq.SUB)
     pair.port.start()
     pair.peer.setsockopt(zmq.SUBSCRIBE, b"/a/")
     pair.port.process_commands()

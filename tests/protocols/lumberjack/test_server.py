@@ -353,7 +353,7 @@ def test_bomb_closes_the_connection_and_only_its_stored_events_are_acknowledged(
         (b"\0" * (8 << 20), "bad-version", []),
         (b"".join(map(doc, range(1, 1 << 17))), "decompression-bomb", [(2, (1 << 20) // 12)]),
     ):
-        made = server(max_inflated=1 << 20)
+        made = server(max_frame=1 << 20)
         peer = made.connect()
         peer.send(announce(1 << 21) + Compressed(payload=zlib.compress(inner, 9)).serialize())
         made.settle()
@@ -733,7 +733,6 @@ class TestTLS:
     "wrong",
     [
         {"max-frame": "0"},
-        {"max-inflated": "0"},
         {"idle-timeout": "8s"},
         {"topic": "a..b"},
         {"tls-client-auth": "maybe"},
@@ -746,12 +745,9 @@ def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
 
 
 def test_options_become_limits() -> None:
-    limits = build(
-        LumberjackSettings, "lumberjack", {"topic": "log.level", "max-inflated": "9MiB", "topic-search": "1KiB"}
-    ).limits
+    limits = build(LumberjackSettings, "lumberjack", {"topic": "log.level", "max-frame": "9MiB"}).limits
     assert limits.topic == (b"log", b"level")
-    assert limits.topic_bytes == 1024
-    assert limits.max_inflated == 9 << 20
+    assert limits.max_frame == limits.max_inflated == 9 << 20
     assert build(LumberjackSettings, "lumberjack", {"topic": ""}).limits.topic == ()
 
 

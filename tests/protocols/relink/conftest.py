@@ -267,6 +267,7 @@ class Server:
     settings: RelinkSettings
     limits: PeerLimits = attrs.field(factory=PeerLimits)
     rules: StreamRules = UNLIMITED
+    link_memory: int | None = None  #: memory of all links, in place of half of the server's
     now: int = 1_000_000
     broker: Broker = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
@@ -277,6 +278,7 @@ class Server:
         self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits, rules=self.rules)
         self.broker.open()
         self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", lambda: self.now, self.bits)
+        self.registry.memory = self.link_memory or self.registry.memory
         opened = self.registry.open()
         if not self.journal.auto:
             self.journal.commit()
@@ -351,12 +353,16 @@ def make_server() -> Any:
     made: list[Server] = []
 
     def make(
-        auto: bool = True, limits: PeerLimits | None = None, rules: StreamRules = UNLIMITED, **settings: Any
+        auto: bool = True,
+        limits: PeerLimits | None = None,
+        rules: StreamRules = UNLIMITED,
+        link_memory: int | None = None,
+        **settings: Any,
     ) -> Server:
         texts = {name: text for name, text in settings.items() if isinstance(text, str)}
         values = {name: value for name, value in settings.items() if name not in texts}
         built = attrs.evolve(build(RelinkSettings, "relink", texts), **{"refusal_delay": 0.0, **values})
-        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules)
+        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules, link_memory)
         server.start()
         made.append(server)
         return server

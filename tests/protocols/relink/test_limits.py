@@ -31,7 +31,7 @@ def test_default_limits() -> None:
     assert (limits.channels, limits.backlog, limits.backlog_size, limits.window) == (4_096, 1_024, 16 << 20, 1_024)
     assert limits.results == 256
     settings = RelinkSettings()
-    assert (settings.max_links, settings.link_memory) == (10_000, 256 << 20)
+    assert (settings.max_links, RelinkSettings(max_connections=20_000).max_links) == (10_000, 20_000)
     assert (settings.retention, settings.unused_retention, settings.handshake_timeout) == (300.0, 10.0, 10.0)
     assert (settings.ping_after, settings.drop_after) == (15.0, 45.0)
 
@@ -143,7 +143,7 @@ def test_threat_undecided_messages(make_server: Any, messages: int, result: str)
 
 def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
     """Beyond the memory limit the address that holds the most loses messages, whether it is connected or not."""
-    server = make_server(link_memory=str(1 << 20))
+    server = make_server(link_memory=1 << 20)
     honest = server.linked(connector_size=2, connector_transactions=True, host="10.0.0.1")
     honest.say(message(parts=(b"x" * 50_000,)))
     greedy = [server.linked(connector_size=2, connector_transactions=True, host="10.0.0.2") for _ in range(8)]
@@ -159,7 +159,7 @@ def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
 
 def test_threat_channels_of_many_links(make_server: Any) -> None:
     """If channels take the memory, which cannot be released, the largest links of that address are lost."""
-    server = make_server(link_memory=str(100 * 2_048))
+    server = make_server(link_memory=100 * 2_048)
     honest = server.linked(connector_size=2, host="10.0.0.1")
     honest.say(b"".join(message(channel) for channel in range(40)))
     for _ in range(4):
@@ -200,7 +200,7 @@ def test_threat_half_open_transport(make_server: Any) -> None:
 
 def test_threat_hoarded_links(make_server: Any) -> None:
     """A flood of handshakes displaces the oldest links of its own address, and all expire after 10 s."""
-    server = make_server(max_links="100")
+    server = make_server(max_links=100)
     honest = server.linked(host="10.0.0.1")
     honest.say(message(size=1))
     honest.leave()
@@ -308,10 +308,10 @@ def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("size", "closed"),
     [
-        (RelinkSettings().max_message - 8, False),
-        (RelinkSettings().max_message - 1, False),
-        (RelinkSettings().max_message, False),
-        (RelinkSettings().max_message + 1, True),
+        (RelinkSettings().max_payload - 8, False),
+        (RelinkSettings().max_payload - 1, False),
+        (RelinkSettings().max_payload, False),
+        (RelinkSettings().max_payload + 1, True),
     ],
 )
 def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed: bool) -> None:

@@ -15,13 +15,13 @@ from fyrehose.protocols.relink.frames import Op
 @pytest.mark.parametrize(
     ("options", "payloads", "limit"),
     [
-        ({"backlog": "3"}, [b"x"] * 7, "more than 6 messages of the channel, twice relink.backlog,"),
+        ({"backlog": 3}, [b"x"] * 7, "more than 6 undecided messages of the channel,"),
         (
-            {"backlog_size": 1 << 10, "max_message": "1K"},
+            {"backlog_size": 1 << 10, "max_payload": "1K"},
             [b"x" * 900] * 4,
             "more than 2.0 KiB of the link",
         ),
-        ({"link_memory": "4K"}, [b"x" * 900] * 4, "more messages of all links than relink.link-memory allows"),
+        ({"link_memory": 4 << 10}, [b"x" * 900] * 4, "more messages of all links than half of server.memory allows"),
     ],
     ids=["count", "size", "memory"],
 )
@@ -42,7 +42,7 @@ def test_log_names_the_limit_that_a_transaction_exceeds(
 
 
 def test_page_counts_refused_transactions(make_server: Any) -> None:
-    server = make_server(backlog="3")
+    server = make_server(backlog=3)
     peer = server.linked(connector_transactions=True)
     for _ in range(7):
         peer.link.send((0,), (b"x",))
@@ -54,7 +54,7 @@ def test_page_counts_refused_transactions(make_server: Any) -> None:
 
 
 def test_error_of_the_client_names_the_limits(make_client: Any, make_server: Any) -> None:
-    client, wire = make_client(server=make_server(backlog="3"), transactional=True)
+    client, wire = make_client(server=make_server(backlog=3), transactional=True)
     transaction = client.transaction().begin().result
     for _ in range(7):
         transaction.send(b"x")
@@ -64,5 +64,5 @@ def test_error_of_the_client_names_the_limits(make_client: Any, make_server: Any
     assert failures[0].check(Uncommitted)
     message = failures[0].getErrorMessage()
     assert "7 messages" in message
-    assert "relink.backlog of undecided messages on a channel (by default 2048)" in message
+    assert "2048 undecided messages on a channel, and 32.0 MiB on a link" in message
     assert "32.0 MiB on a link" in message

@@ -63,7 +63,7 @@ def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
 
 def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any) -> None:
     """Neither among the links that may be kept, nor in the memory that they may hold."""
-    server = make_server(max_links="2", link_memory=str(2 * CHANNEL_MEMORY))
+    server = make_server(max_links=2, link_memory=2 * CHANNEL_MEMORY)
     for peer in [used(server, b"x") for _ in range(2)]:
         peer.leave()
     body = list(server.registry.entries)[1] + b"\xff"
@@ -148,7 +148,7 @@ def undecided(server: Any, host: str, size: int) -> Any:
 
 def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_the_most(make_server: Any) -> None:
     """The largest transaction of the network with the most fails; then that of another, which has the most now."""
-    server = make_server(link_memory=str(1_000_000))
+    server = make_server(link_memory=1_000_000)
     sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
     sizes += [(f"10.0.1.{host}", 199_000) for host in range(4)]
     peers = [undecided(server, *one) for one in sizes]
@@ -163,7 +163,7 @@ def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_
 def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(
     make_server: Any, restarted: bool
 ) -> None:
-    server = make_server(link_memory=str(100 * CHANNEL_MEMORY), retention="60")
+    server = make_server(link_memory=100 * CHANNEL_MEMORY, retention="60")
 
     def use(peer: Any, *channels: int) -> Any:
         for channel in channels:
@@ -189,7 +189,7 @@ def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_mos
 
 
 def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
-    server = make_server(link_memory=str(3 * CHANNEL_MEMORY), retention="5")
+    server = make_server(link_memory=3 * CHANNEL_MEMORY, retention="5")
     for _ in range(3):
         for peer in [used(server, b"x") for _ in range(3)]:
             peer.leave()
@@ -200,7 +200,7 @@ def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
 def test_a_link_that_was_resumed_does_not_give_way(make_server: Any, payloads: tuple[bytes, ...]) -> None:
-    server = make_server(max_links="2")
+    server = make_server(max_links=2)
     peer = used(server, *payloads)
     peer.leave()
     again = server.linked(old=peer.link)
@@ -212,7 +212,7 @@ def test_a_link_that_was_resumed_does_not_give_way(make_server: Any, payloads: t
 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
 def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tuple[bytes, ...]) -> None:
-    server = make_server(max_links="1", retention="5")
+    server = make_server(max_links=1, retention="5")
     used(server, *payloads).leave()
     server.clock.pump([1.0] * 6)
     assert not server.linked().closed

@@ -634,7 +634,7 @@ def test_full_listener_displaces_links_of_the_address_with_the_most(
     make_server: Any, links: int, displaced: int
 ) -> None:
     """One below, at and one above the limit; the address with fewer links keeps all of them."""
-    server = make_server(max_links="10")
+    server = make_server(max_links=10)
     honest = [server.linked(host="10.0.0.1") for _ in range(4)]
     for peer in honest:
         send(peer, b"x")
@@ -654,7 +654,7 @@ def test_full_listener_displaces_links_of_the_address_with_the_most(
 
 
 def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
-    server = make_server(max_links="4")
+    server = make_server(max_links=4)
     used = [server.linked() for _ in range(3)]
     for peer in used:
         send(peer, b"x")
@@ -680,7 +680,7 @@ def test_link_of_an_idle_subscriber_is_kept(make_server: Any) -> None:
 
 
 def test_number_of_links_is_limited(make_server: Any) -> None:
-    server = make_server(max_links="2")
+    server = make_server(max_links=2)
     first, second = server.linked(), server.linked()
     refused = server.connect()
     refused.talk()
@@ -754,7 +754,7 @@ def test_too_many_channels_end_the_link(make_server: Any) -> None:
 
 
 def test_full_backlog_stops_reading_until_durable(make_server: Any) -> None:
-    server = make_server(auto=False, backlog="3")
+    server = make_server(auto=False, backlog=3)
     peer = server.linked_durably()
     for number in range(10):
         send(peer, b"%d" % number)
@@ -768,7 +768,7 @@ def test_full_backlog_stops_reading_until_durable(make_server: Any) -> None:
 
 
 def test_too_large_transaction_fails_alone(make_server: Any) -> None:
-    server = make_server(backlog="3")
+    server = make_server(backlog=3)
     peer = server.linked(connector_transactions=True)
     send(peer, *[b"x"] * 7)
     peer.talk()
@@ -784,7 +784,7 @@ def test_too_large_transaction_fails_alone(make_server: Any) -> None:
 
 
 def test_too_large_transaction_can_be_rolled_back(make_server: Any) -> None:
-    server = make_server(backlog="3")
+    server = make_server(backlog=3)
     peer = server.linked(connector_transactions=True)
     send(peer, *[b"x"] * 7)
     peer.talk()

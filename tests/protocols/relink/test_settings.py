@@ -10,13 +10,13 @@ from fyrehose.protocols.relink.settings import RelinkSettings
 
 
 def test_options_become_limits() -> None:
-    limits = build(RelinkSettings, "relink", {"backlog": "5", "window": "7", "max-message": "1MiB"}).limits
-    assert (limits.backlog, limits.window, limits.message_size) == (5, 7, 1 << 20)
+    limits = build(RelinkSettings, "relink", {"window": "7", "max-payload": "1MiB"}).limits
+    assert (limits.window, limits.message_size) == (7, 1 << 20)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max-message": "0"}, {"max-message": "17MiB"}, {"window": "0"}, {"window": "2147483648"}, {"backlog": "0"}],
+    [{"max-payload": "0"}, {"max-payload": "17MiB"}, {"window": "0"}, {"window": "2147483648"}],
 )
 def test_invalid_options_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="options of relink"):

@@ -264,7 +264,7 @@ def test_a_client_that_sends_the_lost_messages_again_doubles_none(
     make_client: Any, make_server: Any, transactional: bool
 ) -> None:
     """Three good messages and a violation in one write: the first three are known to be stored."""
-    server = make_server(max_message="64")
+    server = make_server(max_payload="64")
     lost: list[Any] = []
     client, wire = make_client(server=server, on_lost=lost.extend, transactional=transactional)
     outcomes: list[Any] = []

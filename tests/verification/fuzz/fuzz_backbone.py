@@ -80,7 +80,7 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 def server(data: bytes) -> None:
     """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
-    serve(data, BackboneSettings(push_rate=50, request_rate=50, subscribers=3), ())
+    serve(data, BackboneSettings(push_rate=50, subscribers=3), ())
     trusted = networks("10.0.0.2/32")
     serve(data, BackboneSettings(trusted=trusted), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 

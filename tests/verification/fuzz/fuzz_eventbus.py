@@ -37,7 +37,7 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
     from fyrehose.protocols.eventbus.server_session import EventBusServerSession
-    from fyrehose.protocols.eventbus.settings import EventBusSettings, Syntax
+    from fyrehose.protocols.eventbus.settings import EventBusSettings
     from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run
 
@@ -158,10 +158,10 @@ class Fuzzer:
     def server(self) -> None:
         """A session takes what is right, as it is, and refuses the rest."""
         random = self.random
-        dedup, subtrees = random.random() < 0.5, random.choice(list(Syntax))
+        dedup, dialect = random.random() < 0.5, random.choice(list(Dialect))
         default = random.random() < 0.5
         small = {"max_payload": 30, "snapshots": 2, "snapshots_memory": 4096}
-        settings = EventBusSettings() if default else EventBusSettings(dedup=dedup, subtrees=subtrees, **small)
+        settings = EventBusSettings() if default else EventBusSettings(dedup=dedup, dialect=dialect, **small)
         session = EventBusServerSession(settings)
         while random:
             self.publishes(session, settings)

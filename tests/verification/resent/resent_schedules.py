@@ -17,12 +17,11 @@ may keep the promise of one acknowledged message only, and an event with an iden
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
-import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 from fyrehose.errors import Closed
@@ -31,14 +30,14 @@ from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.records import Run, column_of
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
+
+from searching import Search, Violation
+
 STREAM, FOREVER = "s", 10**9
 #: What the events of an agent are: with an identity; the same, with keys in another order each time; equal ones without
 #: an identity; different ones without; and different ones whose fields identify them wrongly as one.
 STYLES = ("id", "order", "ok", "u", "clash")
-
-
-class Violation(Exception):
-    """A rule was broken."""
 
 
 def document(style, uid, process):
@@ -328,17 +327,12 @@ class World:
         self.stat.update(stored=len(self.journal), acked=len(self.acked))
 
 
-def search(seed, schedules):
-    """Return the number of the first schedule that breaks a rule, how, and what has happened in all; 0: none does."""
-    seen = Counter()
-    for n in range(schedules):
-        world = World(seed * 1_000_003 + n)
-        try:
-            world.run_schedule(150)
-        except Violation as error:
-            return n + 1, str(error), seen
-        seen.update(world.stat)
-    return 0, "", seen
+def schedule(name):
+    """Run the schedule *name*, the number of a seed and of a schedule, and return what has happened."""
+    seed, number = map(int, name.split("-"))
+    world = World(seed * 1_000_003 + number)
+    world.run_schedule(150)
+    return world.stat
 
 
 def _not_waiting(self, records, stored, originals):
@@ -375,60 +369,27 @@ _BEGIN, _SETTLE, _DISCONNECTED, _ORIGINALS = (
 
 #: What the code does without each rule.
 MISSING = {
-    "identity": {
+    "identity": lambda: {
         (kernel, "identify"): lambda lengths, payload, fields: [
             json.dumps(json.loads(bytes(each)), sort_keys=True).encode()
             for each in Run(stream="", source="", lengths=lengths, payload=payload).payloads()
         ]
     },
-    "bytes": {(resent, "is_same"): lambda stored, payload: stored is not None},
-    "keys-in-any-order": {(resent, "is_same"): lambda stored, payload: stored == payload},
-    "in-flight": {(Repetitions, "originals"): _only_durable},
-    "durable": {(Sender, "begin"): _not_waiting},
-    "turns-in-order": {(Sender, "take_durable"): _any_order},
-    "refused-together": {(Sender, "_settle"): _refused_is_durable},
-    "refused-forgotten": {(Sender, "refused"): lambda self, runs, error: None},
-    "lost": {(Repetitions, "disconnected"): _forgetful},
-    "acknowledged-windows": {(resent, "WINDOWS"): 0},
-    "half-open": {(Repetitions, "watch"): lambda self, stretch: None},
-    "start": {(Repetitions, "recover"): lambda self, run, network: None},
+    "bytes": lambda: {(resent, "is_same"): lambda stored, payload: stored is not None},
+    "keys-in-any-order": lambda: {(resent, "is_same"): lambda stored, payload: stored == payload},
+    "in-flight": lambda: {(Repetitions, "originals"): _only_durable},
+    "durable": lambda: {(Sender, "begin"): _not_waiting},
+    "turns-in-order": lambda: {(Sender, "take_durable"): _any_order},
+    "refused-together": lambda: {(Sender, "_settle"): _refused_is_durable},
+    "refused-forgotten": lambda: {(Sender, "refused"): lambda self, runs, error: None},
+    "lost": lambda: {(Repetitions, "disconnected"): _forgetful},
+    "acknowledged-windows": lambda: {(resent, "WINDOWS"): 0},
+    "half-open": lambda: {(Repetitions, "watch"): lambda self, stretch: None},
+    "start": lambda: {(Repetitions, "recover"): lambda self, run, network: None},
 }
 
 
-def search_without(rule, seed, schedules):
-    """Search with *rule* taken away."""
-    before = {at: getattr(*at) for at in MISSING[rule]}
-    try:
-        for (owner, name), value in MISSING[rule].items():
-            setattr(owner, name, value)
-        return search(seed, schedules)
-    finally:
-        for (owner, name), value in before.items():
-            setattr(owner, name, value)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--without", choices=list(MISSING), metavar="RULE")
-    parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
-    options = parser.parse_args()
-    missed = 0
-    for rule in list(MISSING) if options.rules else [options.without] if options.without else []:
-        found, what, _ = search_without(rule, options.seed, options.schedules)
-        missed += not found
-        print(f"without {rule:22} {f'schedule {found}: {what}' if found else 'NOT NOTICED'}", flush=True)
-    if options.rules or options.without:
-        return 1 if missed else 0
-    begun = time.monotonic()
-    found, what, seen = search(options.seed, options.schedules)
-    if found:
-        print(f"schedule {options.seed}-{found - 1}: {what}")
-        return 1
-    print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
-    return 0
-
+SEARCH = Search(schedule, MISSING)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SEARCH.main(__doc__))

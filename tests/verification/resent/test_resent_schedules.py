@@ -15,12 +15,12 @@ schedules = import_module("resent_schedules")
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice(seed: int) -> None:
-    found, what, seen = schedules.search(seed, 100)
+    found, what, seen = schedules.SEARCH.run(seed, 100)
     assert not found, f"{seed}-{found - 1}: {what}"
     assert all(seen[kind] > 50 for kind in ("dropped", "doubled ok", "doubled clash", "doubled u"))
 
 
 @pytest.mark.parametrize("rule", schedules.MISSING)
 def test_a_missing_rule_is_noticed(rule: str) -> None:
-    found, _, _ = schedules.search_without(rule, 3, 2_000)
+    found, _, _ = schedules.SEARCH.without(rule, 3, 2_000)
     assert found

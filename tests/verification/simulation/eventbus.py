@@ -341,7 +341,7 @@ class EventBus:
         self.room = 1000 if herd else dice.choice((2, 20, 1000))
         few = EventBusSettings(
             dedup=dice.random() < 0.5,
-            sequence=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
+            dialect=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
             snapshots=dice.choice((1, 8)),
             snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )

@@ -18,7 +18,7 @@ from world import Violation, World
 from fyrehose.errors import Closed
 from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.limits import MAX_INFLATED
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
@@ -179,15 +179,15 @@ class Lumberjack:
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
         # Windows beyond this are refused, and arrive in several attempts; two events fit, or it takes longer than CALM.
-        largest = MAX_INFLATED if world.large else world.random.choice((MAX_INFLATED, 8_000, 20_000))
+        largest = MAX_FRAME if world.large else world.random.choice((MAX_FRAME, 8_000, 20_000))
         dropping = world.seed % 2 == 1
-        settings = LumberjackSettings(max_inflated=largest, resent="drop" if dropping else "store")
+        settings = LumberjackSettings(max_frame=largest, resent="drop" if dropping else "store")
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             ILeadingPlugin.providedBy(plugin),
         )
         count = herd or world.random.randint(1, 3)
-        limited = largest < MAX_INFLATED
+        limited = largest < MAX_FRAME
         self.writers = [
             Writer(world, history, f"lumberjack-{n}", server.names, dropping, limited) for n in range(count)
         ]
