@@ -15,7 +15,8 @@ Each round one of these happens, or two of them at once (``double``), and then e
     swap     two servers run for some seconds with each other's            delay          NATS servers hear each other
              data directories, then with their own again                                  100 ms late, each way
     delete   the stream is deleted, and an operator begins again           purge          an operator empties the stream
-             with `cluster reseed`
+             with `cluster reseed`                                         slow           each sync of a NATS server, or
+                                                                                          of all, takes 0.2 s longer
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
@@ -24,6 +25,7 @@ leaders may lose what they have acknowledged alone; that is counted.  With ``--o
 version of Fyrehose or with the one in that directory, as chance will have it.  At the end: the logs of all
 servers are identical, `journal verify` finds nothing, and subscribers were handed exactly what is kept.
 
+The kinds ``slow`` and ``double`` need strace (Debian's package of that name).
 Prints how long nobody's messages were acknowledged, by kind and whether the fault hit the leader; the status is 1 if
 there was a violation, and the directory is kept.
 """
@@ -55,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import nats
 import servers
 import wire
+from cluster_disks import SlowDisk, has_strace
 from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
 from cluster_proxy import Routes
 
@@ -72,11 +75,13 @@ PATIENCE = 120.0
 FREEZE = 10.0
 #: The kinds of faults, and how often each is chosen.
 KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
-KINDS |= {"delay": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
+KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
 #: Those that may happen at the same time as another one.
-DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay")
+DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
 #: How late NATS servers hear each other during a delay, in seconds, one way.
 DELAY = 0.1
+#: How much longer each sync takes on a slow disk, in seconds.
+SLOW = 0.2
 #: How often a command is run that asks for it.
 AGAIN = 5
 #: A machine loses its disk after so many rounds, and then again.
@@ -134,6 +139,8 @@ class Weather:
         self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
         self.problems: list[str] = []
         self.wipes = 0
+        self.slow_disks = 0
+        self.slow_syncs: list[int] = []  #: how many syncs of each slow disk were delayed
         #: servers and NATS servers that a fault of this round has hit already
         self._hit: set[object] = set()
         self._held: set[str] = set()  #: servers that are down on purpose
@@ -183,8 +190,12 @@ class Weather:
         whole = {"swap": self._swap, "delay": self._delay, "purge": self._purge, "delete": self._delete}
         if kind in whole:
             return kind, *whole[kind]()
+        if kind == "slow" and self.dice.random() < 0.3:
+            return "slow of all nodes", *self._slow([at for at in range(self.nats.count) if at not in self._hit])
         at = self._node(node)
         what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
+        if kind == "slow":
+            return what, *self._slow([at])
         if kind in ("cut", "half-cut"):
             ways = (("closed",), ("mute", "deaf")) if kind == "cut" else (("mute",), ("deaf",))
             self.routes.cut(at, self.dice.choice(ways))
@@ -256,6 +267,18 @@ class Weather:
     def _delay(self) -> tuple[float, Callable[[], object]]:
         self.routes.delay(DELAY)
         return self.dice.uniform(8, 12), lambda: self.routes.delay(0.0)
+
+    def _slow(self, nodes: list[int]) -> tuple[float, Callable[[], object]]:
+        disks = []
+        for node in nodes:
+            self.slow_disks += 1
+            record = self.cluster.directory / f"slow-{self.slow_disks}"
+            disks.append(SlowDisk(self.nats.pid(node), SLOW, record))
+
+        def end() -> None:
+            self.slow_syncs += [disk.stop() for disk in disks]
+
+        return self.dice.uniform(8, 12), end
 
     def _purge(self) -> tuple[float, Callable[[], object]]:
         """Empty the stream, as an operator of NATS can by mistake; all servers run, and have what was in it."""
@@ -431,7 +454,16 @@ class Weather:
                 self.problems.append(
                     f"{stream}: {len(numbers)} was handed out, {seen[stream]} is the last that is kept"
                 )
-        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages"
+        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}"
+
+    def check_slow_disks(self) -> str:
+        """Note a problem if disks were to be slow, and no sync was.
+
+        :return: how many were, for people
+        """
+        if self.slow_disks and not sum(self.slow_syncs):
+            self.problems.append(f"no sync was delayed on {self.slow_disks} slow disks")
+        return f"{sum(self.slow_syncs):,} syncs delayed on {self.slow_disks} slow disks"
 
     def _compare(self, stream: str, number: int, payload: bytes) -> None:
         author = wire.whose(payload, SIZES)
@@ -504,6 +536,8 @@ def main() -> int:
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     kinds = arguments.kinds.split(",")
+    if {"slow", "double"} & {*kinds} and not has_strace():
+        parser.error("slow and double need strace: run `apt-get install strace`, or leave both out of --kinds")
     root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
     weather = Weather(root, dice, arguments.acknowledge, arguments.other)
     found: list[tuple[str, dict[str, float]]] = []
