@@ -899,6 +899,72 @@ def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
         assert server.read() == [b"x", b"y"]
 
 
+def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:
+    """Empty the shared log, as an operator of NATS can; the leader publishes *payloads* before it can notice that."""
+    cluster.hub.purge(len(cluster.hub.entries) + 1)
+    for payload in payloads:
+        leader.publish(payload)
+    cluster.run(0.1)
+
+
+@pytest.mark.parametrize("payloads", [(), (b"behind the purge",)])
+def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(
+    cluster: Cluster, payloads: tuple[bytes, ...], log_lines: list[str]
+) -> None:
+    """It cannot begin before the leader's next checkpoint is the first entry."""
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    empty(cluster, leader, *payloads)
+    follower.start()
+    cluster.run(10)
+    leader.publish(b"2")
+    cluster.run(1)
+    cluster.settle()
+    assert follower.read() == leader.acknowledged == [b"1", *payloads, b"2"]
+    assert follower.reopenings == []
+    assert any("something else than Fyrehose has purged the shared log up to entry" in line for line in log_lines)
+
+
+def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
+    cluster: Cluster, log_lines: list[str]
+) -> None:
+    leader = cluster.elect_of_two()
+    leader.publish(b"1")
+    cluster.settle()
+    for server in cluster.servers.values():
+        server.stop()
+    empty(cluster, leader)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.start()
+    cluster.run(30)
+    assert follower.role is State.FOLLOWER
+    assert not follower.journal.caught_up
+    (line,) = [line for line in log_lines if "waits for a checkpoint" in line]
+    assert "fyrehose cluster reseed" in line
+
+
+def test_a_follower_that_missed_what_something_else_purged_is_filled(cluster: Cluster) -> None:
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    cluster.hub.away.add(follower.name)
+    leader.publish(b"2")
+    cluster.run(1)
+    empty(cluster, leader, b"3")
+    cluster.hub.away.clear()
+    cluster.run(20, until=lambda: bool(follower.reopenings))
+    assert "it has to be filled from another server" in follower.reopenings[0]
+    follower.stop()
+    follower.start()
+    cluster.settle()
+    assert follower.read() == leader.acknowledged == [b"1", b"2", b"3"]
+
+
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
     old = cluster.elect("ab")
     told: list[str] = []
