@@ -15,7 +15,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.once import STREAM as KEYS
@@ -34,7 +34,7 @@ from fyrehose.replication.members import ChangeKind, MemberChange
 from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.shared_log import EntryRange
+from fyrehose.replication.shared_log import EntryRange, Unavailable
 from fyrehose.server.filling import copy_journal
 from fyrehose.testing.sinks import RecordingSink
 from tests.doubles.shared_log import Hub, MemoryLog
@@ -711,6 +711,32 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
     assert leader.journal.refusal == ""
 
 
+def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    """The stream was deleted: an append finds nobody, and the question where the log ends finds no stream."""
+
+    def fail(why: str) -> Callable[..., Deferred[Any]]:
+        return lambda log, *_: deferLater(log.hub.clock, 0.01, raise_unavailable, why)
+
+    def logged(why: str) -> int:
+        return sum(line.endswith(f"replication: {why}") for line in log_lines)
+
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(1)
+    for time in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "append", fail("nobody takes it"))
+            patched.setattr(MemoryLog, "extent", fail("no stream"))
+            leader.publish(b"%d" % time)
+            cluster.run(10)
+        cluster.run(5)
+        assert len(leader.acknowledged) == time
+        assert (logged("nobody takes it"), logged("no stream")) == (time, time)
+
+
 def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_accept(cluster: Cluster) -> None:
     """Listeners wait for it before they close, and the journal closes after them."""
     cluster.members = 1
@@ -747,6 +773,10 @@ def test_a_leader_that_is_about_to_stop_confirms_what_the_shared_log_accepts_mea
     cluster.run(2)
     assert leader.acknowledged == [b"1"]
     leader.stop()
+
+
+def raise_unavailable(why: str) -> None:
+    raise Unavailable(why)
 
 
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
@@ -907,23 +937,20 @@ def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:
     cluster.run(0.1)
 
 
-@pytest.mark.parametrize("payloads", [(), (b"behind the purge",)])
-def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(
-    cluster: Cluster, payloads: tuple[bytes, ...], log_lines: list[str]
-) -> None:
-    """It cannot begin before the leader's next checkpoint is the first entry."""
+def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(cluster: Cluster, log_lines: list[str]) -> None:
+    """It begins at the leader's next checkpoint."""
     leader = cluster.elect("abc")
     leader.publish(b"1")
     cluster.settle()
     follower = next(server for server in cluster.servers.values() if server is not leader)
     follower.stop()
-    empty(cluster, leader, *payloads)
+    empty(cluster, leader)
     follower.start()
     cluster.run(10)
     leader.publish(b"2")
     cluster.run(1)
     cluster.settle()
-    assert follower.read() == leader.acknowledged == [b"1", *payloads, b"2"]
+    assert follower.read() == leader.acknowledged == [b"1", b"2"]
     assert follower.reopenings == []
     assert any("something else than Fyrehose has purged the shared log up to entry" in line for line in log_lines)
 
@@ -946,17 +973,23 @@ def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
     assert "fyrehose cluster reseed" in line
 
 
-def test_a_follower_that_missed_what_something_else_purged_is_filled(cluster: Cluster) -> None:
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_follower_that_lacks_what_something_else_purged_is_filled(cluster: Cluster, starts: bool) -> None:
+    """The first entry that is left is data; the leader trims the shared log up to a checkpoint behind it."""
     cluster.fills = True
     leader = cluster.elect("abc")
     leader.publish(b"1")
     cluster.settle()
     follower = next(server for server in cluster.servers.values() if server is not leader)
+    if starts:
+        follower.stop()
     cluster.hub.away.add(follower.name)
     leader.publish(b"2")
     cluster.run(1)
     empty(cluster, leader, b"3")
     cluster.hub.away.clear()
+    if starts:
+        follower.start()
     cluster.run(20, until=lambda: bool(follower.reopenings))
     assert "it has to be filled from another server" in follower.reopenings[0]
     follower.stop()
