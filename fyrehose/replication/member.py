@@ -70,6 +70,8 @@ GONE = 1.0
 SPREAD = 0.25
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
+#: How many reasons why the shared log is of no use are remembered, so that each is logged once.
+REASONS = 10
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
 
@@ -137,7 +139,10 @@ class Member:
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
     _reopens: bool = attrs.field(default=False, init=False)  #: the journal is going to be closed and opened again
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
+    #: Why the shared log does not accept anything; empty: it does.
     _warned: str = attrs.field(default="", init=False)
+    #: What was logged since the shared log was of use.
+    _said: deque[str] = attrs.field(factory=lambda: deque(maxlen=REASONS), init=False)
 
     def __attrs_post_init__(self) -> None:
         self.peers = Peers(self.settings, self.incarnation)
@@ -339,10 +344,15 @@ class Member:
         return result
 
     def _unavailable(self, failure: Failure) -> None:
-        """Log once why the shared log is unavailable."""
-        if str(failure.value) != self._warned:
-            log.warn("replication: {why}", why=str(failure.value))
+        """Log why the shared log is unavailable."""
         self._warned = str(failure.value)
+        self._warn(self._warned)
+
+    def _warn(self, why: str) -> None:
+        """Log *why* the shared log is of no use, once until it is again: different requests may fail by turns."""
+        if why not in self._said:
+            self._said.append(why)
+            log.warn("replication: {why}", why=why)
 
     def _failed(self, failure: Failure) -> None:
         """Stop for good: the journal or the shared log cannot be used."""
@@ -408,6 +418,7 @@ class Member:
             )
         begins_later = extent.first > role.applied + 1
         found = await self.log.read(extent.first, READ) if begins_later else []
+        self._said.clear()
         role.learned_last(extent.last, since)
         return found
 
@@ -718,6 +729,7 @@ class Member:
     def _heard_answer(self) -> None:
         self._answered = self.reactor.seconds()
         self._warned = ""
+        self._said.clear()
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 
