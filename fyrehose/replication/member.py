@@ -412,12 +412,15 @@ class Member:
         self._checked = now
         extent = await self.log.extent()
         self._nats = extent.nodes
-        if extent.first > extent.last > role.applied:
-            raise ConfigError(
-                f"the shared log was emptied up to entry {extent.last} by something else than this server"
-            )
         begins_later = extent.first > role.applied + 1
         found = await self.log.read(extent.first, READ) if begins_later else []
+        if begins_later and (extent.first > extent.last or (found and not found[0][1].may_begin)):
+            self._warn(
+                f"something else than Fyrehose has purged the shared log up to entry {extent.first - 1}, of which this "
+                f"server has applied {role.applied}; it waits for a checkpoint of the leader in front; if no server "
+                "leads, run `fyrehose cluster reseed`"
+            )
+            return []
         self._said.clear()
         role.learned_last(extent.last, since)
         return found
@@ -499,7 +502,7 @@ class Member:
         extent = await self.log.extent()
         self._nats = extent.nodes
         self._confirmed = max(self._confirmed, asked)
-        why = self._trimmer.measured(self.role, extent.size, extent.limit)
+        why = self._trimmer.measured(self.role, extent.size, extent.limit, extent.first)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
@@ -551,7 +554,7 @@ class Member:
         if self.role.state is State.FOLLOWER:
             if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
-            applied = int(peer.said.get("applied", 0))
+            applied = peer.applied
             self._hint = max(self._hint, applied)
             if self._awaited is None and peer.leads:
                 self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))

@@ -974,28 +974,33 @@ def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_follower_that_lacks_what_something_else_purged_is_filled(cluster: Cluster, starts: bool) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_followers_that_lack_what_something_else_purged_are_filled(cluster: Cluster, count: int, starts: bool) -> None:
     """The first entry that is left is data; the leader trims the shared log up to a checkpoint behind it."""
     cluster.fills = True
     leader = cluster.elect("abc")
     leader.publish(b"1")
     cluster.settle()
-    follower = next(server for server in cluster.servers.values() if server is not leader)
-    if starts:
-        follower.stop()
-    cluster.hub.away.add(follower.name)
+    followers = [server for server in cluster.servers.values() if server is not leader][:count]
+    for follower in followers:
+        if starts:
+            follower.stop()
+        cluster.hub.away.add(follower.name)
     leader.publish(b"2")
     cluster.run(1)
     empty(cluster, leader, b"3")
     cluster.hub.away.clear()
-    if starts:
+    for follower in followers:
+        if starts:
+            follower.start()
+    cluster.run(20, until=lambda: all(follower.reopenings for follower in followers))
+    for follower in followers:
+        assert "it has to be filled from another server" in follower.reopenings[0]
+        follower.stop()
         follower.start()
-    cluster.run(20, until=lambda: bool(follower.reopenings))
-    assert "it has to be filled from another server" in follower.reopenings[0]
-    follower.stop()
-    follower.start()
     cluster.settle()
-    assert follower.read() == leader.acknowledged == [b"1", b"2", b"3"]
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged == [b"1", b"2", b"3"]
 
 
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
