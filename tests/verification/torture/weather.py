@@ -14,9 +14,9 @@ Each round one of these happens, or two of them at once (``double``), and then e
              or by `journal backup`, or with an older backup               half-cut       the same in one direction
     swap     two servers run for some seconds with each other's            delay          NATS servers hear each other
              data directories, then with their own again                                  100 ms late, each way
-    delete   the stream is deleted, and an operator begins again           purge          an operator empties the stream
-             with `cluster reseed`                                         slow           each sync of a NATS server, or
-                                                                                          of all, takes 0.2 s longer
+    delete   the stream is deleted, and an operator begins again           slow           each sync of a NATS server, or
+             with `cluster reseed`                                                        of all, takes 0.2 or 1 s more
+    purge    an operator empties the stream, while all servers run, or before a follower that was killed starts again
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
@@ -80,8 +80,11 @@ KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1
 DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
 #: How late NATS servers hear each other during a delay, in seconds, one way.
 DELAY = 0.1
-#: How much longer each sync takes on a slow disk, in seconds.
-SLOW = 0.2
+#: How much longer each sync takes on a slow disk, in seconds; one of these.
+SLOW = (0.2, 1.0)
+#: For how long the servers rest between two rounds, in seconds, at least and at most: when a NATS server is back,
+#: JetStream may elect a leader again, and messages wait for that, too.
+REST = (2.0, 3.0)
 #: How often a command is run that asks for it.
 AGAIN = 5
 #: A machine loses its disk after so many rounds, and then again.
@@ -187,15 +190,15 @@ class Weather:
             return what, *{"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}[kind](
                 server
             )
+        if kind == "purge" and self.dice.random() < 0.5:
+            return "purge before a follower starts", *self._purge_and_start(leader)
         whole = {"swap": self._swap, "delay": self._delay, "purge": self._purge, "delete": self._delete}
         if kind in whole:
             return kind, *whole[kind]()
-        if kind == "slow" and self.dice.random() < 0.3:
-            return "slow of all nodes", *self._slow([at for at in range(self.nats.count) if at not in self._hit])
+        if kind == "slow":
+            return self._slow(node)
         at = self._node(node)
         what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
-        if kind == "slow":
-            return what, *self._slow([at])
         if kind in ("cut", "half-cut"):
             ways = (("closed",), ("mute", "deaf")) if kind == "cut" else (("mute",), ("deaf",))
             self.routes.cut(at, self.dice.choice(ways))
@@ -268,22 +271,35 @@ class Weather:
         self.routes.delay(DELAY)
         return self.dice.uniform(8, 12), lambda: self.routes.delay(0.0)
 
-    def _slow(self, nodes: list[int]) -> tuple[float, Callable[[], object]]:
+    def _slow(self, leader: int | None) -> tuple[str, float, Callable[[], object]]:
+        late = self.dice.choice(SLOW)
+        if self.dice.random() < 0.3:
+            nodes, whose = [at for at in range(self.nats.count) if at not in self._hit], "all nodes"
+        else:
+            nodes = [self._node(leader)]
+            whose = "the node that leads the stream" if nodes == [leader] else "a node that follows"
         disks = []
         for node in nodes:
             self.slow_disks += 1
             record = self.cluster.directory / f"slow-{self.slow_disks}"
-            disks.append(SlowDisk(self.nats.pid(node), SLOW, record))
+            disks.append(SlowDisk(self.nats.pid(node), late, record))
 
         def end() -> None:
             self.slow_syncs += [disk.stop() for disk in disks]
 
-        return self.dice.uniform(8, 12), end
+        return f"slow ({late:g} s) of {whose}", self.dice.uniform(8, 12), end
 
     def _purge(self) -> tuple[float, Callable[[], object]]:
         """Empty the stream, as an operator of NATS can by mistake; all servers run, and have what was in it."""
         asyncio.run(manage(self.nats.urls, "purge_stream"))
         return 0.0, lambda: None
+
+    def _purge_and_start(self, leader: str | None) -> tuple[float, Callable[[], object]]:
+        """Empty the stream while a follower is down, which then lacks some of it."""
+        server = self.dice.choice([server for server in self.servers if server.name != leader])
+        delay, start = self._kill(server)
+        self._purge()
+        return delay, start
 
     def _delete(self) -> tuple[float, Callable[[], object]]:
         """Delete the stream; what docs/cluster.md says of a lost shared log ends that."""
@@ -375,7 +391,7 @@ class Weather:
             end()
         self.recover()
         ends = {publisher: len(publisher.acks) for publisher in self.publishers}
-        time.sleep(self.dice.uniform(0.5, 1.5))
+        time.sleep(self.dice.uniform(*REST))
         found = {p.protocol: gap(p.acks[marks[p] : ends[p] + 1]) for p in self.publishers}
         found["all"] = gap(sorted(at for p in self.publishers for at in p.acks[marks[p] : ends[p] + 1]))
         self.check()
