@@ -31,6 +31,9 @@ TRIM = 1000
 TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
 MEASURE = 5.0
+#: How long after something else has purged the shared log messages of members may still say what was true before, in
+#: seconds.
+LATE = 1.0
 #: The leader warns at this part of the limit.
 WARN = 0.5
 
@@ -54,6 +57,7 @@ class Trimmer:
     _warned: bool = attrs.field(default=False, init=False)
     #: Where the shared log begins, if something else has purged it, and no checkpoint is in front yet; 0: else.
     _begins: int = attrs.field(default=0, init=False)
+    _begun_well: float = attrs.field(default=0.0, init=False)  #: when this was 0 last
     _exceeded: bool = attrs.field(default=False, init=False)  #: it was too large, and was not trimmed since
 
     def start(self, role: Role, now: float) -> None:
@@ -65,6 +69,7 @@ class Trimmer:
     def trim(self, role: Role, now: float) -> None:
         """Append a checkpoint, or purge the entries that all members have, if that is due."""
         self._since = {name: self._since.get(name, now) for name in self._others(role)}
+        self._begun_well = self._begun_well if self._begins else now
         grown = role.applied - self._trimmed
         large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
         calm = grown > 1 and not role.pending and not role.checkpoints
@@ -107,7 +112,7 @@ class Trimmer:
     def _cannot_begin(self, name: str) -> bool:
         """Return whether a member waits for a checkpoint in front of the shared log, and confirms nothing."""
         peer = self.peers.others.get(name)
-        return peer is not None and peer.applied < self._begins - 1
+        return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 
     def is_due(self, now: float) -> bool:
         """Return whether the shared log is to be measured now, which then counts as done."""
