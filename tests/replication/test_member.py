@@ -1127,3 +1127,47 @@ def test_nothing_acknowledged_is_lost_when_servers_and_answers_come_and_go(clust
     assert set(acknowledged) <= set(kept)
     for server in cluster.servers.values():
         assert server.read() == kept
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_followers_come_and_go_while_somebody_purges_the_shared_log(cluster: Cluster, seed: int) -> None:
+    """The leader stays: it alone has what was purged before a follower has read it."""
+    rnd = cluster.hub.rnd = Random(seed)
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    cluster.run(3)
+    followers = [server for server in cluster.servers.values() if server is not leader]
+    purges = number = 0
+    for _ in range(40):
+        luck, server = rnd.random(), rnd.choice(followers)
+        if luck < 0.2:
+            purges += 1
+            cluster.hub.purge(rnd.choice([len(cluster.hub.entries) + 1, len(cluster.hub.entries)]))
+        elif luck < 0.35:
+            cluster.hub.away.symmetric_difference_update({server.name})
+        elif luck < 0.5:
+            server.stop() if server.up else server.start()
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+                server.start()
+        for _ in range(rnd.randint(0, 3)):
+            number += 1
+            leader.publish(b"%d " % number * rnd.randint(1, 300))
+        cluster.run(rnd.choice([0.01, 0.05, 0.5, 4]))
+    cluster.hub.away.clear()
+    for _ in range(3):
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+            if not server.up:
+                server.start()
+        cluster.run(10)
+    cluster.settle()
+    assert purges
+    assert leader.role is State.LEADER
+    assert len(leader.acknowledged) == number
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged
