@@ -69,6 +69,18 @@ def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
     assert [problem.split(":")[0] for problem in figg.notes.problems] == ["another", "another"]
 
 
+def test_what_is_sent_again_counts_while_the_connection_lasts() -> None:
+    """Messages are compared with what was sent while publishers are connected."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        publisher = load.Figg(1, [listener.getsockname()[1]], load.Notes())
+        publisher.start()
+        for times in (1, 2, 3):
+            with listener.accept()[0] as peer:
+                peer.recv(1)
+                assert publisher.times.get(1, 1) == times
+        publisher.stop()
+
+
 def test_logs_that_differ_are_noticed(tmp_path: Path) -> None:
     for name, content in (("a", b"0123456789"), ("b", b"012345678"), ("c", b"0123X56789")):
         (tmp_path / name).mkdir()
