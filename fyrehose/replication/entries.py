@@ -119,6 +119,11 @@ class LogEntry:
         return self.position + len(self.data)
 
     @property
+    def may_begin(self) -> bool:
+        """Return whether the shared log may begin with it: it says all that one has to know of what was purged."""
+        return self.kind not in _FILLED
+
+    @property
     def ident(self) -> str:
         """Return a name that no other entry has."""
         what = self.kind.name.lower()
@@ -224,7 +229,7 @@ class Validity:
 
         :raises Damage: the shared log cannot begin with such an entry
         """
-        if entry.kind in _FILLED:
+        if not entry.may_begin:
             raise Damage(f"the shared log begins with {entry.kind.name.lower()} instead of a checkpoint or a take-over")
         self.epoch = entry.epoch - (entry.kind is EntryKind.TAKEOVER)
         self.end = self.reached = entry.position

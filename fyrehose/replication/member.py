@@ -70,6 +70,8 @@ GONE = 1.0
 SPREAD = 0.25
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
+#: How many reasons why the shared log is of no use are remembered, so that each is logged once.
+REASONS = 10
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
 
@@ -137,7 +139,10 @@ class Member:
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
     _reopens: bool = attrs.field(default=False, init=False)  #: the journal is going to be closed and opened again
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
+    #: Why the shared log does not accept anything; empty: it does.
     _warned: str = attrs.field(default="", init=False)
+    #: What was logged since the shared log was of use.
+    _said: deque[str] = attrs.field(factory=lambda: deque(maxlen=REASONS), init=False)
 
     def __attrs_post_init__(self) -> None:
         self.peers = Peers(self.settings, self.incarnation)
@@ -339,10 +344,15 @@ class Member:
         return result
 
     def _unavailable(self, failure: Failure) -> None:
-        """Log once why the shared log is unavailable."""
-        if str(failure.value) != self._warned:
-            log.warn("replication: {why}", why=str(failure.value))
+        """Log why the shared log is unavailable."""
         self._warned = str(failure.value)
+        self._warn(self._warned)
+
+    def _warn(self, why: str) -> None:
+        """Log *why* the shared log is of no use, once until it is again: different requests may fail by turns."""
+        if why not in self._said:
+            self._said.append(why)
+            log.warn("replication: {why}", why=why)
 
     def _failed(self, failure: Failure) -> None:
         """Stop for good: the journal or the shared log cannot be used."""
@@ -402,12 +412,16 @@ class Member:
         self._checked = now
         extent = await self.log.extent()
         self._nats = extent.nodes
-        if extent.first > extent.last > role.applied:
-            raise ConfigError(
-                f"the shared log was emptied up to entry {extent.last} by something else than this server"
-            )
         begins_later = extent.first > role.applied + 1
         found = await self.log.read(extent.first, READ) if begins_later else []
+        if begins_later and (extent.first > extent.last or (found and not found[0][1].may_begin)):
+            self._warn(
+                f"something else than Fyrehose has purged the shared log up to entry {extent.first - 1}, of which this "
+                f"server has applied {role.applied}; it waits for a checkpoint of the leader in front; if no server "
+                "leads, run `fyrehose cluster reseed`"
+            )
+            return []
+        self._said.clear()
         role.learned_last(extent.last, since)
         return found
 
@@ -488,7 +502,7 @@ class Member:
         extent = await self.log.extent()
         self._nats = extent.nodes
         self._confirmed = max(self._confirmed, asked)
-        why = self._trimmer.measured(self.role, extent.size, extent.limit)
+        why = self._trimmer.measured(self.role, extent.size, extent.limit, extent.first)
         was, self._overfull = self._overfull, bool(why)
         if why and self.gate.suspend(why):
             log.warn("replication: {why}; messages are refused until another server confirms", why=why)
@@ -540,7 +554,7 @@ class Member:
         if self.role.state is State.FOLLOWER:
             if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
-            applied = int(peer.said.get("applied", 0))
+            applied = peer.applied
             self._hint = max(self._hint, applied)
             if self._awaited is None and peer.leads:
                 self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))
@@ -718,6 +732,7 @@ class Member:
     def _heard_answer(self) -> None:
         self._answered = self.reactor.seconds()
         self._warned = ""
+        self._said.clear()
         if not self._overfull and self.gate.resume():
             log.info("replication: the shared log answers again")
 

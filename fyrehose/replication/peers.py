@@ -62,6 +62,11 @@ class ClusterPeer:
         return int(self.said.get("position", 0))
 
     @property
+    def applied(self) -> int:
+        """Return the number of the last entry of the shared log that it has looked at."""
+        return int(self.said.get("applied", 0))
+
+    @property
     def reported(self) -> int:
         """Return up to which entry of the shared log it has everything on disk."""
         return int(self.said.get("reported", 0))

@@ -200,6 +200,7 @@ class Role:
     leader: EntryWriter | None = attrs.field(default=None, init=False)
     #: The numbers of the checkpoints below which the shared log may be purged once others have synced everything.
     checkpoints: list[int] = attrs.field(factory=list, init=False)
+    trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
@@ -213,7 +214,6 @@ class Role:
     _waiting: bool = attrs.field(default=False, init=False)
     #: Whether nothing follows the append in flight, because it was numbered anew.
     _alone: bool = attrs.field(default=False, init=False)
-    _trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     _signs: int = attrs.field(default=0, init=False)
     _outside: int = attrs.field(default=0, init=False)  #: how often in a row this server was found to be no member
     _outside_last: int = attrs.field(default=0, init=False)  #: the last entry that it was told of meanwhile
@@ -293,7 +293,7 @@ class Role:
         before = self.members
         counts = self.validity.counts(entry)
         if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
-            self._trimmed = self.applied  # its leader may do so; this server knows what it does itself
+            self.trimmed = self.applied  # its leader may do so; this server knows what it does itself
         if self.members is not None and self.members != before:
             self._actions.append(Listed(self.members))
         return counts
@@ -434,7 +434,7 @@ class Role:
         :param reported: as in :meth:`purge`
         """
         has = {**reported, self.writer.name: self.reported}
-        return sum(has.get(name, 0) >= self._trimmed for name in members.names) >= LEAST
+        return sum(has.get(name, 0) >= self.trimmed for name in members.names) >= LEAST
 
     @property
     def changes_members(self) -> bool:
@@ -616,7 +616,7 @@ class Role:
 
     # Trim.
 
-    def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
+    def purge(self, reported: Mapping[str, int], absent: Collection[str] = (), alone: bool = False) -> None:
         """Purge the shared log before the last checkpoint that this server and the other members have on disk.
 
         Not while a change of the members is under way, which may let a member go that has what is purged meanwhile; nor
@@ -624,16 +624,18 @@ class Role:
 
         :param reported: up to which entry other servers have everything on disk
         :param absent: members that are not waited for
+        :param alone: whether the copy on this server's disk is enough
         """
         if self.state is not State.LEADER or self.members is None or self.changes_members:
             return
         if self.writer.name not in self.members.names:
             return
         others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
-        done = [number for number in self.checkpoints if self.reported >= number and self._copied(others, number)]
+        mine = [number for number in self.checkpoints if self.reported >= number]
+        done = [number for number in mine if alone or self._copied(others, number)]
         if done:
-            self._trimmed = done[-1]
-            self._actions.append(Purge(self._trimmed))
+            self.trimmed = done[-1]
+            self._actions.append(Purge(self.trimmed))
             del self.checkpoints[: len(done)]
 
     def _copied(self, others: Sequence[int], number: int) -> bool:

@@ -6,6 +6,10 @@
 An entry is purged when every member has it on disk.  A member that was not heard for `member-timeout` is not waited
 for, nor is any that does not confirm while the log is larger than `log-limit`; such a server is filled later.  One
 other member, at least, always has what is purged.  What servers report that are no members counts for nothing.
+
+Something else may purge the log: an operator of NATS, by mistake.  No server can begin behind that before a checkpoint
+is the first entry, so the leader appends one, and does not wait for such servers.  If no other member can begin, the
+leader alone has what is purged: nobody can read it without the leader's journal anyway.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ TRIM = 1000
 TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
 MEASURE = 5.0
+#: How long after something else has purged the shared log messages of members may still say what was true before, in
+#: seconds.
+LATE = 1.0
 #: The leader warns at this part of the limit.
 WARN = 0.5
 
@@ -48,21 +55,26 @@ class Trimmer:
     #: When this leader has found each member in the list; one that was never heard is waited for from then on.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
+    #: Where the shared log begins, if something else has purged it, and no checkpoint is in front yet; 0: else.
+    _begins: int = attrs.field(default=0, init=False)
+    _begun_well: float = attrs.field(default=0.0, init=False)  #: when this was 0 last
     _exceeded: bool = attrs.field(default=False, init=False)  #: it was too large, and was not trimmed since
 
     def start(self, role: Role, now: float) -> None:
         """Begin, because this server leads from now on."""
         self._trimmed, self._led, self._warned, self._exceeded, self.size = role.applied, now, False, False, 0
-        self._trimmed_at = role.position
+        self._trimmed_at, self._begins = role.position, 0
         self._since.clear()
 
     def trim(self, role: Role, now: float) -> None:
         """Append a checkpoint, or purge the entries that all members have, if that is due."""
         self._since = {name: self._since.get(name, now) for name in self._others(role)}
+        self._begun_well = self._begun_well if self._begins else now
         grown = role.applied - self._trimmed
         large = grown >= TRIM or role.position - self._trimmed_at >= TRIM_BYTES
         calm = grown > 1 and not role.pending and not role.checkpoints
-        if (large or calm) and role.add_checkpoint():
+        headless = self._begins > (role.checkpoints[-1] if role.checkpoints else 0)
+        if (large or calm or headless) and role.add_checkpoint():
             self._trimmed, self._trimmed_at = role.applied, role.position
         if role.checkpoints and role.members is not None:
             self._purge(role, role.checkpoints[0], now)
@@ -70,11 +82,14 @@ class Trimmer:
     def _purge(self, role: Role, checkpoint: int, now: float) -> None:
         least = now - self.settings.member_timeout
         reported = {name: self._reported(name) for name in self._others(role)}
+        waiting = [name for name in reported if self._cannot_begin(name)]
+        alone = bool(waiting) and len(waiting) == len(reported)
         if self._exceeded:
-            role.purge(reported, [name for name in reported if reported[name] < checkpoint])
+            role.purge(reported, [name for name in reported if reported[name] < checkpoint], alone)
             self._exceeded = checkpoint in role.checkpoints
-        elif not self._places(role) or self._led < least:
-            role.purge(reported, [name for name in reported if self._last_heard(name) <= least])
+        elif waiting or not self._places(role) or self._led < least:
+            absent = [name for name in reported if self._last_heard(name) <= least or name in waiting]
+            role.purge(reported, absent, alone)
 
     def _others(self, role: Role) -> list[str]:
         """Return the names of the other members."""
@@ -94,19 +109,26 @@ class Trimmer:
         since, peer = self._since[name], self.peers.others.get(name)
         return since if peer is None else max(since, peer.heard)
 
+    def _cannot_begin(self, name: str) -> bool:
+        """Return whether a member waits for a checkpoint in front of the shared log, and confirms nothing."""
+        peer = self.peers.others.get(name)
+        return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
+
     def is_due(self, now: float) -> bool:
         """Return whether the shared log is to be measured now, which then counts as done."""
         due = now - self._measured >= MEASURE
         self._measured = now if due else self._measured
         return due
 
-    def measured(self, role: Role, size: int, limit: int = 0) -> str:
+    def measured(self, role: Role, size: int, limit: int = 0, first: int = 1) -> str:
         """Record the size of the shared log.
 
         :param limit: of the engine that stores it; 0: none
+        :param first: the number of its first entry
         :return: why the leader has to refuse messages; empty if it may accept them
         """
         self.size = size
+        self._find_beginning(role, first)
         limit = min(limit or self.settings.log_limit, self.settings.log_limit)
         self._exceeded = size > limit
         if size <= limit * WARN:
@@ -127,6 +149,16 @@ class Trimmer:
         if size <= limit or confirmed:
             return ""
         return f"the shared log has {shown_size(size)}, more than log-limit, and {late}"
+
+    def _find_beginning(self, role: Role, first: int) -> None:
+        begins = first if first > max(1, role.trimmed) else 0
+        if begins > self._begins:
+            log.warn(
+                "replication: something else than Fyrehose has purged the shared log up to entry {last}; servers that "
+                "start wait for a checkpoint in front, and those that lack something copy another server's journal",
+                last=begins - 1,
+            )
+        self._begins = begins
 
     def _late(self, role: Role) -> str:
         """Return which servers do not confirm, for people."""

@@ -7,18 +7,27 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
+from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog
 from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.replication.shared_log import Unavailable
 from fyrehose.server.config import read_file
 from fyrehose.testing.cluster import Cluster
 from fyrehose.testing.nats import program
+from fyrehose.testing.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "cluster"
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 
@@ -58,6 +67,71 @@ def test_the_configuration_of_nats_is_valid_with_passwords_made_as_it_says(tmp_p
     command = [executable, "-t", "-c", str(folder / "nats.conf")]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     assert ended.returncode == 0, ended.stderr
+
+
+def with_tls(text: str) -> str:
+    """Return a configuration of deploy/cluster without the "#" in front of the lines for TLS; comments have a space."""
+    return re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def nats_with_tls(tmp_path: Path) -> Iterator[str]:
+    """Start three NATS servers with deploy/cluster/nats.conf and TLS; return the address of one."""
+    executable = program()
+    assert executable is not None
+    (made,) = re.findall(r"^    (openssl req -x509.*?\n    done)$", PAGE, re.MULTILINE | re.DOTALL)
+    subprocess.run(["bash", "-euc", made.replace("10.0.0.", "127.0.0.")], check=True, cwd=tmp_path, capture_output=True)
+    client, route = (str(port) for port in free_ports(2))
+    variables = {f"PASSWORD_{name}": f"x{name}" for name in ("A", "B", "C", "STATUS", "ROUTE")}
+    variables |= {f"ROUTE_{i}": f"nats://route:xROUTE@127.0.0.{i}:{route}" for i in (1, 2, 3)}
+    processes = []
+    for i in (1, 2, 3):
+        folder = tmp_path / f"n{i}"
+        folder.mkdir()
+        shutil.copy(DEPLOY / "nats-users.conf", folder)
+        text = with_tls((DEPLOY / "nats.conf").read_text()).replace("n1", f"n{i}").replace("10.0.0.1", f"127.0.0.{i}")
+        text = text.replace("4222", client).replace("6222", route).replace("/var/lib/nats", str(folder / "store"))
+        for name, file in (("cert", f"cert-{i}.pem"), ("key", f"key-{i}.pem"), ("ca", "ca.pem")):
+            text = text.replace(f"/run/credentials/nats.service/{name}", str(tmp_path / file))
+        (folder / "nats.conf").write_text(text)
+        with (folder / "log").open("wb") as log:
+            command = [executable, "-c", str(folder / "nats.conf")]
+            processes.append(subprocess.Popen(command, stderr=log, env={**os.environ, **variables}))
+    yield f"127.0.0.1:{client}"
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
+def test_the_shared_log_is_used_with_tls_and_certificates_made_as_the_page_says(
+    nats_with_tls: str, tmp_path: Path
+) -> Any:
+    example = read_file(DEPLOY / "fyrehose.toml").replication
+    assert example is not None
+    assert "\nca = " in with_tls((DEPLOY / "fyrehose.toml").read_text())
+    (tmp_path / "password").write_text("xA\n")
+    settings = attrs.evolve(example, password_file=str(tmp_path / "password"), ca=str(tmp_path / "ca.pem"))
+
+    async def used() -> None:
+        log = JetStreamLog(reactor, [f"nats://{nats_with_tls}"], "fyrehose", options=settings.connect_options())
+        try:
+            while True:  # until the three servers have elected a leader
+                try:
+                    await log.open(lambda message: None)
+                    assert await log.append(LogEntry(EntryKind.TAKEOVER, 1, EntryWriter("a", 1), 0), 0) == 1
+                    break
+                except Unavailable:
+                    await deferLater(reactor, 0.2)
+            extent = await log.extent()
+            assert [node.name for node in extent.nodes] == ["n1", "n2", "n3"]
+        finally:
+            await log.close()
+
+    return Deferred.fromCoroutine(used())
 
 
 def test_the_page_lists_the_subjects_that_users_may_use() -> None:

@@ -15,7 +15,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.once import STREAM as KEYS
@@ -34,7 +34,7 @@ from fyrehose.replication.members import ChangeKind, MemberChange
 from fyrehose.replication.replicated import replicated
 from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.shared_log import EntryRange
+from fyrehose.replication.shared_log import EntryRange, Unavailable
 from fyrehose.server.filling import copy_journal
 from fyrehose.testing.sinks import RecordingSink
 from tests.doubles.shared_log import Hub, MemoryLog
@@ -717,6 +717,32 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
     assert leader.journal.refusal == ""
 
 
+def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    """The stream was deleted: an append finds nobody, and the question where the log ends finds no stream."""
+
+    def fail(why: str) -> Callable[..., Deferred[Any]]:
+        return lambda log, *_: deferLater(log.hub.clock, 0.01, raise_unavailable, why)
+
+    def logged(why: str) -> int:
+        return sum(line.endswith(f"replication: {why}") for line in log_lines)
+
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(1)
+    for time in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "append", fail("nobody takes it"))
+            patched.setattr(MemoryLog, "extent", fail("no stream"))
+            leader.publish(b"%d" % time)
+            cluster.run(10)
+        cluster.run(5)
+        assert len(leader.acknowledged) == time
+        assert (logged("nobody takes it"), logged("no stream")) == (time, time)
+
+
 def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_accept(cluster: Cluster) -> None:
     """Listeners wait for it before they close, and the journal closes after them."""
     leader = leader_alone(cluster)
@@ -749,6 +775,10 @@ def test_a_leader_that_is_about_to_stop_confirms_what_the_shared_log_accepts_mea
     cluster.run(2)
     assert leader.acknowledged == [b"1"]
     leader.stop()
+
+
+def raise_unavailable(why: str) -> None:
+    raise Unavailable(why)
 
 
 def publish_and_trim(cluster: Cluster, leader: Server) -> None:
@@ -901,6 +931,80 @@ def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
         assert server.read() == [b"x", b"y"]
 
 
+def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:
+    """Empty the shared log, as an operator of NATS can; the leader publishes *payloads* before it can notice that."""
+    cluster.hub.purge(len(cluster.hub.entries) + 1)
+    for payload in payloads:
+        leader.publish(payload)
+    cluster.run(0.1)
+
+
+def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(cluster: Cluster, log_lines: list[str]) -> None:
+    """It begins at the leader's next checkpoint."""
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    empty(cluster, leader)
+    follower.start()
+    cluster.run(10)
+    leader.publish(b"2")
+    cluster.run(1)
+    cluster.settle()
+    assert follower.read() == leader.acknowledged == [b"1", b"2"]
+    assert follower.reopenings == []
+    assert any("something else than Fyrehose has purged the shared log up to entry" in line for line in log_lines)
+
+
+def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
+    cluster: Cluster, log_lines: list[str]
+) -> None:
+    leader = cluster.elect_of_two()
+    leader.publish(b"1")
+    cluster.settle()
+    for server in cluster.servers.values():
+        server.stop()
+    empty(cluster, leader)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.start()
+    cluster.run(30)
+    assert follower.role is State.FOLLOWER
+    assert not follower.journal.caught_up
+    (line,) = [line for line in log_lines if "waits for a checkpoint" in line]
+    assert "fyrehose cluster reseed" in line
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_followers_that_lack_what_something_else_purged_are_filled(cluster: Cluster, count: int, starts: bool) -> None:
+    """The first entry that is left is data; the leader trims the shared log up to a checkpoint behind it."""
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    followers = [server for server in cluster.servers.values() if server is not leader][:count]
+    for follower in followers:
+        if starts:
+            follower.stop()
+        cluster.hub.away.add(follower.name)
+    leader.publish(b"2")
+    cluster.run(1)
+    empty(cluster, leader, b"3")
+    cluster.hub.away.clear()
+    for follower in followers:
+        if starts:
+            follower.start()
+    cluster.run(20, until=lambda: all(follower.reopenings for follower in followers))
+    for follower in followers:
+        assert "it has to be filled from another server" in follower.reopenings[0]
+        follower.stop()
+        follower.start()
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged == [b"1", b"2", b"3"]
+
+
 def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
     old = cluster.elect("ab")
     told: list[str] = []
@@ -1025,3 +1129,47 @@ def test_nothing_acknowledged_is_lost_when_servers_and_answers_come_and_go(clust
     assert set(acknowledged) <= set(kept)
     for server in cluster.servers.values():
         assert server.read() == kept
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_followers_come_and_go_while_somebody_purges_the_shared_log(cluster: Cluster, seed: int) -> None:
+    """The leader stays: it alone has what was purged before a follower has read it."""
+    rnd = cluster.hub.rnd = Random(seed)
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    cluster.run(3)
+    followers = [server for server in cluster.servers.values() if server is not leader]
+    purges = number = 0
+    for _ in range(40):
+        luck, server = rnd.random(), rnd.choice(followers)
+        if luck < 0.2:
+            purges += 1
+            cluster.hub.purge(rnd.choice([len(cluster.hub.entries) + 1, len(cluster.hub.entries)]))
+        elif luck < 0.35:
+            cluster.hub.away.symmetric_difference_update({server.name})
+        elif luck < 0.5:
+            server.stop() if server.up else server.start()
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+                server.start()
+        for _ in range(rnd.randint(0, 3)):
+            number += 1
+            leader.publish(b"%d " % number * rnd.randint(1, 300))
+        cluster.run(rnd.choice([0.01, 0.05, 0.5, 4]))
+    cluster.hub.away.clear()
+    for _ in range(3):
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+            if not server.up:
+                server.start()
+        cluster.run(10)
+    cluster.settle()
+    assert purges
+    assert leader.role is State.LEADER
+    assert len(leader.acknowledged) == number
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged

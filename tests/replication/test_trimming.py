@@ -57,8 +57,9 @@ class World:
         self.answer()
         self.role.noted(self.role.position)
 
-    def hear(self, name: str, reported: int, at: float | None = None) -> None:
+    def hear(self, name: str, reported: int, at: float | None = None, applied: int = 0) -> None:
         said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
+        said["applied"] = applied
         self.peers.hear(json.dumps(said).encode(), self.now if at is None else at)
 
     def purged(self) -> bool:
@@ -87,6 +88,26 @@ def test_a_member_that_was_not_heard_for_long_is_not_waited_for(world: World) ->
     assert not world.purged(), "nobody else has it, as far as was heard lately"
     world.hear("b", 4)
     assert world.purged()
+
+
+def test_a_server_that_cannot_begin_behind_a_purge_by_something_else_is_not_waited_for(world: World) -> None:
+    world.trimmer.trim(world.role, world.now)
+    world.trimmer.measured(world.role, 0, first=6)
+    world.trimmer.trim(world.role, world.now)
+    (entry,) = world.answer()
+    assert entry.kind is EntryKind.CHECKPOINT
+    world.role.noted(world.role.position)
+    world.hear("b", 6, applied=6)
+    world.hear("c", 3, applied=5)
+    assert not world.purged(), "c is late, and can go on"
+    world.hear("c", 0, applied=0)
+    assert not world.purged(), "that may be an old message"
+    world.now += 2
+    world.hear("c", 0, applied=0)
+    assert world.purged()
+    world.trimmer.measured(world.role, 0, first=6)
+    world.trimmer.trim(world.role, world.now)
+    assert world.answer() == [], "the checkpoint is the first entry now"
 
 
 def test_a_server_that_was_removed_is_not_waited_for(world: World) -> None:

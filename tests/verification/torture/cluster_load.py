@@ -175,6 +175,7 @@ class _Windowed(Publisher):
             inner.connect(port)
             progress, acked = time.monotonic(), inner.acked
             while not self._ended.is_set():
+                self._count_resent()
                 if inner.fill():
                     inner.write()
                 self.sent = inner.sent
@@ -192,10 +193,13 @@ class _Windowed(Publisher):
                     raise TimeoutError
         finally:
             inner.gone()
-            for first, last in inner.resent:
-                for n in range(first, last + 1):
-                    self.times[n] = self.times.get(n, 1) + 1
-            inner.resent.clear()
+
+    def _count_resent(self) -> None:
+        """Count what is going to be sent again on this connection."""
+        for first, last in self.inner.resent:
+            for n in range(first, last + 1):
+                self.times[n] = self.times.get(n, 1) + 1
+        self.inner.resent.clear()
 
 
 class Figg(_Windowed):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 load: Any = import_module("cluster_load")
 wire: Any = import_module("wire")
 proxy: Any = import_module("cluster_proxy")
+disks: Any = import_module("cluster_disks")
 cluster: Any = import_module("weather")
 
 
@@ -63,6 +67,18 @@ def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
     figg.notes.message("another", "s", 2, wire.payload(1, 3, load.LARGEST))
     figg.notes.message("another", "s", 3, b"from nobody")
     assert [problem.split(":")[0] for problem in figg.notes.problems] == ["another", "another"]
+
+
+def test_what_is_sent_again_counts_while_the_connection_lasts() -> None:
+    """Messages are compared with what was sent while publishers are connected."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        publisher = load.Figg(1, [listener.getsockname()[1]], load.Notes())
+        publisher.start()
+        for times in (1, 2, 3):
+            with listener.accept()[0] as peer:
+                peer.recv(1)
+                assert publisher.times.get(1, 1) == times
+        publisher.stop()
 
 
 def test_logs_that_differ_are_noticed(tmp_path: Path) -> None:
@@ -172,3 +188,69 @@ def test_messages_that_a_leader_acknowledged_alone_may_be_lost(figg: Any) -> Non
     assert not figg.was_delivered(4)
     assert figg.check(figg.acked) == []
     assert figg.lost == 1
+
+
+#: Prints how long each sync of a file takes, for as long as the process runs.
+SYNCS = """
+import os, sys, time
+with open(sys.argv[1], "wb") as file:
+    while True:
+        file.write(b"x")
+        began = time.monotonic()
+        os.fdatasync(file.fileno())
+        print(time.monotonic() - began, flush=True)
+"""
+
+
+@pytest.fixture
+def syncing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return a process that syncs a file all the time."""
+    if shutil.which("strace") is None:
+        pytest.skip("a program of others is not installed: apt-get install strace")
+    with subprocess.Popen(
+        [sys.executable, "-c", SYNCS, tmp_path / "file"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_each_sync_of_a_slow_disk_is_delayed(syncing: Any, tmp_path: Path) -> None:
+    slow = disks.SlowDisk(syncing.pid, 0.3, tmp_path / "syncs")
+    while float(syncing.stdout.readline()) < 0.3:  # it began before the disk was slow
+        pass
+    assert float(syncing.stdout.readline()) >= 0.3
+    assert slow.stop() >= 2
+    while float(syncing.stdout.readline()) >= 0.3:
+        pass  # the disk is fast again at last, or the test times out
+
+
+def test_a_slow_disk_ends_in_order_when_its_process_was_killed(syncing: Any, tmp_path: Path) -> None:
+    slow = disks.SlowDisk(syncing.pid, 0.01, tmp_path / "syncs")
+    for _ in range(5):
+        syncing.stdout.readline()
+    syncing.kill()
+    syncing.wait()
+    assert slow.stop() >= 1
+    with pytest.raises(RuntimeError, match="strace cannot trace process"):
+        disks.SlowDisk(syncing.pid, 0.01, tmp_path / "more")
+
+
+@pytest.mark.parametrize(("syncs", "problems"), [([0, 3], []), ([0, 0], ["no sync was delayed on 2 slow disks"])])
+def test_slow_disks_that_delayed_nothing_are_noticed(syncs: list[int], problems: list[str]) -> None:
+    weather = SimpleNamespace(slow_disks=2, slow_syncs=syncs, problems=[])
+    cluster.Weather.check_slow_disks(weather)
+    assert weather.problems == problems
+
+
+def test_without_strace_one_line_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "argv", ["weather.py", "--kinds", "kill,slow"])
+    with pytest.raises(SystemExit):
+        cluster.main()
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("slow and double need strace: run `apt-get install strace`, or leave both out of --kinds")
+    )

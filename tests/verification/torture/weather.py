@@ -14,8 +14,9 @@ Each round one of these happens, or two of them at once (``double``), and then e
              or by `journal backup`, or with an older backup               half-cut       the same in one direction
     swap     two servers run for some seconds with each other's            delay          NATS servers hear each other
              data directories, then with their own again                                  100 ms late, each way
-    delete   the stream is deleted, and an operator begins again           purge          an operator empties the stream
-             with `cluster reseed`
+    delete   the stream is deleted, and an operator begins again           slow           each sync of a NATS server, or
+             with `cluster reseed`                                                        of all, takes 0.2 or 1 s more
+    purge    an operator empties the stream, while all servers run, or before a follower that was killed starts again
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
@@ -24,6 +25,7 @@ leaders may lose what they have acknowledged alone; that is counted.  With ``--o
 version of Fyrehose or with the one in that directory, as chance will have it.  At the end: the logs of all
 servers are identical, `journal verify` finds nothing, and subscribers were handed exactly what is kept.
 
+The kinds ``slow`` and ``double`` need strace (Debian's package of that name).
 Prints how long nobody's messages were acknowledged, by kind and whether the fault hit the leader; the status is 1 if
 there was a violation, and the directory is kept.
 """
@@ -55,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import nats
 import servers
 import wire
+from cluster_disks import SlowDisk, has_strace
 from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
 from cluster_proxy import Routes
 
@@ -72,11 +75,16 @@ PATIENCE = 120.0
 FREEZE = 10.0
 #: The kinds of faults, and how often each is chosen.
 KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
-KINDS |= {"delay": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
+KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
 #: Those that may happen at the same time as another one.
-DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay")
+DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
 #: How late NATS servers hear each other during a delay, in seconds, one way.
 DELAY = 0.1
+#: How much longer each sync takes on a slow disk, in seconds; one of these.
+SLOW = (0.2, 1.0)
+#: For how long the servers rest between two rounds, in seconds, at least and at most: when a NATS server is back,
+#: JetStream may elect a leader again, and messages wait for that, too.
+REST = (2.0, 3.0)
 #: How often a command is run that asks for it.
 AGAIN = 5
 #: A machine loses its disk after so many rounds, and then again.
@@ -134,6 +142,8 @@ class Weather:
         self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
         self.problems: list[str] = []
         self.wipes = 0
+        self.slow_disks = 0
+        self.slow_syncs: list[int] = []  #: how many syncs of each slow disk were delayed
         #: servers and NATS servers that a fault of this round has hit already
         self._hit: set[object] = set()
         self._held: set[str] = set()  #: servers that are down on purpose
@@ -180,9 +190,13 @@ class Weather:
             return what, *{"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}[kind](
                 server
             )
+        if kind == "purge" and self.dice.random() < 0.5:
+            return "purge before a follower starts", *self._purge_and_start(leader)
         whole = {"swap": self._swap, "delay": self._delay, "purge": self._purge, "delete": self._delete}
         if kind in whole:
             return kind, *whole[kind]()
+        if kind == "slow":
+            return self._slow(node)
         at = self._node(node)
         what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
         if kind in ("cut", "half-cut"):
@@ -257,10 +271,35 @@ class Weather:
         self.routes.delay(DELAY)
         return self.dice.uniform(8, 12), lambda: self.routes.delay(0.0)
 
+    def _slow(self, leader: int | None) -> tuple[str, float, Callable[[], object]]:
+        late = self.dice.choice(SLOW)
+        if self.dice.random() < 0.3:
+            nodes, whose = [at for at in range(self.nats.count) if at not in self._hit], "all nodes"
+        else:
+            nodes = [self._node(leader)]
+            whose = "the node that leads the stream" if nodes == [leader] else "a node that follows"
+        disks = []
+        for node in nodes:
+            self.slow_disks += 1
+            record = self.cluster.directory / f"slow-{self.slow_disks}"
+            disks.append(SlowDisk(self.nats.pid(node), late, record))
+
+        def end() -> None:
+            self.slow_syncs += [disk.stop() for disk in disks]
+
+        return f"slow ({late:g} s) of {whose}", self.dice.uniform(8, 12), end
+
     def _purge(self) -> tuple[float, Callable[[], object]]:
         """Empty the stream, as an operator of NATS can by mistake; all servers run, and have what was in it."""
         asyncio.run(manage(self.nats.urls, "purge_stream"))
         return 0.0, lambda: None
+
+    def _purge_and_start(self, leader: str | None) -> tuple[float, Callable[[], object]]:
+        """Empty the stream while a follower is down, which then lacks some of it."""
+        server = self.dice.choice([server for server in self.servers if server.name != leader])
+        delay, start = self._kill(server)
+        self._purge()
+        return delay, start
 
     def _delete(self) -> tuple[float, Callable[[], object]]:
         """Delete the stream; what docs/cluster.md says of a lost shared log ends that."""
@@ -352,7 +391,7 @@ class Weather:
             end()
         self.recover()
         ends = {publisher: len(publisher.acks) for publisher in self.publishers}
-        time.sleep(self.dice.uniform(0.5, 1.5))
+        time.sleep(self.dice.uniform(*REST))
         found = {p.protocol: gap(p.acks[marks[p] : ends[p] + 1]) for p in self.publishers}
         found["all"] = gap(sorted(at for p in self.publishers for at in p.acks[marks[p] : ends[p] + 1]))
         self.check()
@@ -431,7 +470,16 @@ class Weather:
                 self.problems.append(
                     f"{stream}: {len(numbers)} was handed out, {seen[stream]} is the last that is kept"
                 )
-        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages"
+        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}"
+
+    def check_slow_disks(self) -> str:
+        """Note a problem if disks were to be slow, and no sync was.
+
+        :return: how many were, for people
+        """
+        if self.slow_disks and not sum(self.slow_syncs):
+            self.problems.append(f"no sync was delayed on {self.slow_disks} slow disks")
+        return f"{sum(self.slow_syncs):,} syncs delayed on {self.slow_disks} slow disks"
 
     def _compare(self, stream: str, number: int, payload: bytes) -> None:
         author = wire.whose(payload, SIZES)
@@ -504,6 +552,8 @@ def main() -> int:
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     kinds = arguments.kinds.split(",")
+    if {"slow", "double"} & {*kinds} and not has_strace():
+        parser.error("slow and double need strace: run `apt-get install strace`, or leave both out of --kinds")
     root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
     weather = Weather(root, dice, arguments.acknowledge, arguments.other)
     found: list[tuple[str, dict[str, float]]] = []
