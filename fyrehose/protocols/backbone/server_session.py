@@ -154,7 +154,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         if not count:
             return at
         if not self._permits(source[0], Action.PUBLISH):
-            detail = "the access policy does not permit it to publish"
+            detail = "the access policy does not permit this address to publish"
             events.append(Dropped(source=source, cause="Forbidden", detail=detail, count=count))
             return end
         granted = self._pushes.take(source[0], count, now)

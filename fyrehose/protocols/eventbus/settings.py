@@ -62,7 +62,7 @@ class EventBusSettings:
 
     @property
     def options_for_reference(self) -> str:
-        """Return the options that this listener lacks to serve clients of the reference program, as they are passed."""
+        """Return the options that this listener lacks to serve clients of the reference program, as they are typed."""
         options = ["eventbus.subtrees=reference"] if self.subtrees is Syntax.TEXT and not self.recognize else []
         options += ["eventbus.sequence=decimal"] if self.sequence is Dialect.BINARY else []
         return " ".join(f"--option {option}" for option in options)

@@ -221,7 +221,7 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
     assert bench.causes(Push(data=b"x").serialize(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
     assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
     (dropped,) = bench.session.receive_datagrams(Push(data=b"x").serialize() * 3, 10, OTHER, 0.0)
-    detail = "the access policy does not permit it to publish"
+    detail = "the access policy does not permit this address to publish"
     assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
     assert bench.receive(keep_alive(OTHER), source=OTHER) == []
     assert isinstance(bench.receive(Push(data=b"x").serialize())[0], Pushed)
