@@ -13,8 +13,8 @@ one of them lost.  The events themselves prove it:
    acknowledged.  Twins, clones behind one address and programs that log the same line again have other identities, or
    none.  Old Beats encode an event anew each time, with keys in another order, so the same JSON counts as equal.
 2. **Bytes decide, and the index only searches.**  The index has a hash of each identity.  A hit is compared with the
-   record itself: in memory while it is not durable, otherwise as the journal reads it.  So the event is stored after a collision or
-   an error while reading, and if its stream was retired, or retention has deleted the record.
+   record itself: in memory while it is not durable, otherwise as the journal reads it.  So the event is stored after a
+   collision or an error while reading, and if its stream was retired, or retention has deleted the record.
 3. **In flight.**  Records that are not durable are found as well.  A repetition is acknowledged when its original is
    durable, and in the order of its own connection; if the original cannot be written, neither is the repetition
    acknowledged (:class:`_Turn`).
