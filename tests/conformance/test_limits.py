@@ -66,12 +66,12 @@ BOUNDARIES = {
         "tests/protocols/lumberjack/test_resent.py::test_lost_events_are_remembered_for_ten_minutes"
     ),
     "lumberjack.resent_events": (
-        "tests/protocols/lumberjack/test_resent.py::test_as_many_events_are_remembered_as_the_limit_says"
+        "tests/protocols/lumberjack/test_resent.py::test_number_of_remembered_events_is_the_option_resent_events"
     ),
     "lumberjack.topic_search": (
         "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
     ),
-    "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
+    "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_full_backlog_stops_reading",
     "relink.max_message": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
     "relink.ping_after": "tests/protocols/relink/test_server.py::test_silent_peer_is_pinged_then_dropped",
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
@@ -93,7 +93,7 @@ BOUNDARIES = {
 #: Limits whose tests set a smaller value: the default is 1 GiB, 131,072 channels, or 10,000 links of a test's clock.
 ELSEWHERE = {
     "lumberjack.max_inflated": "tests/protocols/lumberjack/test_inflate.py::test_inflated_size_limit_is_exact",
-    "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links",
+    "relink.link_memory": "tests/protocols/relink/test_limits.py::test_threat_channels_of_many_links_take_little_memory",
     "relink.max_links": "tests/protocols/relink/test_server.py::test_number_of_links_is_limited",
 }
 #: Numbers that no peer can reach.
