@@ -159,7 +159,7 @@ def test_threat_undecided_messages_of_many_links_take_little_memory(make_server:
     assert server.payloads() == [b"x" * 50_000]
 
 
-def test_threat_many_links_with_channels_take_little_memory(make_server: Any) -> None:
+def test_threat_links_with_many_channels_are_bounded(make_server: Any) -> None:
     """If channels take the memory, which cannot be released, the largest links of that address are lost."""
     server = make_server(link_memory=str(100 * 2_048))
     honest = server.linked(connector_size=2, host="10.0.0.1")
