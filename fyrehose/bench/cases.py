@@ -1,6 +1,6 @@
-"""Cases to measure, one line each, and the goals for them.
+"""The cases that benchmarks measure, one line each, and the goals for them.
 
-KIND/WORK[/DETAIL]...   figg/live/1: Figg, one subscriber that hears what is published
+KIND/WORK[/DETAIL]...   figg/live/1: Figg, one live subscriber to the published messages
 growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 of what may make a message more expensive
 """
 
@@ -16,11 +16,11 @@ import attrs
 
 
 class CaseWork(Enum):
-    """Kind of measurement of a case."""
+    """The kind of measurement of a case: messages, a start, or idle connections."""
 
     LOAD = "load"  #: messages in, messages out
-    START = "start"  #: until the first message is accepted, with a journal that is there
-    IDLE = "idle"  #: memory of connections on which nothing happens
+    START = "start"  #: time until a server with an existing journal accepts a message
+    IDLE = "idle"  #: memory of idle connections
 
 
 @attrs.frozen(kw_only=True)
@@ -32,44 +32,44 @@ class Case:
     work: CaseWork = CaseWork.LOAD
     #: bytes of each message
     size: int = 128
-    #: messages of all publishers together; connections, where nothing happens on them
+    #: messages of all publishers together; for IDLE, the number of connections
     messages: int
     publishers: int = 1
     subscribers: int = 0
-    #: connections beside these, attached to a stream without messages
+    #: idle connections besides, attached to a stream without messages
     idle: int = 0
-    #: messages that each publisher may have under way
+    #: messages that each publisher may have sent without an acknowledgement
     window: int = 8_192
-    #: whether the messages are there before the clock begins: subscribers catch up
+    #: whether the messages are published before the clock begins, so that subscribers catch up
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
-    #: messages a second that each subscriber takes; 0: as many as come
+    #: messages a second that each subscriber reads; 0: as fast as they arrive
     reads: float = 0.0
-    #: how the server ended before it is started again, where that is the question: clean or killed
+    #: for START, how the server ended before: ``clean`` or ``killed``
     ended: str = ""
-    #: the most that the server may spend, in microseconds of CPU for each message; 0: nobody has said
+    #: the goal for the server's CPU, in microseconds for each message; 0: no goal
     target: float = 0.0
-    #: who does the same work beside us
+    #: the contestants that do the same work for comparison
     against: tuple[str, ...] = ()
-    #: settings of the wire
+    #: settings for the module of the protocol in ``wires``
     extra: dict[str, Any] = attrs.field(factory=dict)
 
     def scaled(self, factor: float) -> Case:
-        """Return the case with its messages multiplied by *factor*, but with a few at least."""
+        """Return the case with the number of messages multiplied by *factor*, but at least a few."""
         least = 10 if self.window == 1 else 20 * self.publishers
         return attrs.evolve(self, messages=max(least, int(self.messages * factor)))
 
 
 M = 1_000_000
-#: Logs with a network protocol, and ours as it syncs when they do.
+#: Contestants: other logs with a network protocol, and Fyrehose with syncs as late as theirs.
 LOGS = ("redis-always", "jetstream-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: Those that need not sync while they read; and those that keep up with 20,000 messages a second.
+#: Contestants for catching up, for which syncs do not matter; and those that keep up with 20,000 messages a second.
 READERS = ("fyrehose-later", "redis-everysec", "jetstream", "figg-server")
 FAST = ("redis-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: The least that one message at a time can take.
+#: Contestants for one message at a time; a bare disk and a bare Twisted loop show the least possible time.
 DISK = ("disk", "twisted-loop", *LOGS)
-#: Bytes of an event as Filebeat sends it; of messages that are larger than most.
+#: Bytes of an event as Filebeat sends it, and of two sizes of large messages.
 EVENT, PAGE, LARGE = 490, 1_024, 16_384
 
 
@@ -167,7 +167,7 @@ def _eventbus() -> Iterable[Case]:
 
 def _journal() -> Iterable[Case]:
     case = _cases("journal", size=64 << 10, against=("disk",))
-    # Without a server: batches of 64 KiB, one on its way to the disk and one behind it; or seven, that go together.
+    # Without a server: batches of 64 KiB, one being written to the disk and one waiting; or seven written together.
     yield case("append/64K", 2_000, window=2)
     yield case("append/64K/8-at-a-time", 4_000, window=8)
 
@@ -193,7 +193,7 @@ def _growth() -> Iterable[Case]:
     for size in (16, 128, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 15 << 20):
         window = max(2, min(8_192, (32 << 20) // size))
         yield case(f"size/{size}", max(20, min(M, (1 << 30) // size)), size=size, subscribers=1, window=window)
-    # Messages of 16 KiB: the journal in bytes is what counts.
+    # Messages of 16 KiB: the size of the journal in bytes matters.
     for gigabytes in (1, 4, 16):
         more = {"work": CaseWork.START, "size": LARGE, "ended": "killed", "window": 1_024}
         yield case(f"journal/{gigabytes}", gigabytes * 61_000, **more)
@@ -205,6 +205,6 @@ CASES: tuple[Case, ...] = (
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:
-    """Return the cases whose names match one of the shell ``patterns``; the first word of a name selects all of it."""
+    """Return the cases whose names match one of the shell ``patterns``; a first word of names selects all of these."""
     wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
     return [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in wanted)]

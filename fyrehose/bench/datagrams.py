@@ -1,7 +1,7 @@
 """Load on the backbone: trains of datagrams, sent with as few system calls as the kernel allows.
 
-A push is done when its DELIVER has come to the socket that pushed.  What does not come for a while is counted as lost,
-because the protocol allows that, and because the load has to go on.
+A push is done when its DELIVER arrives at the socket that pushed.  A datagram that does not arrive for a while counts
+as lost: the protocol permits losses, and the load has to continue.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from fyrehose.bench.wires.base import Wrong, payload
 
 _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
 _SO_RCVBUFFORCE = 33
-#: Receive buffer, as large as the kernel allows, because a load maker must not lose datagrams.
+#: Size of the receive buffer, limited by the kernel; large, because a load maker must not lose datagrams.
 _BUFFER = 64 << 20
 _MOST_BYTES, _MOST_SEGMENTS, _MTU = 65_000, 60, 1_472
-#: Seconds: keepalives; quiet that means that something was lost; quiet that means the end; a start that takes too long.
+#: In seconds: interval of KEEPALIVEs; silence after which datagrams count as lost; silence that ends the load; limit of
+#: a start.
 KEEPALIVE, LOST, QUIET, PATIENCE = 1.0, 0.25, 1.0, 10.0
-#: Numbers that one REQUEST may ask for.
+#: The most sequences that one REQUEST may ask for.
 RANGE = 10_000
 
 
 class DatagramPeer:
-    """Socket of one client."""
+    """The socket of one client of the backbone."""
 
     def __init__(self, plan: Plan, subscribe: bool) -> None:
         self.row = backbone.HEADER + plan.size
@@ -75,7 +76,7 @@ class DatagramPeer:
 
 
 class Datagrams:
-    """One publisher that is its own first subscriber, or subscribers alone, or one that asks for the past."""
+    """A publisher that is its own first subscriber, or only subscribers, or one that requests earlier messages."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -94,7 +95,7 @@ class Datagrams:
     def connect(self) -> None:
         """Subscribe, and wait for the server's reply.
 
-        :raises Wrong: there is none
+        :raises Wrong: no reply arrives
         """
         for _ in range(max(self.plan.subscribers, bool(self._total))):
             peer = DatagramPeer(self.plan, subscribe=not self.plan.late)
@@ -115,7 +116,7 @@ class Datagrams:
 
     def run(self, start: float) -> LoadOutcome:
         """Push, request or only count messages, until all have arrived or no more arrive."""
-        # Subscribers stay alive for 5 s only, and the word to begin may take its time.
+        # The server forgets subscribers after 5 s, and the start of the load may be later.
         self._keep_alive()
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
@@ -195,7 +196,7 @@ class Datagrams:
         return heard
 
     def _read(self) -> bool:
-        """Wait a few milliseconds, less with a rate; return True if a datagram arrived."""
+        """Wait a few milliseconds (less if there is a rate) for a datagram; return whether one arrived."""
         before = sum(peer.received for peer in self.peers)
         select.select([self._poll], [], [], 0.0002 if self.plan.rate else 0.02)
         if self._poll.poll(0):

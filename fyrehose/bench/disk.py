@@ -1,4 +1,4 @@
-"""A disk: its file system, and the lower bound of a durable message: write and fdatasync its bytes in one file."""
+"""Measure a disk: its file system, and the least time of a durable message: write and fdatasync it in one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def allocated(path: Path, size: int) -> Iterator[int]:
     """Create the file at *path* with all of its blocks, because a sync that also allocates blocks takes longer.
 
     :return: its descriptor; the file is deleted at the end
-    :raises FileExistsError: there is a file, or a link, which another user may have made
+    :raises FileExistsError: the path exists, as a file or a link that another user may have made
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -36,7 +36,7 @@ def allocated(path: Path, size: int) -> Iterator[int]:
 
 
 def write_and_sync(descriptor: int, record: bytes) -> tuple[float, float]:
-    """Write *record* and sync it; return when that began and ended, on the monotonic clock."""
+    """Write *record* and sync it; return when the write began and the sync ended, on the monotonic clock."""
     began = time.monotonic()
     os.write(descriptor, record)
     os.fdatasync(descriptor)
@@ -46,7 +46,7 @@ def write_and_sync(descriptor: int, record: bytes) -> tuple[float, float]:
 def sync_times(path: Path, count: int) -> list[float]:
     """Return how long each of *count* messages of 128 bytes takes, in seconds, the shortest first.
 
-    :param path: of a file that is created and deleted
+    :param path: where a file for the measurement is created and deleted
     :raises OSError: it cannot be written
     """
     record = os.urandom(128 + AROUND)
@@ -69,7 +69,7 @@ def mount_of(path: Path, table: Path = Path("/proc/self/mountinfo")) -> Mount:
     for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
         own, _, rest = line.partition(" - ")
         point = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), own.split()[4])
-        if path.is_relative_to(point) and len(point) >= best:  # of mounts on one point, the last one counts
+        if path.is_relative_to(point) and len(point) >= best:  # the last mount on a point hides earlier ones
             kind, _, options = rest.split(" ", 2)
             best = len(point)
             found = Mount(kind, tuple({*own.split()[5].split(","), *options.split(",")}))

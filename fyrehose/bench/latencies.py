@@ -1,7 +1,7 @@
 """Latency of each message: from when it was due, or sent, to when it was acknowledged or received.
 
-With a rate, message *i* is due at start + *i* / rate whatever happened to those before, so a server that stalls is not
-forgiven the messages that waited for it.
+With a rate, message *i* is due at start + *i* / rate, however late earlier messages are.  So the latencies include the
+time that messages wait while a server stalls.
 """
 
 from __future__ import annotations
@@ -49,6 +49,6 @@ class Latencies:
 
     @property
     def percentiles(self) -> list[float]:
-        """Return seconds at :data:`~fyrehose.bench.results.PERCENTILES`; empty if no message is done."""
+        """Return the latencies at :data:`~fyrehose.bench.results.PERCENTILES`, in seconds; empty if none is done."""
         took = self._took[: self._done]
         return [float(value) for value in np.percentile(took, PERCENTILES)] if len(took) else []

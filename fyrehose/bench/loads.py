@@ -1,4 +1,4 @@
-"""Measure publishing and delivery with one contestant's server, round after round.
+"""Measure publishing and delivery with the server of one contestant, round after round.
 
 [fill it] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
 """
@@ -17,8 +17,8 @@ from fyrehose.bench.results import Sample, latency
 from fyrehose.bench.scraping import Scraper
 from fyrehose.bench.servers import Contestant, Running
 
-#: One stream for everybody, so what a round leaves is there in the next; and publishers hear nothing of their own, so
-#: that they are their own first subscriber.
+#: Protocols with only one stream, which keeps the messages of earlier rounds.  They have no acknowledgements, so a
+#: publisher is its own first subscriber.
 ONE_STREAM = {"backbone", "eventbus"}
 
 
@@ -29,14 +29,14 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """One contestant in one case; its server runs until the case ends."""
+    """One contestant that runs one case; its server runs until the case ends."""
 
     case: Case
     contestant: Contestant
     running: Running
-    #: the module of its load makers
+    #: the module that its load makers run
     maker: str = MAKER
-    #: messages that its one stream holds
+    #: number of messages that the stream holds
     held: int = 0
     rounds: int = 0
 
@@ -45,7 +45,7 @@ class Bout:
         return self.contestant.wire or self.case.protocol
 
     def prepare(self) -> None:
-        """Publish the messages that late subscribers will read."""
+        """Publish the messages for late subscribers, which begin to read when the clock does."""
         if self.case.late:
             own = int(self.wire in ONE_STREAM)
             self._run([self._plan("past", publishers=[self.case.messages], subscribers=own)])
@@ -56,7 +56,7 @@ class Bout:
         return self._run(self._past() if self.case.late else self._live(f"live-{self.rounds}"))
 
     def _past(self) -> list[Plan]:
-        if "leases" in self.case.extra:  # Workers share the messages, and one process.
+        if "leases" in self.case.extra:  # All workers are in one process, because they share the messages.
             return [self._plan("past", subscribers=self.case.subscribers)]
         return [self._plan("past", subscribers=1) for _ in range(self.case.subscribers)]
 

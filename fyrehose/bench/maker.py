@@ -1,7 +1,7 @@
 """Load maker: ``python -m fyrehose.bench.maker`` reads its plan, waits for the start time, and prints its outcome.
 
-It sends bytes that were made before in large writes, and counts what comes back in large reads, all in one thread: so
-its own CPU, which it reports, stays below that of what it measures.
+It sends prepared bytes in large writes, and counts the answers in large reads, all in one thread.  So its own CPU,
+which it reports, stays below that of the measured server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Load(Protocol):
     def close(self) -> None: ...
 
 
-#: What makes the load of a wire; that of others is made by :class:`StreamLoad`.
+#: The classes that make the load, by protocol; all other protocols use :class:`StreamLoad`.
 KINDS: dict[str, Callable[[Plan], Load]] = {"backbone": Datagrams}
 
 

@@ -1,4 +1,4 @@
-"""Processes of load makers, as the runner controls them: they prepare, start together, and report their outcome."""
+"""Control the processes of load makers: they prepare, start together, and report their outcomes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LoadFailed(FyrehoseError):
 
 
 class Makers:
-    """Context with one process for each plan, all of which are ready when it is entered.
+    """A context manager that runs a load maker for each plan; when it is entered, all are ready.
 
-    :param maker: the module that is run
-    :raises LoadFailed: one of them is not
+    :param maker: the module of the load makers
+    :raises LoadFailed: a load maker does not get ready
     """
 
     def __init__(self, plans: Sequence[Plan], maker: str = MAKER) -> None:
@@ -42,7 +42,7 @@ class Makers:
 
     def __enter__(self) -> Self:
         try:
-            # Subscribers are named first: they have to be there when publishers subscribe to themselves.
+            # The plans of subscribers come first: they must be subscribed before publishers subscribe to themselves.
             for process, plan in zip(self._processes, self._plans, strict=True):
                 self._tell(process, plan.dumps())
             for process in self._processes:
@@ -56,7 +56,7 @@ class Makers:
     def run(self) -> list[LoadOutcome]:
         """Start all load makers at the same time, and wait for their outcomes.
 
-        :raises LoadFailed: one of them met trouble
+        :raises LoadFailed: a load maker failed
         """
         start = time.monotonic() + BEFORE
         for process in self._processes:
@@ -64,7 +64,7 @@ class Makers:
         outcomes = [LoadOutcome.loads(self._line(process)) for process in self._processes]
         for outcome in outcomes:
             if outcome.trouble:
-                raise LoadFailed(f"a load maker met trouble: {outcome.trouble}")
+                raise LoadFailed(f"a load maker failed: {outcome.trouble}")
         return outcomes
 
     def __exit__(self, *_: object) -> None:

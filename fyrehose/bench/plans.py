@@ -1,4 +1,4 @@
-"""Plan that the runner sends to a load maker, and outcome that it reports; both are lines of JSON.
+"""The plan that the runner sends to a load maker, and the outcome that the load maker reports: lines of JSON.
 
 runner                        load maker
 Plan                    ->    connects, makes its bytes
@@ -22,26 +22,26 @@ class Plan:
 
     wire: str
     host: str = "127.0.0.1"
-    #: where publishers connect, and where subscribers do
+    #: the addresses to which publishers and subscribers connect
     port: int
     read_port: int
     stream: str
     #: bytes of each message
     size: int
-    #: messages of each publisher; none: it publishes nothing
+    #: number of messages of each publisher; empty: there are no publishers
     publishers: list[int] = attrs.field(factory=list)
     subscribers: int = 0
-    #: messages that each subscriber is to get
+    #: number of messages that each subscriber waits for
     expected: int = 0
-    #: messages that a publisher may have under way
+    #: messages that a publisher may have sent without an acknowledgement
     window: int = 1
-    #: whether subscribers begin with the clock
+    #: whether subscribers begin to read when the clock begins
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
-    #: messages a second that each subscriber takes; 0: as many as come
+    #: messages a second that each subscriber reads; 0: as fast as they arrive
     reads: float = 0.0
-    #: settings of the wire
+    #: settings for the module of the protocol in ``wires``
     extra: dict[str, Any] = attrs.field(factory=dict)
 
     def dumps(self) -> str:
@@ -58,16 +58,17 @@ class LoadOutcome:
 
     began: float
     ended: float
-    #: CPU seconds of its own between the two
+    #: CPU seconds of the load maker from the beginning to the end
     cpu: float
-    #: messages that were acknowledged, and received by all its subscribers together
+    #: number of acknowledged messages, and of messages received by all its subscribers together
     acknowledged: int = 0
     received: int = 0
-    #: messages that never came
+    #: number of lost messages
     lost: int = 0
-    #: seconds at PERCENTILES, from when each was due (or sent, one at a time) to its acknowledgement or arrival
+    #: latencies at PERCENTILES, in seconds: from when a message was due (or sent, one at a time) to its acknowledgement
+    #: or arrival
     latency: dict[str, list[float]] = attrs.field(factory=dict)
-    #: why it stopped before its end; empty: it did not
+    #: why the load maker stopped early; empty: it ran to its end
     trouble: str = ""
 
     def dumps(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-#: Unit of every figure.  CPU is that of all threads of the server; load makers have a figure of their own.
+#: Unit of every figure.  CPU figures count all threads of the server; the CPU of load makers is another figure.
 UNITS = {
     "rate": "messages/s",
     "micros": "us of CPU a message",
@@ -26,10 +26,10 @@ UNITS = {
     "seconds": "s",
     "each": "bytes for each connection",
 }
-#: What latencies are given at, in parts of 100: ``acknowledged.99`` is a figure.
+#: The percentiles of latencies; ``acknowledged.99`` is the name of such a figure.
 PERCENTILES = (50.0, 99.0, 99.9)
 
-#: One round: figure -> its value.
+#: The figures of one round: name -> value.
 Sample = Mapping[str, float]
 
 

@@ -1,6 +1,6 @@
 """Scrape a server's metrics each second while it is measured, as Prometheus does.
 
-It is a thread of the runner, which only waits meanwhile; what it costs the server is the server's CPU and is counted.
+The scraper is a thread of the runner, which only waits meanwhile.  The CPU that answers cost the server is counted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Self
 
 from fyrehose.bench.makers import LoadFailed
 
-#: Seconds from one scrape to the next, and for an answer.
+#: Interval of scrapes, and time limit of an answer, in seconds.
 EVERY, PATIENCE = 1.0, 30.0
-#: Line that every response of Fyrehose has.
+#: A line that every response of Fyrehose contains.
 KNOWN = b"\nfyrehose_build_info{"
 
 
 class Scraper:
-    """Context that scrapes ``port`` of this machine; with port 0, it does nothing.
+    """A context manager that scrapes ``port`` of this machine; with port 0, it does nothing.
 
-    :ivar scrapes: how many answers there were
-    :raises LoadFailed: (leaving) one of them was none
+    :ivar scrapes: number of answers
+    :raises LoadFailed: at the end of the context, if a scrape has failed
     """
 
     def __init__(self, port: int, every: float = EVERY) -> None:

@@ -35,15 +35,15 @@ class Running:
     """A running server."""
 
     process: subprocess.Popen[bytes]
-    #: where to publish, where to hear what comes, and where to ask for what was there
+    #: the addresses for publishers, for live subscribers, and for requests of earlier messages
     port: int
     live_port: int
     past_port: int
-    #: what its load makers have to know
+    #: settings that its load makers need
     extra: dict[str, Any] = attrs.field(factory=dict)
-    #: where its metrics are scraped; 0: nowhere
+    #: the port at which its metrics are scraped; 0: none
     metrics_port: int = 0
-    #: whether there is a server whose CPU and memory mean something
+    #: whether there is a server process whose CPU and memory are measured
     serves: bool = True
 
     @property
@@ -59,16 +59,16 @@ class Running:
         self.process.wait()
 
 
-#: Starts a server in a directory, for a wire.
+#: A function that starts a server in a directory, for a protocol.
 Start = Callable[[Path, str, str], Running]
 
 
 class Durable(Enum):
-    """Meaning of an acknowledgement; only servers with the same guarantee are compared."""
+    """What an acknowledgement guarantees; only servers with the same guarantee are compared."""
 
-    SYNCED = "synced"  #: it is on the disk
-    LATER = "later"  #: it will be
-    NEVER = "memory"  #: it is in memory
+    SYNCED = "synced"  #: the message is on the disk
+    LATER = "later"  #: the message will be on the disk soon
+    NEVER = "memory"  #: the message is in memory
 
 
 @attrs.frozen(kw_only=True)
@@ -76,23 +76,23 @@ class Contestant:
     """A server with one set of options."""
 
     name: str
-    #: what load makers speak to it; empty: the protocol of the case
+    #: the protocol that load makers use with it; empty: the protocol of the case
     wire: str = ""
     durable: Durable
-    #: which part of a case's messages it gets, so that slow servers do not take all day
+    #: the fraction of a case's messages that it gets, so that slow servers do not take all day
     share: float = 1.0
     #: settings of the wire
     extra: dict[str, Any] = attrs.field(factory=dict)
     #: (directory, protocol, durability) -> the server
     start: Start
-    #: which version that is; raises CannotStart if there is none
+    #: returns the version of the server; raises CannotStart if it is not installed
     version: Callable[[], str]
 
 
 def spawn(directory: Path, words: Sequence[str]) -> Spawned:
     """Run the command ``words`` in ``directory``, with its output in the file ``log``.
 
-    :raises CannotStart: there is no such program
+    :raises CannotStart: the program does not exist
     """
     directory.mkdir(parents=True, exist_ok=True)
     with directory.joinpath("log").open("wb") as log:
@@ -119,7 +119,7 @@ class Spawned:
     def wait_for(self, done: Callable[[str], bool]) -> str:
         """Return the output of the process once ``done(output)`` is true.
 
-        :raises CannotStart: it ended before, or takes too long
+        :raises CannotStart: the process ended before that, or takes too long
         """
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -137,7 +137,7 @@ class Spawned:
 def twistd() -> str:
     """Return the path of ``twistd``.
 
-    :raises CannotStart: it is not there
+    :raises CannotStart: twistd is not installed
     """
     beside = Path(sys.executable).with_name("twistd")
     found = str(beside) if beside.exists() else shutil.which("twistd")
@@ -146,7 +146,7 @@ def twistd() -> str:
     return found
 
 
-#: Options of each protocol, which lift the limits for untrusted clients so that these are not measured.
+#: Options of each protocol that lift the limits for untrusted clients, so that limits are not measured.
 OPTIONS = {
     "figg": ("figg.max-per-host=20000", "figg.max-connections=20000"),
     "http": ("http.max-per-host=20000",),
@@ -158,7 +158,7 @@ OPTIONS = {
     ),
     "eventbus": (),
 }
-#: The same for all protocols: one load maker creates every stream.
+#: Options for all protocols: the limit of streams, because one load maker creates all streams.
 SERVER_OPTIONS = tuple(
     f"server.{name}=200000" for name in ("max-streams", "streams-per-address", "subscriptions-per-address")
 )
@@ -215,14 +215,14 @@ def metrics_version() -> str:
 
 
 FYREHOSE = Contestant(name="fyrehose", durable=Durable.SYNCED, start=start_fyrehose, version=fyrehose_version)
-#: The same as others sync by default: a second later.
+#: Fyrehose with syncs as other servers have them by default: a second later.
 FYREHOSE_LATER = Contestant(
     name="fyrehose-later",
     durable=Durable.LATER,
     start=lambda directory, protocol, _: start_fyrehose(directory, protocol, "interval:1000"),
     version=fyrehose_version,
 )
-#: The same with metrics that somebody scrapes: what they cost.
+#: Fyrehose with metrics that are scraped, to measure their cost.
 FYREHOSE_METRICS = Contestant(
     name="fyrehose-metrics",
     durable=Durable.SYNCED,

@@ -12,7 +12,7 @@ from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.wires import figg, http, lumberjack, relink, zmtp
 from fyrehose.bench.wires.base import Job, Wire, WorkerPool, WorkerWire, Wrong
 
-#: wire -> its publisher, its subscriber, and its late subscriber, which reads earlier messages
+#: protocol -> the classes of its publisher, its subscriber, and its late subscriber, which reads earlier messages
 WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "figg": (figg.FiggPublisherWire, figg.FiggSubscriberWire, figg.FiggSubscriberWire),
     "lumberjack": (lumberjack.LumberjackPublisherWire, None, None),
@@ -20,11 +20,11 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
     "relink": (relink.RelinkPublisherWire, relink.RelinkSubscriberWire, relink.RelinkSubscriberWire),
     "eventbus": (zmtp.ZmtpPublisherWire, zmtp.ZmtpSubscriberWire, zmtp.ZmtpSnapshotWire),
 }
-#: Wires whose subscribers may be workers that share the messages; see ``leases`` in ``extra``.
+#: Protocols whose subscribers may be workers that share the messages; see ``leases`` in ``extra``.
 WORKERS: dict[str, type[WorkerWire]] = {"http": http.HttpWorkerWire}
-#: Wires without acknowledgements; messages count as published when the first subscriber has them.
+#: Protocols without acknowledgements; messages count as published when the first subscriber receives them.
 BY_DELIVERY = {"eventbus"}
-#: What one read takes at the most (or two messages, if they are larger), and what a block has at the most, in bytes.
+#: The most bytes of one read (but at least two messages), and of one block of messages to send.
 READ = 1 << 20
 WRITE = 1 << 18
 #: Seconds without traffic after which the load fails.
@@ -32,9 +32,9 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """Messages in flight: sent by one or several connections, and not yet seen by the witness.
+    """Messages in flight: sent by one or several connections, and not yet acknowledged to, or received by, the witness.
 
-    :ivar timed: what times the arrivals, where that is not the connection that sends
+    :ivar timed: records when messages arrive, if another connection than the sender does that
     """
 
     def __init__(self, witness: Wire, timed: Latencies | None = None) -> None:
@@ -47,15 +47,15 @@ class Flight:
 
     @property
     def landed(self) -> bool:
-        """Return True if every message has arrived."""
+        """Return whether every message has arrived."""
         return self.witness.done >= self.total
 
 
 class LoadConnection:
-    """One socket, with the protocol's state.
+    """One socket, with the state of its protocol.
 
     :param total: messages to be sent
-    :param flight: where they are, if others send as well
+    :param flight: the messages in flight, if several connections send them
     """
 
     def __init__(self, plan: Plan, port: int, wire: Wire, total: int, flight: Flight | None = None) -> None:
@@ -79,7 +79,7 @@ class LoadConnection:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def open(self, late: bool) -> None:
-        """Send everything that precedes the messages."""
+        """Send all that the protocol requires before the messages."""
         self.wire.hello(self.sock)
         if not late:
             self.sock.sendall(self.wire.begin())
@@ -92,13 +92,13 @@ class LoadConnection:
 
     @property
     def next_due(self) -> float | None:
-        """Return when the next message is due; None if none is waiting for its time."""
+        """Return when the next message is due; None if no message waits for its time."""
         if self.paced and self.publishes and self.latencies is not None and self.sent < self.total:
             return self.latencies.when(self.sent)
         return None
 
     def write(self, now: float) -> bool:
-        """Send what may be sent, and return whether the socket had no room for all of it."""
+        """Send as much as window and rate permit; return whether the socket had no room for all of it."""
         while True:
             if not self._pending:
                 self._pending = self._more(now)
@@ -138,9 +138,9 @@ class LoadConnection:
         return block
 
     def read(self) -> bool:
-        """Receive into the buffer, and return whether that filled it, so that more may wait.
+        """Receive into the buffer; return whether the buffer was filled, so that more may wait.
 
-        :raises Wrong: the connection has ended, or something came that should not
+        :raises Wrong: the connection has ended, or unexpected bytes arrived
         """
         try:
             size = self.sock.recv_into(self._view[self._kept :])
@@ -168,10 +168,10 @@ class StreamLoad:
         self._start = 0.0
 
     def connect(self) -> None:
-        """Make all connections, up to where messages begin.
+        """Make all connections, and do all that precedes the messages.
 
         :raises OSError: the server cannot be reached
-        :raises Wrong: it says something else than it should
+        :raises Wrong: the server sends unexpected bytes
         """
         plan = self.plan
         publisher, subscriber, reader = WIRES[plan.wire]
@@ -200,9 +200,9 @@ class StreamLoad:
         return Job(stream=plan.stream, size=plan.size, messages=messages, late=late, extra=plan.extra)
 
     def run(self, start: float) -> LoadOutcome:
-        """Send and count until all is done.
+        """Send and count messages until all are done.
 
-        :raises Wrong: something else came, or nothing for a long time
+        :raises Wrong: unexpected bytes arrived, or nothing for a long time
         """
         everybody = self.publishers + self.subscribers
         while (early := start - time.monotonic()) > 0:
@@ -256,13 +256,13 @@ class StreamLoad:
             ready = left | set(heard)
 
     def _rest(self, now: float) -> None:
-        """Sleep as long as the subscribers are ahead of the rate at which they are to read."""
+        """Sleep for as long as the subscribers are ahead of their rate of reading."""
         ahead = max(connection.wire.done for connection in self.subscribers) / self.plan.reads - (now - self._start)
         if ahead > 0:
             time.sleep(min(ahead, PATIENCE / 10))
 
     def _wait(self, left: set[LoadConnection]) -> list[LoadConnection]:
-        """Return the connections that can be read or written, at the latest when the next message is due."""
+        """Wait until a connection can be read or written, or a message is due; return the connections that can."""
         due = [when for connection in left if (when := connection.next_due) is not None]
         timeout = min(1.0, max(0.0, min(due) - time.monotonic())) if due else 1.0
         if due:
@@ -279,7 +279,7 @@ class StreamLoad:
         return found
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close all connections."""
         for connection in self.publishers + self.subscribers:
             connection.sock.close()
         self._poll.close()

@@ -1,4 +1,4 @@
-"""What a disk and a CPU will carry: every protocol with a server of its own, round after round, within a given time.
+"""Measure what a disk and a CPU will carry: each protocol with its own server, round after round, in a given time.
 
 servers start -> a first round, which is not counted, says how fast each is
 -> rounds of equal length: the disk alone, each protocol with a full window, each with one message at a time
@@ -31,19 +31,19 @@ NAMES = {
     "eventbus": ("eventbus/live/1", "eventbus/live/1/window-1"),
 }
 ROUNDS = 3
-#: The part of a case's messages that the first round has, and how many syncs are timed in it.
+#: The fraction of a case's messages in the first round, and the number of syncs that are timed in it.
 FIRST, FIRST_SYNCS = 0.02, 50
-#: The shortest load of a round, in seconds; shorter ones say nothing.
+#: The shortest load of a round, in seconds; a shorter one would say nothing.
 SHORTEST_S = 0.2
-#: Called with the seconds that have passed, and what is being measured.
+#: A function that is called with the elapsed seconds, and the name of what is being measured.
 Told = Callable[[float, str], object]
 
 
 @attrs.define
 class Trial:
-    """One protocol: its server, its two cases, and the figures of each round.
+    """The trial of one protocol: its server, its two cases, and the figures of each round.
 
-    :ivar bout: runs either case
+    :ivar bout: runs the cases with the server
     :ivar rates: messages a second of the first round, by case
     """
 
@@ -66,12 +66,12 @@ class Trial:
         return max(0.0, time.monotonic() - began - self.bout.case.messages / rate)
 
     def round(self, case: Case, seconds: float) -> None:
-        """Run *case* for about so many *seconds*, and keep its figures."""
+        """Run *case* for about *seconds* seconds, and keep its figures."""
         self.bout.case = case.scaled(max(SHORTEST_S, seconds) * self.rates[case.name] / case.messages)
         self.samples.setdefault(case.name, []).append(self.bout.measure())
 
     def spread(self, case: Case, *figures: str) -> Spread | None:
-        """Return median and range of the first of *figures* that the rounds of *case* have; None if they have none."""
+        """Return median and range of the first of *figures* that the rounds of *case* have; or None."""
         samples = self.samples.get(case.name, ())
         for figure in figures:
             if samples and all(figure in sample for sample in samples):
@@ -84,7 +84,7 @@ class TrialReport:
     """The figures of a trial, and the load of the machine before and after it.
 
     :ivar syncs: the seconds of each round's syncs, the shortest first
-    :ivar load_before: load average of the machine, and after the measurement
+    :ivar load_before: load average of the machine before the measurement; ``load_after``: after it
     """
 
     trials: Sequence[Trial]
@@ -95,10 +95,10 @@ class TrialReport:
 
 
 def measure(directory: Path, protocols: Sequence[str], seconds: float, durability: str, told: Told) -> TrialReport:
-    """Measure *protocols* for about so many *seconds*, with servers whose journals are in *directory*.
+    """Measure *protocols* for about *seconds* seconds, with servers whose journals are in *directory*.
 
     :raises CannotStart: a server does not start
-    :raises LoadFailed: a load maker met trouble
+    :raises LoadFailed: a load maker failed
     """
     began, load = time.monotonic(), usage.load()[0]
     with ExitStack() as stack:

@@ -15,7 +15,7 @@ import numpy as np
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 #: The clock of another process's CPU, all threads, in nanoseconds (include/linux/posix-timers.h).
 _CPUCLOCK_SCHED = 2
-#: Where the limits of a container are, as it sees them itself.
+#: The files with the limits of a container, as it sees them itself.
 _CGROUP = Path("/sys/fs/cgroup")
 #: Bytes that :func:`touch` allocates at once.
 _PIECE = 1 << 28
@@ -23,10 +23,10 @@ _PIECE = 1 << 28
 
 @attrs.frozen
 class Cpu:
-    """CPU seconds of a process since it began."""
+    """The CPU seconds of a process since its start."""
 
     total: float
-    #: the part of it that the process spent itself; the rest is the kernel's on its behalf
+    #: the seconds that the process itself spent (user time); the kernel spent the rest for it
     user: float
     system: float
 
@@ -52,7 +52,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can have without others giving anything up but caches; less in a container."""
+    """Return the bytes of memory that a program can get by dropping caches only; less in a container."""
     words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(words["MemAvailable"].split()[0]) << 10
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
@@ -62,7 +62,7 @@ def free_memory() -> int:
 
 
 def touch(size: int) -> int:
-    """Allocate *size* bytes of memory, write to all of them, and free them; return how many bytes that were.
+    """Allocate *size* bytes of memory, write to all of it, and free it; return the number of bytes.
 
     A new virtual machine gets each page of its memory when it is first used.  Until then, filling the page cache takes
     several times as long.
@@ -82,5 +82,5 @@ def machine(disk: str) -> str:
 
 
 def load() -> tuple[float, float, float]:
-    """Return the load averages of the machine, as ``uptime`` has them."""
+    """Return the load averages of the machine, as ``uptime`` shows them."""
     return os.getloadavg()

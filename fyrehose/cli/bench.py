@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from fyrehose.bench.results import Spread
     from fyrehose.bench.trial import Trial, TrialReport
 
-#: numpy counts what comes back without an object per message.
+#: The extra with numpy, which counts received messages without an object for each.
 NUMPY = Extra("bench", "numpy", "numpy")
 #: Free space that the journals may need, in bytes for each second.
 SPACE = 64 << 20
-#: A load average above this part of the cores makes figures worse; a load maker that is busier limits the rate.
+#: A load average above this part of the cores makes figures worse; a load maker (the client process) that is busier
+#: limits the rate.
 LOADED, BUSY = 0.3, 0.9
 
 
@@ -69,7 +70,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
     free, needed = shutil.disk_usage(data_dir).free, int(seconds * SPACE)
     if free < needed:
         raise ConfigError(f"{data_dir} has {shown_size(free)} free, and this may need {shown_size(needed)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers and the folder go with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then stops the servers, too
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=data_dir) as folder, bar("measuring") as progress:
         report = measure(
             Path(folder), protocols, seconds, mode, lambda passed, what: progress(min(passed, seconds), seconds)
@@ -85,7 +86,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
 def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the protocols to measure, and why others cannot be measured.
 
-    :raises ConfigError: an unknown one is wanted
+    :raises ConfigError: one of *wanted* is unknown, or none can be measured
     """
     for name in wanted:
         if name not in known:
@@ -139,7 +140,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
 
 
 def _range(spread: Spread, form: str) -> str:
-    """Return median and range, such as ``9,210 (8,900-9,400)``."""
+    """Return the median and the range as text, such as ``9,210 (8,900-9,400)``."""
     return f"{spread.median:{form}} ({spread.least:{form}}-{spread.most:{form}})"
 
 
@@ -149,7 +150,7 @@ def _limited(trial: Trial) -> bool:
 
 
 def _quantile(syncs: Sequence[Sequence[float]], part: float) -> float:
-    """Return the median over the rounds of the time within which a *part* of their syncs returned."""
+    """Return the time within which the fraction *part* of the syncs of a round returned: the median of all rounds."""
     found = sorted(times[int((len(times) - 1) * part)] for times in syncs)
     return found[len(found) // 2]
 
@@ -192,7 +193,7 @@ def remarks(report: TrialReport) -> list[str]:
 
 
 def as_json(report: TrialReport, directory: Path, durability: str) -> dict[str, Any]:
-    """Return all samples, and beside what they were measured, as an object for JSON."""
+    """Return all samples, and the circumstances of the measurement, as an object for JSON."""
     from fyrehose.bench.trial import cores
 
     return {

@@ -1,4 +1,4 @@
-"""Values that a shell completes and only a server, a journal's files or this installation know.
+"""Values for shell completion that only a server, a journal's files or this installation knows.
 
 The person at the shell waits, and the shell has no place for errors: a server that does not answer soon, refuses or
 fails leaves the line as it is.
@@ -20,26 +20,26 @@ from click.shell_completion import CompletionItem
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
-#: How long the shell waits for values, in seconds, and the environment variable for another time.
+#: How long the shell waits for values, in seconds, and the environment variable that sets another time.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
 #: Most values that are shown.
 MOST = 200
 
-#: What click calls for the values of a parameter.
+#: The function that click calls to complete the values of a parameter.
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-#: Yields values for a line, which begin with a text.
+#: A function that yields values for the parameter of a command line; values must begin with the typed text.
 Source = Callable[[click.Context, str], Iterable[str]]
 
 
 def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
-    """Return a function for click that completes by *source*, and waits *patience_s* seconds at most."""
+    """Return a function for click that completes with the values of *source*, for at most *patience_s* seconds."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return at most MOST completions, those that *source* yields in time."""
+        """Return the completions that *source* yields in time, at most MOST."""
         found: list[str] = []
 
         def collect() -> None:
-            with contextlib.suppress(FyrehoseError, OSError):  # the shell has no place for them
+            with contextlib.suppress(FyrehoseError, OSError):  # the shell has no place for errors
                 for value in source(ctx, incomplete):
                     # The shells' scripts read a value a line, and a terminal interprets control characters.
                     if value.startswith(incomplete) and value.isprintable():
@@ -47,7 +47,7 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
                     if len(found) == MOST:
                         return
 
-        # Nothing else bounds the time: a server may send a byte now and then, and looking up a name may take long.
+        # Only this thread bounds the time: a server may send a byte now and then, and looking up a name may take long.
         thread = threading.Thread(target=collect, daemon=True)
         thread.start()
         thread.join(_patience(patience_s))
@@ -66,7 +66,7 @@ def _patience(default_s: float) -> float:
 def _streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
     from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL
 
-    if _url_of(ctx, HTTP_URL) is None:  # its --url is that of the admin listener
+    if _url_of(ctx, HTTP_URL) is None:  # --url of this command is that of the admin listener
         yield from (each["name"] for each in _server(ctx, DEFAULT_URL).streams(incomplete, 0, MOST)["listed"])
     elif "*" not in incomplete:
         yield from _server(ctx, HTTP_URL).stream_names(f"{incomplete}*", MOST)
@@ -82,7 +82,7 @@ def _subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _server(ctx: click.Context, default: str) -> Any:
-    """Return the server that the line names by --url, --from or --to, or the one with the default address."""
+    """Return the server that the command line names by --url, --from or --to, or the one at the default address."""
     from fyrehose.cli.remote import RemoteServer
 
     tls = ctx.params.get("tls")
@@ -92,7 +92,7 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
-    """Return the URL of the http listener that the line names; None: it names an admin listener."""
+    """Return the URL of the http listener that the command line names; None: it names an admin listener."""
     from fyrehose.cli.remote import HTTP_URL
 
     given = {param.name: param for param in ctx.command.params}
@@ -100,7 +100,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
         url: str = ctx.params.get("url") or str(given["url"].default)
         return url if given["url"].default == default else None
     (host, port), *_ = ctx.params.get("addresses") or (("127.0.0.1", None),)
-    # The port in --from or --to is that of --protocol; streams are the same for all of them.
+    # The port in --from or --to belongs to --protocol; all protocols serve the same streams.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
         port = urlsplit(HTTP_URL).port
     shown = f"[{host}]" if ":" in host else host
@@ -120,8 +120,8 @@ def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]
 
 
 def _directory(ctx: click.Context) -> Path:
-    """Return the journal that the line names, or the usual one if it does not name one yet."""
-    # click does not assign arguments if the last option has no value yet, but leaves them in args.
+    """Return the journal that the command line names, or ``data`` if it does not name one yet."""
+    # If the last option has no value yet, click leaves all arguments in args.
     return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
 
 
@@ -136,7 +136,7 @@ def _clients(ctx: click.Context, incomplete: str) -> Iterator[str]:
     from fyrehose.interfaces import IClientPlugin
 
     for name in plugins.names():
-        with contextlib.suppress(FyrehoseError):  # a plugin that cannot be loaded hides no other
+        with contextlib.suppress(FyrehoseError):  # a plugin that cannot be loaded must not hide the others
             if IClientPlugin.providedBy(plugins.load(name)):
                 yield name
 
@@ -175,7 +175,7 @@ class Served(click.Command):
     """The command ``serve``, whose options Twisted parses."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the options of the server, and what may follow the last one."""
+        """Return the options of the server that begin with *incomplete*, or values of the last option."""
         from fyrehose.cli.serve import ServeOptions
 
         if incomplete.startswith("-"):
@@ -185,7 +185,7 @@ class Served(click.Command):
 
 
 def serve_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what follows an option of ``serve``."""
+    """Complete the value of an option of ``serve``."""
     before = (ctx.params.get("arguments") or ("",))[-1]
     if before in ("--data-dir", "--rundir", "--chroot"):
         return directories(ctx, param, incomplete)
@@ -204,9 +204,9 @@ def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return [CompletionItem(incomplete, type="dir")]
 
 
-#: Names that the server of the line knows.
+#: Completers of names that the server of the command line knows.
 streams, subscriptions = completed(_streams), completed(_subscriptions)
-#: Names in the journal's files.
+#: Completers of names in the journal's files.
 journal_streams, journal_subscriptions = completed(_journal_streams), completed(_journal_subscriptions)
-#: What this installation knows, which may take as long as it takes to import it.
+#: Completers of names that this installation knows; importing the plugins may take longer.
 protocols, clients, rights = (completed(each, 5.0) for each in (_protocols, _clients, _rights))

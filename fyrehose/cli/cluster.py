@@ -1,6 +1,6 @@
 """``fyrehose cluster``: show the servers of a cluster, and the log that they share.
 
-The servers tell each other of themselves four times a second through NATS; this command listens to that.
+Each server reports its state to the others four times a second through NATS; this command listens to these messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fyrehose.replication.stream import nodes_of, say_subject_of, stream_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: How long the command listens, in seconds: several messages of each server.
+#: How long the command listens, in seconds: each server sends several messages in that time.
 LISTEN = 1.5
 #: How long NATS may take to answer, in seconds.
 NATS_TIMEOUT_S = 5.0
@@ -60,7 +60,7 @@ class Survey:
     :ivar servers: the last message of each server, in the order of their names
     :ivar log: first and last number, bytes and replicas of the shared log; None if JetStream does not answer
     :ivar nats: the NATS servers, in the order of the configuration
-    :ivar why: what NATS says instead of an answer about the shared log
+    :ivar why: the error of NATS in place of an answer about the shared log
     """
 
     servers: list[dict[str, Any]]
@@ -80,7 +80,7 @@ def cluster() -> None:
 
 
 def of_a_cluster(command: F) -> F:
-    """Add the options that say which cluster is meant."""
+    """Add the options that select the cluster to a command."""
     for option in (
         click.option("--cluster", "name", default="", help="Name of the cluster, with --nats.  [default: fyrehose]"),
         click.option("--nats", "urls", multiple=True, metavar="URL", help="Address of a NATS server; may be repeated."),
@@ -150,9 +150,9 @@ def check_installed() -> None:
 
 
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
-    """Return the settings of the table [replication] of file *config*, or those that *urls* and *name* stand for.
+    """Return the settings of the table [replication] of file *config*, or those that *urls* and *name* give.
 
-    :raises ConfigError: both or neither are given, or the file has no such table
+    :raises ConfigError: both *config* and *urls* are given, or neither; or the file has no such table
     """
     if (config is None) == (not urls):
         raise ConfigError("pass either --config FILE or --nats URL")
@@ -169,9 +169,9 @@ def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> Replic
 async def survey(
     settings: ReplicationSettings, seconds: float = LISTEN, until: Callable[[dict[str, Any]], bool] = lambda said: False
 ) -> Survey:
-    """Listen to the servers of a cluster.
+    """Listen to the messages of a cluster's servers, and ask NATS for its shared log.
 
-    :param until: stop as soon as this is true of a message
+    :param until: stop as soon as this returns true for a message
     :raises FyrehoseError: no NATS server can be reached
     """
     from nats.errors import Error
@@ -180,7 +180,7 @@ async def survey(
     enough = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        with suppress(ValueError, TypeError, AttributeError):  # no server of the cluster sends anything else
+        with suppress(ValueError, TypeError, AttributeError):  # ignore messages that no server of the cluster sends
             said = json.loads(message.data)
             heard[server_name(said.get("name"))] = said
             if until(said):
@@ -204,14 +204,14 @@ async def survey(
 async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
     """Return a connection of nats-py to a NATS server of the cluster.
 
-    :param errors: gets what NATS refuses later, which no call raises
-    :raises FyrehoseError: none can be reached
+    :param errors: a list for refusals that NATS sends later, and that no call raises
+    :raises FyrehoseError: no NATS server can be reached
     """
     import nats
     from nats.errors import Error
 
     async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; remember what NATS refuses, which connecting does not say."""
+        """Keep nats-py from printing a traceback; remember refusals of NATS, which connecting does not raise."""
         errors.append(error)
 
     options = settings.connect_options()
@@ -228,7 +228,7 @@ async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any
             2 * NATS_TIMEOUT_S,
         )
     except Exception as error:
-        # A server says why it closes a connection; what the system says about the next try is less.
+        # Prefer the server's reason for closing a connection to the system's error of the next attempt.
         why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
         raise FyrehoseError(
             f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
@@ -253,7 +253,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
 
 
 async def _reach(url: str) -> NatsServer:
-    """Ask the NATS server at *url* for its name; it sends it to each new client."""
+    """Read the name of the NATS server at *url*, which it sends to each new client."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or NATS_PORT
     shown = f"{host}:{port}"
@@ -271,12 +271,12 @@ async def _reach(url: str) -> NatsServer:
 
 
 def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last message of the server that leads; of several that say so, that of the last take-over."""
+    """Return the last message of the leader; if several servers claim to lead, of the one that took over last."""
     return max(filter(leading, servers), key=lambda said: int(said.get("epoch", 0)), default=None)
 
 
 def refusal(found: Survey) -> str:
-    """Return why publishers are refused; empty if they are not."""
+    """Return why publishers are refused; empty if messages are accepted."""
     leader = leader_of(found.servers)
     if leader is None:
         return "no server leads: messages are refused until one does"
@@ -290,7 +290,7 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return the servers as the leader describes them, and servers that only this command has heard."""
+    """Return the state of each server that the leader describes, and of servers that only this command has heard."""
     listed = parsed(leader_of(found.servers) or {})
     names = {each.name for each in listed}
     heard = [

@@ -1,7 +1,7 @@
 """``fyrehose cluster members``, ``add``, ``remove``, ``replace``: show and change the members of a cluster.
 
 The leader appends the change to the shared log, and answers in its messages to the other servers.  A request is
-repeated until it is answered, so that the next leader does it if this one is lost.
+repeated until it is answered, so that the next leader carries it out if this leader is lost.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _name(text: str) -> str:
 def _listed(found: Survey) -> Members:
     """Return the newest list of members that a server has sent.
 
-    :raises FyrehoseError: none has
+    :raises FyrehoseError: no server has sent a list
     """
     lists = list(filter(None, map(_said_by, found.servers)))
     if not lists:
@@ -139,7 +139,7 @@ def _said_by(said: dict[str, Any]) -> Members | None:
     try:
         return Members.unpack(str(said.get("listed", "")).encode())
     except Damage:
-        return None  # it knows no list yet, or it is older
+        return None  # this server has no list yet, or an older one
 
 
 def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
@@ -174,7 +174,7 @@ def _change(settings: ReplicationSettings, wait: float, kind: ChangeKind, name: 
 
 
 async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float) -> Members:
-    """Repeat the request until a leader answers; return the members then."""
+    """Repeat the request until a leader answers; return the members after the change."""
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(message: Any) -> None:

@@ -62,7 +62,7 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
         )
         if not yes:
             click.confirm("begin a new shared log at this position?", abort=True)
-        # Larger than any number of take-overs, so that an entry of a server of the old log never counts.
+        # This epoch is larger than any number of take-overs, so that no entry of the old log's servers is accepted.
         epoch = int(time.time())
         writer = EntryWriter(settings.name, int.from_bytes(os.urandom(8), "little"))
         identity, chain = _keep(directory, journal, aside)
@@ -100,12 +100,12 @@ def _parts(directory: Path, end: int, aside: list[SetAside]) -> str:
 
 
 def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[bytes, int]:
-    """Bring *aside* back, and let the durable mark include all whole batches.
+    """Move the files *aside* back into the journal, and set the durable mark behind the last whole batch.
 
     :return: the identity of the journal, and the checksum from which it continues
     """
     files = Files()
-    # It has a handover, so it adds no bytes of its own.
+    # Opened with a handover, the journal appends no bytes of its own.
     writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
     try:
         writer.open(journal.time)

@@ -1,4 +1,7 @@
-"""The command ``fyrehose``: its options and arguments.  The modules beside this one do the work of each command."""
+"""The command ``fyrehose``: its options and arguments.
+
+The other modules of this package do the work of each command.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _ADDRESS = "Server, or all of a cluster's."
 
 
 class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or a host alone; the value is (host, port)."""
+    """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or only a host; its value is (host, port)."""
 
     name = "host:port"
 
@@ -83,10 +86,10 @@ def _tls(command: F) -> F:
 
 
 class MainProgram(Program):
-    """The command ``fyrehose``, whose help fits a screen because it explains commands, but not its own options."""
+    """The command ``fyrehose``; its help fits on a screen, because it lists commands, not options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands only: the usage names the options."""
+        """Write only the commands: the line with the usage names the options."""
         self.format_commands(ctx, formatter)
 
 

@@ -45,19 +45,19 @@ _BASH = """\
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
-#: Characters that bash takes as they are, outside of quotes.
+#: Characters that need no quotes in bash.
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
-#: What a word between quotes must not contain: bash would end it, or replace a part of it.
+#: Characters that must be escaped between quotes: bash would end the word there, or replace a part of it.
 _UNSAFE_IN = {"'": re.compile("'"), '"': re.compile(r'["$`\\!]')}
 
 
 class LineComplete(BashComplete):
-    """Complete words for bash from the line itself, and quote them."""
+    """Complete words for bash from the whole command line, and quote the results."""
 
     source_template = _BASH
-    #: the last word, as far as it is typed, without its quotes
+    #: the typed part of the last word, without its quotes
     _word = ""
-    #: the quote that is open; empty: none
+    #: the quote that is open at the cursor; empty: none
     _quote = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -70,7 +70,7 @@ class LineComplete(BashComplete):
         return words[1:-1], self._word
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        """Return the line for one candidate: its type, and what readline puts in place of its own current word."""
+        """Return the line for one candidate: its type, and the text that readline puts in place of its current word."""
         if item.type != "plain":
             return f"{item.type},"
         option, equals, _ = self._word.partition("=")
@@ -94,7 +94,7 @@ for _class in (LineComplete, WholeFishComplete):
 
 
 def _open_quote(line: str) -> str:
-    """Return the quote that is open at the end of *line*, or nothing."""
+    """Return the quote that is open at the end of *line*, or ""."""
     for quote in ("", "'", '"'):
         try:
             shlex.split(line + quote)
@@ -122,6 +122,6 @@ def completion(ctx: click.Context, shell: str) -> None:
     name = program.info_name or "fyrehose"
     kind = get_completion_class(shell)
     assert kind is not None, "click supports every shell in SHELLS"
-    # source() would start bash to check its version; the template alone needs no shell.
+    # Use the template: source() would start bash to check its version.
     complete = kind(program.command, {}, name, f"_{name.upper()}_COMPLETE")
     click.echo(complete.source_template % complete.source_vars())

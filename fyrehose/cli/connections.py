@@ -29,7 +29,7 @@ from fyrehose.options import counted
 
 log = Logger()
 
-#: The first bytes by which servers of other protocols are recognised, and what they are.
+#: The first bytes that servers of other protocols send, and the names of these protocols.
 _FOREIGN = (
     (b"HTTP/", "http", "an HTTP server, such as the http or the admin listener"),
     (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "eventbus", "a ZeroMQ socket, such as the eventbus listener"),
@@ -50,7 +50,7 @@ class ConnectionHistory:
     :ivar wanted: the action of this command, such as ``read 'notes'``
     :ivar servers_own: whether the stream's name begins with a dot: the server keeps such streams to itself
     :ivar encrypted: whether the connections use TLS
-    :ivar times: so many connections in a row that are closed at once are a refusal
+    :ivar times: how many connections in a row, each closed at once, count as a refusal
     :ivar refused: the error to report once the server has refused the connections
     """
 
@@ -73,7 +73,7 @@ class ConnectionHistory:
         return self.name
 
     def watch(self, on_refused: Callable[[], object]) -> None:
-        """Call ``on_refused`` as soon as the server has refused the connections; it replaces an earlier callback."""
+        """Call ``on_refused``, in place of an earlier callback, as soon as the server has refused the connections."""
         self._on_refused = on_refused
         if self.refused is not None:
             on_refused()
@@ -209,7 +209,7 @@ class _Factory(WrappingFactory):
 
 
 def _explained(error: BaseException | None) -> str:
-    """Return the text of a TLS error; OpenSSL's has a list of reasons, and the check of names has its own type."""
+    """Return the text of a TLS error: the reasons in an error of OpenSSL, or that the certificate has another name."""
     if type(error).__name__ == "VerificationError":
         return "its certificate is for another name"
     reasons = error.args[0] if error is not None and error.args else []

@@ -21,7 +21,7 @@ WIDTH = 160
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with every character escaped that is not printable, so that a terminal does not interpret it."""
+    """Return ``text`` with all unprintable characters escaped, so that a terminal does not interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
@@ -56,8 +56,8 @@ class SpeedColumn(ProgressColumn):
 def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], object]]:
     """Show a bar on standard error during the context, if that is a terminal.
 
-    :param columns: are shown between the bar and the time that has passed
-    :return: a function to call with the amount that is done, and the total
+    :param columns: columns of Rich to show between the bar and the elapsed time
+    :return: a function to call with the amount done so far, and the total
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -76,7 +76,7 @@ def progress_bar(label: str) -> AbstractContextManager[Callable[[float, float], 
 
 @contextmanager
 def status_line(text: Callable[[], str]) -> Iterator[None]:
-    """Show *text* on standard error during the context, always as it is at the moment, if that is a terminal."""
+    """Show the present value of *text* on standard error during the context, if standard error is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield

@@ -1,9 +1,9 @@
 """``fyrehose dead``: list, show, replay or delete dead letters of a running server.
 
 Dead letters are records of ordinary streams: those of listeners (see :mod:`fyrehose.broker.letters`), and those of
-shared subscriptions.  Which of them are done is the state of a shared subscription of these streams, so replaying a
-letter is settling its record together with a result: the server publishes the message and ends the letter in one
-commit.  A record that is done stays in its stream until retention deletes it.
+shared subscriptions.  A shared subscription to these streams keeps which dead letters are done.  Replaying a letter
+settles its record and publishes the message in one commit of the server.  A settled record stays in its stream until
+retention deletes it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fyrehose.cli.values import FORMAT, remote_options
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 
-#: The most letters that one command sees, the oldest of each stream.
+#: The most dead letters that one command handles: the oldest of each stream.
 MOST = 1_000
-#: How long the command has the letters if it dies, in seconds.
+#: How long other commands have to wait for the letters if this one dies, in seconds: its leases.
 LEASE_S = 5
 #: The name of the command as a consumer.
 CONSUMER = "fyrehose dead"
@@ -54,31 +54,31 @@ _ALL = click.option("--all", "everything", is_flag=True, help=f"All of them, at 
 class Letter:
     """A dead letter, which this command has leased.
 
-    :ivar record: the record, as the server's answer has it
+    :ivar record: the record, as in the server's answer
     """
 
     record: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """Return ``STREAM/SEQ``, by which commands name it."""
+        """Return the name of the letter in commands: ``STREAM/SEQ``."""
         return f"{self.record['stream']}/{self.record['seq']}"
 
     @property
     def item(self) -> list[Any]:
-        """Return the record as requests to settle name it."""
+        """Return the record's stream, seq and token, as a request that settles it needs them."""
         return [self.record["stream"], self.record["seq"], self.record["token"]]
 
     @property
     def payload(self) -> bytes:
-        """Return the message, or its beginning."""
+        """Return the bytes of the message, or its beginning if the letter holds no more."""
         if "payload" in self.record:
             return str(self.record["payload"]).encode()
         return b64decode(self.record["payload_base64"])
 
     @property
     def about(self) -> tuple[str, int, str]:
-        """Return why the message is here, its size in bytes, and the stream where it belongs ("": unknown)."""
+        """Return why the message is a dead letter, its size in bytes, and the stream where it belongs ("": unknown)."""
         if self.record.get("source") == _SHARED:
             stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
             return f"failed as record {seq}", len(self.payload), stream
@@ -87,7 +87,7 @@ class Letter:
         return (why, int(size), stream) if size.isdecimal() else ("unknown", len(self.payload), "")
 
     def message(self) -> dict[str, Any]:
-        """Return the message as it is published again.
+        """Return the message in the form in which it is published again.
 
         :raises FyrehoseError: the letter is not the whole message, or does not say where it belongs
         """
@@ -115,14 +115,14 @@ class Desk:
 
     @property
     def subscription(self) -> str:
-        """Return the name of the shared subscription that knows which letters are done."""
+        """Return the name of the shared subscription that keeps which letters are done."""
         return f"dead:{self.pattern}"
 
     def __enter__(self) -> Desk:
         options = {"match": self.pattern, "shared": True, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
         self.server.share(self.subscription, "", options)
         while len(self.letters) < MOST:
-            # After a restart of the server, letters that were leased before wait for the end of that lease.
+            # After a restart of the server, leased letters come back only when their leases end.
             wait = 0 if self.letters else LEASE_S + 1
             wanted = {"consumer": CONSUMER, "most": MOST - len(self.letters), "wait": wait}
             found = self.server.share(self.subscription, "lease", wanted)["records"]
@@ -133,13 +133,13 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Return the letters that are not done, so that the next command sees them at once."""
+        """Give back the letters that are not done, so that the next command gets them at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
             self.server.share(self.subscription, "settle", {"untried": items})
 
     def chosen(self, names: Sequence[str], everything: bool) -> list[Letter]:
-        """Return the letters with these *names*, or all of them.
+        """Return the letters with these *names*, or all letters if there are no names.
 
         :raises FyrehoseError: there is no such letter
         """
@@ -148,7 +148,7 @@ class Desk:
         known = {letter.name: letter for letter in self.letters}
         for name in names:
             if name not in known:
-                raise FyrehoseError(f"there is no dead letter {name!r} in {self.pattern}; `fyrehose dead list` has all")
+                raise FyrehoseError(f"there is no dead letter {name!r} in {self.pattern}; see `fyrehose dead list`")
         return [known[name] for name in dict.fromkeys(names)]
 
     def end(self, letter: Letter, *messages: dict[str, Any]) -> None:

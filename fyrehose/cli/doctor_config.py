@@ -1,4 +1,4 @@
-"""What `fyrehose doctor` finds in a configuration: that of a file, or the one with which a server is running."""
+"""What `fyrehose doctor` finds in a configuration: the one in a file, or the one of a running server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fyrehose.server.listeners import check_guarded
 from fyrehose.server.process import RESERVED
 from fyrehose.web.hosts import is_local
 
-#: A certificate that ends sooner than this is to be renewed now.
+#: A certificate that expires sooner than this should be renewed now.
 RENEW = timedelta(days=14)
-#: Options that name files which nobody but the server may read.
+#: Options that name files that only the server may read.
 _PRIVATE = ("tls_key", "tls_key_passphrase", "token_file", "server_key")
 _EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
@@ -38,7 +38,7 @@ _EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 class ConfigSource:
     """A configuration, and where it is from.
 
-    :ivar where: a file or a process, for people
+    :ivar where: a file or a process, as text for people
     :ivar file: the configuration file, if there is one
     """
 
@@ -48,7 +48,7 @@ class ConfigSource:
 
 
 def configured(file: Path | None, data_dir: Path | None) -> ConfigSource:
-    """Return the configuration of a server that is started with these options.
+    """Return the configuration of a server that would be started with these options.
 
     :raises ConfigError: the file cannot be used
     """
@@ -60,9 +60,9 @@ def configured(file: Path | None, data_dir: Path | None) -> ConfigSource:
 def running(pid: int) -> ConfigSource | None:
     """Return the configuration with which the process *pid* was started; None if that is unknown.
 
-    Its files are read as they are now.
+    Its files are read in their present state.
 
-    :raises ConfigError: they cannot be used any more
+    :raises ConfigError: the files cannot be used any more
     """
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
@@ -73,7 +73,7 @@ def running(pid: int) -> ConfigSource | None:
     at = next((at for at, word in enumerate(words) if at and word in ("serve", "fyrehose")), None)
     if at is None:
         return None
-    with contextlib.chdir(folder):  # relative paths are those of the server
+    with contextlib.chdir(folder):  # relative paths start in the server's directory
         return _parsed(words[at + 1 :], f"process {pid}")
 
 
@@ -82,7 +82,7 @@ def _parsed(words: Sequence[str], where: str) -> ConfigSource:
 
     options = ServeOptions()
     try:
-        usage.Options.parseOptions(options, list(words))  # its own ends the process
+        usage.Options.parseOptions(options, list(words))  # its own parseOptions would end the process
     except usage.UsageError as error:
         raise ConfigError(str(error)) from error
     return ConfigSource(options.resolved, where, None if options["config"] is None else Path(options["config"]))
@@ -91,7 +91,7 @@ def _parsed(words: Sequence[str], where: str) -> ConfigSource:
 def descriptors_wanted(config: Config) -> tuple[int, bool]:
     """Return how many file descriptors all connections need that the listeners may have.
 
-    :return: also whether an option asks for so many; otherwise the server's defaults do
+    :return: also whether an option asks for so many connections; if not, they are the server's defaults
     """
     limited = [
         each.settings for each in config.listeners if "max_connections" in attrs.fields_dict(type(each.settings))
@@ -101,7 +101,7 @@ def descriptors_wanted(config: Config) -> tuple[int, bool]:
 
 
 def checked(source: ConfigSource) -> Iterator[Finding]:
-    """Report what a configuration lacks."""
+    """Report the findings about a configuration."""
     config = source.config
     listeners = counted(len(config.listeners), "listener")
     yield Finding(Level.OK, "configuration", f"valid, with {listeners}", source.where)
@@ -186,7 +186,7 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
 
 
 def _certificate(path: Path, holds_key: bool, where: str) -> Iterator[Finding]:
-    """Report when the server's certificate ends.
+    """Report when the server's certificate expires.
 
     :param holds_key: whether the file has the private key, too
     """

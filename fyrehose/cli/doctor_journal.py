@@ -22,16 +22,16 @@ from fyrehose.journal.subscriptions import registered
 from fyrehose.options import counted, shown_size
 
 DAY_S = 86_400.0
-#: A clock that is so far behind the newest record is wrong, in seconds.
+#: A clock that is this far behind the newest record is reported as wrong, in seconds.
 AHEAD_S = 60.0
-#: The server reports a pause of its reactor; one of this length is worth a look, in seconds.
+#: The length from which a pause of the server's reactor is reported, in seconds.
 PAUSE_S = 1.0
 #: How long `systemctl` may take, in seconds.
 SYSTEMCTL_S = 5.0
 
 
 def journal(directory: Path, pid: int | None) -> Iterator[Finding]:
-    """Report the state of the journal in *directory*: its mark, its newest segment, what was set aside.
+    """Report the state of the journal in *directory*: its durable mark, newest segment, and files set aside.
 
     :param pid: the server that has it open, if there is one
     """
@@ -81,7 +81,7 @@ def _newest(directory: Path, state: str) -> Iterator[Finding]:
 
 
 def _readers(directory: Path) -> Iterator[Finding]:
-    """Report programs that read the files, such as an archive, and have not been there for a day."""
+    """Report programs that read the journal's files, such as an archive, but have not done so for a day."""
     mark = believed_mark(directory).durable
     for each in registered(directory):
         idle, behind = time.time() - each.time / 1e6, max(0, mark - each.position)
@@ -94,7 +94,7 @@ def _readers(directory: Path) -> Iterator[Finding]:
 def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[Finding]:
     """Report whether the backups in *places* are complete copies of the journal in *directory*.
 
-    :param most_s: how old a backup may be that lacks something, in seconds
+    :param most_s: how old an incomplete backup may be, in seconds
     """
     if not places:
         advice = "pass --backup DIR; make one with: fyrehose journal backup (docs/backup.md)"
@@ -161,7 +161,7 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
 
 
 def unit(pid: int, drain_s: float) -> Iterator[Finding]:
-    """Report limits of the systemd unit that the process *pid* belongs to, if it does.
+    """Report unsuitable limits of the systemd unit of the process *pid*; nothing if it is in no unit.
 
     :param drain_s: how long the server serves after SIGTERM
     """
@@ -183,7 +183,7 @@ def unit(pid: int, drain_s: float) -> Iterator[Finding]:
 
 
 def judged_unit(name: str, found: dict[str, str], drain_s: float) -> Iterator[Finding]:
-    """Report what the unit *name* with the properties *found* lacks, as `systemctl show` writes them."""
+    """Report unsuitable settings of the unit *name*, whose properties `systemctl show` wrote as *found*."""
     lacks = []
     if found.get("Restart") == "no":
         lacks.append(("it is not restarted after a failure", "Restart=on-failure"))
@@ -212,7 +212,7 @@ def seconds(span: str) -> float:
 
 
 def _ago(age: float) -> str:
-    """Return an age for people, in the largest unit that fits."""
+    """Return an age as text for people, in the largest unit that fits."""
     for size, name in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
         if age >= size:
             return counted(int(age // size), name)

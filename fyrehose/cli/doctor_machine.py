@@ -27,18 +27,19 @@ UNSAFE_OPTIONS = ("nobarrier", "barrier=0", "nobarriers")
 #: How many syncs are timed, and how slow one of two, or one of a hundred, may be, in seconds.
 SYNCS = 100
 SLOW_P50_S, SLOW_P99_S = 0.02, 0.2
-#: Faster than this, nothing was written to a device, in seconds.
+#: A sync that is faster than this wrote nothing to a device, in seconds.
 TOO_FAST_S = 0.000_01
 #: The beginning of the name of the file whose syncs are timed.
 PROBE = ".doctor"
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*([0-9.]+)")
-#: From <sys/timex.h>: the size of struct timex, where its status is, and the bit that says that nothing sets the clock.
+#: From <sys/timex.h>: the size of struct timex, the offset of its status, and the bit of the status by which nothing
+#: sets the clock.
 _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 
 
 def versions() -> Iterator[Finding]:
-    """Report the versions of what runs Fyrehose, and packages that are older than it requires."""
+    """Report the versions of Python and of the packages that run Fyrehose, and packages that are too old for it."""
     text = (
         f"Fyrehose {__version__}, Python {platform.python_version()}, Twisted {version('Twisted')}, "
         f"{' '.join(openssl.openssl_version_text().split()[:2])}"
@@ -71,7 +72,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def clock() -> Iterator[Finding]:
-    """Report whether something sets the clock."""
+    """Report whether something, such as NTP, sets the clock."""
     libc, timex = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_TIMEX_SIZE)
     if libc.adjtimex(timex) < 0:
         yield Finding(Level.NOTE, "clock", f"the kernel did not return its state: {os.strerror(ctypes.get_errno())}")
@@ -103,14 +104,14 @@ def memory(budget: int) -> Iterator[Finding]:
 def _cgroup_limit() -> int | None:
     try:
         return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # no such file, or "max"
+    except (OSError, ValueError):  # no such file, or "max": no limit
         return None
 
 
 def descriptors(wanted: int, asked: bool, pid: int | None) -> Iterator[Finding]:
     """Report whether the file descriptors suffice for all connections that the listeners may have.
 
-    :param wanted: how many that needs
+    :param wanted: how many descriptors all these connections need
     :param asked: whether an option asks for so many connections; with defaults, fewer are good enough
     :param pid: the running server; None: the limit is that of this shell
     """
@@ -131,7 +132,7 @@ def descriptors(wanted: int, asked: bool, pid: int | None) -> Iterator[Finding]:
 
 
 def _descriptor_limit(pid: int | None) -> tuple[int, str]:
-    """Return the hard limit, to which the server raises its own, and whose that is."""
+    """Return the hard limit of file descriptors, and the process whose limit it is."""
     if pid is not None:
         try:
             text = Path(f"/proc/{pid}/limits").read_text()
@@ -147,7 +148,7 @@ def _descriptor_limit(pid: int | None) -> tuple[int, str]:
 def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
     """Report free space and inodes, the file system, and how long a sync takes.
 
-    :param directory: of the journal; if it does not exist yet, its nearest parent is looked at
+    :param directory: the directory of the journal; if it does not exist yet, its nearest parent is examined
     :param min_free: the option of the journal, in bytes
     :param keep_bytes: the option of the journal, in bytes; 0: retention has no such limit
     """
@@ -216,7 +217,7 @@ def _syncs(there: Path) -> Iterator[Finding]:
 def permissions(path: Path, what: str, private: bool) -> Iterator[Finding]:
     """Report whether other users can read or change a file of the server.
 
-    :param private: nobody but the server's user and group may read it
+    :param private: whether only the server's user and group may read the file
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""What `fyrehose doctor` looks at, and in which order it asks."""
+"""The server that `fyrehose doctor` examines, and the order of the examination."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fyrehose.cli.reload import server_of
 from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
 from fyrehose.errors import ConfigError, FyrehoseError
 
-#: An admin listener's endpoint, as far as a URL is known for it.
+#: An admin listener's endpoint for which the command can build a URL.
 _TCP = re.compile(r"tcp:(\d+)(?::interface=([0-9A-Za-z.\\:]+))?")
 #: How long a server drains without the option server.drain, in seconds.
 _DRAIN_S = 10.0
@@ -26,9 +26,9 @@ class Patient:
     """The configuration, the journal and the backups to examine.
 
     :ivar file: the configuration file; None: that of the running server, or none
-    :ivar data_dir: of the journal; None: that of the configuration
+    :ivar data_dir: the directory of the journal; None: the one in the configuration
     :ivar backups: directories of backups, which may be *backup_age* seconds old
-    :ivar url: of the admin listener; None: that of the configuration
+    :ivar url: the URL of the admin listener; None: that of the configuration
     """
 
     file: Path | None = None

@@ -1,4 +1,4 @@
-"""What `fyrehose doctor` finds: one line about one thing, how bad it is, and what to do."""
+"""A finding of `fyrehose doctor`: one line about one thing, how bad it is, and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 
 class Level(IntEnum):
-    """How bad a finding is; from WARNING on, the command ends with 1."""
+    """How bad a finding is; with a WARNING or an ERROR, the command ends with status 1."""
 
     OK = 0
     NOTE = 1  #: worth knowing
@@ -19,7 +19,7 @@ class Level(IntEnum):
 
 @attrs.frozen
 class Finding:
-    """One finding.
+    """One finding of `fyrehose doctor`.
 
     :ivar subject: what was looked at, such as ``disk``
     :ivar what: what was found, with the value

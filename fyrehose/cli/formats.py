@@ -10,8 +10,8 @@ from fyrehose.records import Run
 
 Format = Callable[[Run], bytes]
 
-#: Characters that a terminal may interpret: C0 except the line feed, DEL, C1, and those that reorder or break a line.
-#: Surrogates stand for bytes that are not UTF-8.
+#: Characters that a terminal may interpret: C0 except the line feed, DEL, C1, and characters that reorder or break a
+#: line.  Surrogates stand for bytes that are not UTF-8.
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 
 
@@ -42,7 +42,7 @@ FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
 def chosen(name: str, terminal: bool, many: bool = False) -> Format:
     """Return the format called *name*.
 
-    :param terminal: whether a terminal shows it
+    :param terminal: whether the output is a terminal
     :param many: whether the records are those of several streams, so that text names the stream
     """
     form = text_with_stream if many and name == "text" else FORMATS[name]
@@ -52,7 +52,7 @@ def chosen(name: str, terminal: bool, many: bool = False) -> Format:
 def for_terminal(name: str, form: Format | None = None) -> Format:
     """Return the format called *name*, escaping every character that a terminal would interpret or could not show.
 
-    :param form: the format to escape, if it is a variant of that name
+    :param form: the format to escape, if it is a variant of the one called *name*
     """
     json = name == "json"
     form = form or FORMATS[name]

@@ -113,7 +113,7 @@ def warn(line: str) -> None:
 
 
 def figures(replica: Replica) -> str:
-    """Return how much was copied, and up to which position."""
+    """Return how much was copied, and up to which position, as text."""
     done = replica.done
     deleted = f", old segments deleted: {done.deleted:,}" if done.deleted else ""
     return (

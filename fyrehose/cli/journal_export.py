@@ -95,7 +95,7 @@ def export(
     :raises BrokenPipeError: the reader of standard output has closed it
     :raises FyrehoseError: the file cannot be written
     """
-    Log.of(directory)  # Raise before the file is touched if the directory has no journal.
+    Log.of(directory)  # If the directory has no journal, this raises an error before the file is touched.
     write = _ndjson if form == "ndjson" else _columns
     try:
         with _whole(path) as out:

@@ -17,7 +17,7 @@ from fyrehose.web.tokens import read_token
 
 
 async def serve(reactor: Any, directory: Path, place: str, token_file: str = "", names: tuple[str, ...] = ()) -> int:
-    """Serve ``directory`` at ``place`` (``HOST:PORT``) until this is cancelled.
+    """Serve the journal in ``directory`` at ``place`` (``HOST:PORT``) until the call is cancelled.
 
     :param token_file: the file with the token that every request must carry
     :param names: host names that requests may use, besides localhost on loopback

@@ -122,7 +122,7 @@ def _status(standby: Standby) -> str:
 
 @contextmanager
 def _exported(where: str | None, standby: Standby) -> Iterator[None]:
-    """Export the lag of a standby during the context, if *where* is not None."""
+    """Export the lag of a standby as a metric during the context, if *where* is not None."""
     if where is None:
         yield
         return
@@ -131,7 +131,7 @@ def _exported(where: str | None, standby: Standby) -> Iterator[None]:
 
     class Metrics(CommandMetrics):
         def collect(self) -> Iterable[Metric]:
-            """Yield the present lag."""
+            """Yield the metric with the present lag."""
             lag = standby.lag
             gauges = {
                 "standby_lag_bytes": ("Bytes that are durable at the source and not in the standby.", lag.size),

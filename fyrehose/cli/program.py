@@ -1,4 +1,4 @@
-"""What every program of Fyrehose does with an error and with output that nobody reads: one line, and an exit status.
+"""How every program of Fyrehose ends after an error, or when nobody reads its output: one line, and an exit status.
 
 0    it has done what it should
 1    it failed, or only a part was done
@@ -22,18 +22,18 @@ import click
 
 from fyrehose.errors import FyrehoseError
 
-#: The exit status of a command whose output nobody reads any more: that of a process that SIGPIPE ended.
+#: The exit status of a command whose output nobody reads any more: the status after SIGPIPE.
 UNREAD = 128 + signal.SIGPIPE
 
 
 class Program(click.Group):
     """The outermost group of commands, which reports each error as one line and an exit status."""
 
-    #: its name in front of errors
+    #: the name of the program in front of its errors
     program: ClassVar[str] = "fyrehose"
 
     def explained(self, error: Exception) -> FyrehoseError | None:
-        """Return *error* as one for the user; None: its traceback is shown, because it is a bug."""
+        """Return *error* as a FyrehoseError with a text for the user; None: it is a bug, and its traceback is shown."""
         return error if isinstance(error, FyrehoseError) else None
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -69,7 +69,7 @@ class Program(click.Group):
             sys.exit(status)
 
     def _status_after(self, error: Exception) -> int | None:
-        """Report *error*, and return the exit status; None: it is a bug."""
+        """Report *error*, and return the exit status; None: the error is a bug."""
         if isinstance(error, BrokenPipeError) and _unread():
             return UNREAD
         explained = self.explained(error)
@@ -84,7 +84,7 @@ class Program(click.Group):
 
 
 def _unread() -> bool:
-    """Return whether the reader of standard output or standard error has closed it; a socket may be broken, too."""
+    """Return whether the broken pipe is standard output or standard error, not a socket."""
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
@@ -94,7 +94,7 @@ def _unread() -> bool:
 def _occupy_standard_descriptors() -> None:
     """Open /dev/null for each of the descriptors 0 to 2 that is closed, in the mode that makes its use fail.
 
-    Otherwise a socket would get that number, and output would be written to it.
+    Otherwise a socket would get one of these numbers, and output would be written to it.
     """
     for descriptor, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

@@ -16,7 +16,7 @@ from fyrehose.options import options_of, shown_value, typed
 
 
 def show(names: Sequence[str], details: bool) -> None:
-    """Print one line for each protocol in ``names``, then what is not installed, then the options with ``details``."""
+    """Print a line for each protocol in ``names``, then which are not installed, and with ``details`` their options."""
     console = terminal()
     listeners = Table("protocol", "default endpoint", "description", box=None, pad_edge=False)
     missing = []

@@ -119,9 +119,9 @@ async def publish(
         raise
     finally:
         closed: Deferred[Any] = publisher.close()
-        closed.addErrback(lambda failure: None)  # The summary has reported the outcome.
+        closed.addErrback(lambda failure: None)  # The summary has reported the outcome already.
     click.echo(f"fyrehose: {tally.summary(reactor.seconds() - began)}", err=True)
-    # Some protocols close with a handshake, without which the server keeps state for this client.
+    # Some protocols end with a handshake; without it the server would keep state for this client.
     await closed.addTimeout(CLOSE_TIMEOUT, reactor).addErrback(lambda failure: None)
     return 0 if tally.acknowledged == tally.published else 1
 
@@ -140,7 +140,7 @@ async def _publish_all(
 async def _unless_stalled(
     reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float, history: ConnectionHistory
 ) -> None:
-    """Wait for ``work``; cancel it if the server refuses us, or acknowledges nothing for ``timeout`` seconds."""
+    """Wait for ``work``; cancel it if the server refuses the client, or is silent for ``timeout`` seconds."""
     stalled = False
 
     def check() -> None:

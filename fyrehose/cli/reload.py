@@ -1,4 +1,4 @@
-"""``fyrehose reload``: have a running server read its files again, and show what that has changed."""
+"""``fyrehose reload``: make a running server read its files again, and show what has changed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fyrehose.cli.values import DURATION
 from fyrehose.errors import FyrehoseError
 from fyrehose.server.reload_answer import ReloadAnswer, read_answer
 
-#: How often the answer is looked for, in seconds.
+#: How often the command looks for the server's answer, in seconds.
 LOOK = 0.05
 
 
 def server_of(directory: Path) -> int:
-    """Return the process that has the journal in *directory* open.
+    """Return the id of the process that has the journal in *directory* open.
 
-    :raises FyrehoseError: none has
+    :raises FyrehoseError: no process has it open
     """
     try:
         with (directory / "LOCK").open() as lock:
@@ -37,10 +37,10 @@ def server_of(directory: Path) -> int:
 
 
 def reloaded(directory: Path, timeout: float) -> ReloadAnswer:
-    """Have the server of the journal in *directory* reload, and return its answer.
+    """Make the server of the journal in *directory* reload, and return its answer.
 
-    :param timeout: in seconds
-    :raises FyrehoseError: it does not answer
+    :param timeout: how long to wait for the answer, in seconds
+    :raises FyrehoseError: the server does not answer
     """
     pid, before = server_of(directory), read_answer(directory)
     os.kill(pid, signal.SIGHUP)

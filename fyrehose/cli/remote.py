@@ -1,4 +1,4 @@
-"""Requests to a running server: its status from the admin listener, streams and subscriptions by the http listener."""
+"""Requests to a running server: its admin listener for the status, its http listener for streams and subscriptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RemoteServer:
 
     :ivar token: the bearer token that is sent, if any
     :ivar context: the certificate authorities that are trusted, for https
-    :ivar default: the default address of such a listener: :data:`DEFAULT_URL` or :data:`HTTP_URL`
+    :ivar default: the default address of the listener: :data:`DEFAULT_URL` or :data:`HTTP_URL`
     """
 
     url: str
@@ -117,7 +117,7 @@ class RemoteServer:
     def rewind(self, name: str, seq: int | str, stream: str | None = None) -> dict[str, Any]:
         """Set the position of the subscription *name* to *seq*, a number or ``latest``, and return the subscription.
 
-        :param stream: the only stream whose position to set, if the subscription is one of a pattern
+        :param stream: the only stream whose position to set, if the subscription is to a pattern
         :raises FyrehoseError: the server refuses, or does not answer
         """
         body = json.dumps({"seq": seq} if stream is None else {"positions": {stream: seq}}).encode()
@@ -133,14 +133,14 @@ class RemoteServer:
         return self._parsed("lag", self._send("PUT", _subscription_path(name), body))
 
     def pause(self, name: str, paused: bool) -> dict[str, Any]:
-        """Lease no more records of the shared subscription *name*, or lease them again; return the subscription.
+        """Pause or resume the shared subscription *name*, and return it; while it is paused, no records are leased.
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
         return self._parsed("lag", self._post(name, "pause", {"paused": paused}))
 
     def redrive(self, name: str) -> tuple[int, int]:
-        """Publish dead letters of the shared subscription *name* again, and return how many, and how many are left.
+        """Publish dead letters of the shared subscription *name* again, and return how many, and how many remain.
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
@@ -212,8 +212,8 @@ class RemoteServer:
                 return f"the server at {self.url} requires a token; pass --token-file FILE"
             return f"the server at {self.url} does not accept the token in --token-file"
         try:
-            # A Fyrehose server answers 404 only for a stream that does not exist, which the admin listener is never
-            # asked for; from there, a 404 means another program.
+            # A Fyrehose server answers 404 only if a stream or subscription does not exist.  The admin listener is
+            # never asked for these, so there a 404 means another program.
             detail = (
                 "" if error.code == 404 and self._protocol == "admin" else str(json.loads(error.read(LARGEST))["error"])
             )

@@ -25,7 +25,7 @@ Command = Callable[[Any], Coroutine[Deferred[Any], Any, int]]
 
 
 def run(command: Command) -> int:
-    """Run ``command(reactor)`` to its end, in a reactor that runs only as long.
+    """Run ``command(reactor)`` to its end; start the reactor for it, and stop the reactor afterwards.
 
     :return: the exit status that it returned, or 128 plus the number of the signal that ended it
     :raises FyrehoseError: the command raised it
@@ -55,7 +55,7 @@ async def connected(reactor: Any, client: Any, timeout: float, history: Connecti
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
-        # Continue outside of the client's own call, because the caller may close the client next.
+        # Continue in a new call of the reactor, because the caller may close the client next.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
@@ -104,5 +104,5 @@ def _warn(event: LogEvent) -> None:
 
 
 async def _awaited(command: Command, reactor: Any) -> int:
-    """Call and await ``command``, so that an error raised by the call itself ends the reactor, too."""
+    """Call and await ``command``, so that an error of the call itself stops the reactor, too."""
     return await command(reactor)

@@ -44,7 +44,7 @@ def _gid(text: str) -> int:
 
 
 class ServeOptions(ReactorSelectionMixin, tap.Options):
-    """The options of ``fyrehose serve``: those of ``twistd fyrehose``, and those of twistd that concern a server.
+    """The options of ``fyrehose serve``: those of ``twistd fyrehose``, and the options of twistd that a server needs.
 
     :ivar parent: the options that twistd's runner reads
     """
@@ -87,7 +87,7 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         return f"Usage: {self.command} [options]"
 
     def postOptions(self) -> None:
-        """Set the options of twistd that the command chooses, then check those of the server."""
+        """Set the options of twistd that this command decides, then check the options of the server."""
         for name in self.keys() & self.parent.keys():
             self.parent[name] = self[name]
         daemon = bool(self["daemon"]) and not self["nodaemon"]

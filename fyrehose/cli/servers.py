@@ -24,7 +24,8 @@ from fyrehose.interfaces import (
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
-#: How often each server of a cluster may close a connection at once before that is a refusal, in multiples of TIMES.
+#: How often each server of a cluster may close a connection at once before this counts as a refusal, in multiples of
+#: TIMES.
 ROUNDS = 4
 #: How long to wait for a listener that may not be there, in seconds.
 PROBE = 1.0
@@ -51,7 +52,7 @@ class ServerAddress:
     @history.default
     def _history(self) -> ConnectionHistory:
         places = [place_text(host, port) for host, port in ((self.host, self.port), *self.others)]
-        # Servers that follow close each connection at once, and for a while nobody may lead.
+        # Followers close each connection at once, and for a while there may be no leader.
         times = TIMES * ROUNDS * len(places) if self.others else TIMES
         return ConnectionHistory(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
 
@@ -78,7 +79,7 @@ class ServerAddress:
         """Return an :class:`fyrehose.interfaces.ITailer`, for a subscription to *stream*.
 
         :param stream: a name, or a pattern, in which ``*`` stands for any text
-        :param named: whether it is to consume a named subscription
+        :param named: whether the client will consume a named subscription
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
         if named and not IConsumingPlugin.providedBy(self.plugin):
@@ -93,10 +94,10 @@ class ServerAddress:
         return made
 
     def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint to which a client connects that is to do this, and watch its connections.
+        """Return the endpoint for a client that acts on *stream*, with a history of its connections for error messages.
 
-        :param alone: what it does with the only stream of its protocol
-        :param wanted: what it does with *stream*
+        :param alone: the action, for errors, if *stream* is None, the only stream of the protocol
+        :param wanted: the action on *stream*, for errors, such as ``read``
         :return: None if the client does not connect by TCP
         """
         if stream is not None and not 1 <= len(os.fsencode(stream)) <= MAX_NAME:
@@ -117,7 +118,7 @@ class ServerAddress:
         return AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
 
     def _watched(self, reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
-        """Return the endpoint of one server, by TLS if that was asked for."""
+        """Return the endpoint of one server, with TLS if --tls was given."""
         endpoint: Any = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT if self.others else 30)
         if self.tls:
             from fyrehose.cli.tls import encrypted
@@ -129,7 +130,7 @@ class ServerAddress:
 def protocol_to_tail(place: tuple[str, int | None]) -> str:
     """Return the protocol for ``tail`` without ``--protocol``: http where it listens, otherwise figg.
 
-    HTTP sends all columns of a record, and Figg the payload alone.
+    HTTP sends all columns of a record, and Figg only the payload.
     """
     host, port = place
     http: Any = plugins.load("http")
@@ -150,14 +151,14 @@ def server(
 ) -> ServerAddress:
     """Return the server at ``place``, a host and a port, or the protocol's default port.
 
-    :param others: places of other servers of the same cluster
+    :param others: hosts and ports of other servers of the same cluster
     :param tls: the value of ``--tls``: comma-separated PEM files
     :raises ConfigError: the protocol has no clients for the command line, or ``tls`` is invalid
     """
     plugin: Any = plugins.load(protocol)
     if not IClientPlugin.providedBy(plugin):
         raise ConfigError(f"protocol {protocol} has no command-line client; see --protocol")
-    if tls is not None and not all(tls.split(",")):  # An empty value must not turn encryption off silently.
+    if tls is not None and not all(tls.split(",")):  # Refuse an empty value, which would turn encryption off silently.
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")
     host, port = place
     paths = () if tls is None else tuple(tls.split(","))

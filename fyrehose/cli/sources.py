@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from fyrehose.errors import FyrehoseError
 from fyrehose.records import MAX_PAYLOAD
 
-#: Runs a blocking function in a thread.
+#: A function that runs a blocking function in a thread.
 Call = Callable[[Callable[[], Any]], Deferred[Any]]
 
 #: Size of one read, in bytes.
@@ -96,7 +96,7 @@ class WholeFiles:
 
 
 def arguments(messages: Sequence[str]) -> Source:
-    """Return a source of the arguments ``messages``, with the bytes that the shell passed."""
+    """Return a source of the arguments ``messages``, as the bytes that the shell passed."""
     encoded = [os.fsencode(message) for message in messages]
     return Arguments(encoded, sum(map(len, encoded)))
 

@@ -23,9 +23,9 @@ from fyrehose.options import shown_size
 _TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
-#: Forecasts beyond it are not given in days, which would mean nothing, in seconds.
+#: The longest forecast that is shown in days, in seconds; a longer one would mean nothing.
 YEAR = 365 * 86_400
-#: The server knows a rate one second after the first request for it; how long to wait, in seconds.
+#: How long to wait for rates, in seconds: the server knows a rate one second after the first request for it.
 SECOND = 1.1
 
 
@@ -158,7 +158,7 @@ def _protocols(protocols: list[dict[str, Any]], width: int) -> Table:
         ("delivered", "delivered_messages", _count),
         ("refused", "refused", _count),
     ]
-    # The columns that a narrow terminal has no room for are in the JSON format.
+    # A narrow terminal has no room for some columns; the JSON format has all.
     if width < ALL_COLUMNS:
         columns = [column for column in columns if column[1] != "delivered_messages"]
     if width < WIDE:
@@ -208,7 +208,7 @@ def _subscribers(listed: list[dict[str, Any]]) -> Table:
 
 
 def _state(subscriber: Mapping[str, Any]) -> str:
-    """Return the state of a *subscriber*, and when the server closes its connection if it does not read."""
+    """Return the state of a *subscriber*, with the time until the server disconnects it if it does not read."""
     left = subscriber.get("closes_in")
     if not subscriber["paused"]:
         return ""

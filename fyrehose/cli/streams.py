@@ -33,7 +33,7 @@ class ListByDefault(click.Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands, and the options of ``list``, which need no command before them."""
+        """Complete with the commands and the options of ``list``, which may be given without a command."""
         listing = self.commands["list"]
         options = listing.shell_complete(click.Context(listing, parent=ctx), incomplete)
         both = {item.value: item for item in (*super().shell_complete(ctx, incomplete), *options)}

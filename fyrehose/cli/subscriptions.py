@@ -179,7 +179,7 @@ def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
         click.echo(f"subscription {escaped(name)} deleted")
 
 
-#: The columns of the table, and whether each is aligned to the right.
+#: The columns of the table; true for a column that is aligned to the right.
 _COLUMNS = (
     ("subscription", False),
     ("stream", False),

@@ -1,4 +1,4 @@
-"""``fyrehose tail``: write the records of a tailer to standard output, which may be slow, or closed by its reader."""
+"""``fyrehose tail``: write a stream's records to standard output, even if its reader is slow or closes it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.parts import Joiner
 from fyrehose.records import Run
 
-#: Bytes waiting for standard output at which the tailer is paused, and at which it is resumed.
+#: How many bytes may wait for standard output: above the first value reading pauses, below the second it resumes.
 HIGH, LOW = 4 << 20, 1 << 20
 
-#: How long to wait for a message before saying that the stream does not exist, in seconds.
+#: How long to wait for a message before the command says that the stream does not exist, in seconds.
 ABSENT_AFTER = 1.0
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
@@ -42,7 +42,7 @@ class Output:
     """Standard output, written by a thread, so that Ctrl-C works even while a write blocks.
 
     :ivar call: runs a blocking function in that thread
-    :ivar tailer: paused while more than :data:`HIGH` bytes wait
+    :ivar tailer: the client, which is paused while more than :data:`HIGH` bytes wait
     :ivar fd: the descriptor to write to
     :ivar waiting: bytes that are not yet written
     :ivar error: why writing failed; it may be set after ``ended`` fired
@@ -107,7 +107,7 @@ class Tailing:
 
     :ivar left: number of messages to write before it ends; None: no limit
     :ivar idle: seconds without a message after which it ends; None: no limit
-    :ivar since: the number before the first record that is wanted
+    :ivar since: the number before the first requested record
     :ivar named: the named subscription to consume, if there is one
     :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are
     """
@@ -122,20 +122,20 @@ class Tailing:
     joiner: Joiner | None = None
     #: set when the tailer has accepted the subscription
     output: Output = attrs.field(init=False)
-    #: says that the stream does not exist, unless a message arrives before
+    #: the timer that reports that the stream does not exist, unless a message arrives before
     _announcing: IDelayedCall | None = None
-    #: ends the run when no message has arrived for ``idle`` seconds
+    #: the timer that ends the command when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
-    #: the first ranges of numbers that are lost, and why the last of all is
+    #: the first ranges of lost numbers; and why the last range is lost
     _missing: list[str] = attrs.field(factory=list, init=False)
     _why: str = ""
-    #: what the tailer misses at the moment at which the run ends for lack of messages
+    #: which records the client misses when the command ends because no message arrives
     _short: str | None = None
 
     def take(self, run: Run) -> Deferred[Any] | None:
-        """Write *run*, with its events joined if that is wanted; see :meth:`write`.
+        """Write *run*; join the parts of its events first if a joiner is set; see :meth:`write`.
 
-        :return: with a named subscription, fires with the last number before the parts that are held
+        :return: with a named subscription, fires with the last number before the parts that wait to be joined
         """
         if self._timer is not None and self.idle is not None and not self.output.ended.called:
             self._timer.reset(self.idle)
@@ -149,10 +149,10 @@ class Tailing:
         return last.addCallback(lambda seq: seq if held is None else min(seq, held - 1))
 
     def write(self, run: Run) -> Deferred[Any] | None:
-        """Write *run*, or as much of it as is left to write.
+        """Write *run*, but no more messages than are left to write.
 
-        :return: with a named subscription, fires with the number of the last record when it is written, and never if
-            it cannot be: then it is not consumed, nor is what was cut off the run
+        :return: with a named subscription, fires with the number of the last written record; never if writing fails,
+            because unwritten records are not consumed
         """
         if self.output.ended.called:
             return None if self.named is None else Deferred()  # A record that is not written is not consumed.
@@ -167,7 +167,7 @@ class Tailing:
 
     def lost(self, first: int, last: int, name: str | None = None) -> None:
         """Report that the records *first* to *last* are missing; *name* is their stream, if a pattern is tailed."""
-        # Those of a pattern may have been published while there was no connection.
+        # With a pattern, the records may have been published while there was no connection.
         self._why = "are no longer kept" if name is None or self.named is not None else "were not received"
         numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
         click.echo(f"fyrehose: records {numbers} {self._why}", err=True)
@@ -175,7 +175,7 @@ class Tailing:
             self._missing.append(numbers)
 
     def start_timers(self, reactor: Any, stream: str | None) -> None:
-        """Say soon if ``stream`` does not exist, and end the run when no message arrives for ``idle`` seconds."""
+        """Report soon if ``stream`` does not exist, and end the command after ``idle`` seconds without a message."""
         if stream is not None and not self.output.ended.called:
             self._announcing = reactor.callLater(ABSENT_AFTER, self._announce, stream)
         if self.idle is not None and not self.output.ended.called:
@@ -190,7 +190,7 @@ class Tailing:
         """Raise an error if the output could not be written, or records are missing.
 
         :raises BrokenPipeError: the reader of standard output has closed it
-        :raises FyrehoseError: what else went wrong
+        :raises FyrehoseError: writing failed for another reason, or records are missing
         """
         if self.output.error is not None:
             raise self.output.error
@@ -247,13 +247,13 @@ async def tail(
         await output.ended
         await output.drained()
         if named is not None:
-            await deferLater(reactor, 0)  # The last record is consumed when the callbacks of its write have run.
+            await deferLater(reactor, 0)  # Wait for the callbacks of the last write, which acknowledge the last record.
         tailing.check()
     finally:
         tailing.stop_timers()
         closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
         if named is not None:
-            await closed  # The last acknowledgement is sent before.
+            await closed  # The client sends the last acknowledgement before it closes.
     return 0
 
 

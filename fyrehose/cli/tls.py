@@ -1,4 +1,4 @@
-"""TLS for command-line clients: an endpoint whose connections use TLS, so that clients need no code for it."""
+"""TLS for command-line clients: an endpoint whose connections use TLS, so that clients need no code for TLS."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def encrypted(endpoint: IStreamClientEndpoint, host: str, paths: tuple[str, ...]
     """Return an endpoint that connects to *endpoint*, and then speaks TLS.
 
     :param host: the name that the server's certificate must have
-    :param paths: PEM files: the authority that issued the server's certificate; then, if the server requires a client
-        certificate, that certificate, and its key if that is in a file of its own
+    :param paths: PEM files: the authority that issued the server's certificate; then, if the server requires one, the
+        client's certificate, and its key if that is in another file
     :raises ConfigError: a file cannot be read or used
     """
     made: IStreamClientEndpoint = wrapClientTLS(_options(host, paths), endpoint)
@@ -45,7 +45,7 @@ def _options(host: str, paths: tuple[str, ...]) -> Any:
 def _certificates(path: Path) -> list[bytes]:
     """Return each certificate of the PEM file at *path*.
 
-    :raises ValueError: the file has none
+    :raises ValueError: the file has no certificate
     """
     end = b"-----END CERTIFICATE-----"
     certificates = [part + end for part in path.read_bytes().split(end)[:-1]]

@@ -1,4 +1,4 @@
-"""``fyrehose token``: sign tokens for browsers and programs, which end by themselves."""
+"""``fyrehose token``: sign tokens for browsers and programs; each token expires by itself."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class WholeNumber(click.IntRange):
     name = "n"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return *value* as a number, or say which numbers are expected."""
+        """Return *value* as a number; fail with the expected bounds if it is not within them."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
@@ -45,9 +45,9 @@ class WholeNumber(click.IntRange):
             self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
 
 
-#: What to do with the parts of an event that is larger than a record.
+#: The option that says what to do with the parts of an event larger than a record.
 PARTS = click.Choice(["join", "keep"])
-#: Option types of a duration, such as 30, 250ms, 5m or 12h, in seconds, and of a size, such as 64k or 1G, in bytes.
+#: Option types of a duration in seconds (typed as 30, 250ms, 5m or 12h), and of a size in bytes (typed as 64k or 1G).
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
@@ -55,7 +55,7 @@ def remote_options(url: str, listener: str) -> Callable[[F], F]:
     """Add the options of a command that asks a running server.
 
     :param url: the default address
-    :param listener: the name of the listener that it asks
+    :param listener: the name of the listener that the command asks
     """
     options = (
         click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),

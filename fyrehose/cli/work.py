@@ -27,14 +27,14 @@ from fyrehose.interfaces import IWorkPlugin
 
 #: The exit status that returns a record without counting a failure: EX_TEMPFAIL of sysexits.h.
 UNTRIED = 75
-#: What is reported, in the order of the summary.
+#: The outcomes that are counted, in the order of the summary.
 COUNTS = ("settled", "failed", "returned", "lost")
 
 
 class Handling(ProcessProtocol):
     """One process, which handles one record.
 
-    :ivar ended: fires with its exit status, or with 128 plus the number of the signal that ended it
+    :ivar ended: fires with the exit status of the process, or with 128 plus the number of the signal that ended it
     """
 
     transport: Any
@@ -58,12 +58,12 @@ class Handling(ProcessProtocol):
         try:
             self.transport.signalProcess(signal.SIGTERM)
         except ProcessExitedAlready:
-            pass  # It has ended at the same moment.
+            pass  # The process has ended at the same moment.
 
 
 @attrs.define
 class Working:
-    """The records that one ``fyrehose work`` handles.
+    """Handles the records of one ``fyrehose work``, and counts their outcomes.
 
     :ivar command: the program and its arguments
     """
@@ -114,7 +114,7 @@ class Working:
 
 
 async def work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> int:
-    """Run *command* for each record, with as many processes at once as there are *works*.
+    """Run *command* for each record, one process at a time for each of *works*.
 
     :return: the exit status: 0 if no record has failed
     :raises FyrehoseError: the server refuses

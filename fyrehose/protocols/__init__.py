@@ -1,1 +1,1 @@
-"""The protocols: one folder each, none of which knows of another."""
+"""The protocols: one folder each; no protocol imports another one."""

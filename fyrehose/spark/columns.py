@@ -50,7 +50,7 @@ BYTES = 8 << 20
 
 @attrs.frozen(slots=True)
 class RunKind:
-    """Constants that many runs share, and the columns that they have (journal/format.py, Has)."""
+    """The kind of a run: the constants that many runs share, and which columns they have (journal/format.py, Has)."""
 
     has: int
 
@@ -85,7 +85,7 @@ _ROOM = 1 << 10
 
 @attrs.define(eq=False)
 class Pieces:
-    """Collects runs, and makes one record batch of their records.
+    """Collects runs of a journal, and makes one record batch of their records.
 
     :ivar kinds: the kinds to which the runs' indexes refer
     :ivar chunks: the buffers to which the runs' offsets refer
@@ -116,7 +116,7 @@ class Pieces:
         return int(self.table[: self.used, _SIZE].sum())
 
     def reserve(self, runs: int) -> None:
-        """Make room for so many more runs."""
+        """Make room in the table for *runs* more runs."""
         missing = self.used + runs - len(self.table)
         if missing > 0:
             self.table = np.concatenate([self.table, np.empty((max(missing, len(self.table)), _FIELDS), np.int64)])
@@ -124,7 +124,7 @@ class Pieces:
     def add(
         self, kind: int, first: int, time: int, producer_first: int, optional: Buffer, lengths: Buffer, payload: Buffer
     ) -> None:
-        """Add a run whose columns are buffers of their own."""
+        """Add a run whose columns are separate buffers, not parts of a segment."""
         self.reserve(1)
         number, begin = len(self.chunks), len(optional)
         self.chunks.append(b"".join((optional, lengths, payload)))
@@ -136,7 +136,7 @@ class Pieces:
     def by_day(self) -> Iterator[tuple[int, Pieces]]:
         """Yield the runs of each day (UTC, since 1970), sorted by stream and number.
 
-        The runs of a stream are in the order of its numbers already, so sorting moves runs and not records.
+        The runs of a stream already are in the order of their numbers, so runs are sorted, and not records.
         """
         runs = self.table[: self.used]
         streams = {stream: rank for rank, stream in enumerate(sorted({kind.stream for kind in self.kinds}))}
@@ -157,20 +157,20 @@ class Pieces:
         )
 
     def _gathered(self, offsets: Any, sizes: Any, chosen: Any = None) -> Buffer:
-        """Return bytes of all runs, or of the chosen ones, one behind the other."""
+        """Return the joined bytes of all runs, or of the chosen ones."""
         pieces = np.column_stack([self.table[: self.used, _CHUNK], offsets, sizes])
         if chosen is not None:
             pieces = np.ascontiguousarray(pieces[chosen])
         if len(pieces) == 1:
             number, begin, size = pieces[0].tolist()
             return memoryview(self.chunks[number])[begin : begin + size]
-        # Numpy would ask for huge pages, which take the system longer to find than small ones.
+        # Join by Python: numpy would request huge pages, which the system finds more slowly than small ones.
         out = pa.allocate_buffer(int(pieces[:, 2].sum()))
         kernel.gather(self.chunks, pieces, np.frombuffer(out, np.uint8))
         return memoryview(out)
 
     def _optional(self, wanted: Has) -> Buffer:
-        """Return an optional column of the runs that have it."""
+        """Return an optional column: the values of the runs that have it, and null for the others."""
         runs = self.table[: self.used]
         has = np.array([kind.has for kind in self.kinds], np.int64)[runs[:, _ID]]
         offsets, width = runs[:, _OPTIONAL_AT].copy(), 0
@@ -207,7 +207,7 @@ class Pieces:
         there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
         if there is None:
             return pa.nulls(self.rows, pa.int64())
-        # Spark has no unsigned integers: the upper half of the 64-bit numbers becomes negative, which is as good a key.
+        # Spark has no unsigned integers: large 64-bit numbers become negative, and still identify records.
         values = self._rising(self._producer_firsts)
         listed = self._has(Has.PRODUCER_SEQS)
         if listed is not None:
@@ -234,7 +234,7 @@ class Pieces:
         return _strings(pa.binary(), lengths, self._gathered(runs[:, _PAYLOAD_AT], runs[:, _SIZE]))
 
     def _constant(self, name: str) -> pa.Array:
-        """Return a column whose values are those of the kinds."""
+        """Return a column whose value is a constant of each run's kind."""
         values = [getattr(kind, name) for kind in self.kinds]
         encoded = self.schema.field(name).type == ENCODED
         there = {values[i] for i in np.unique(self._ids)}
@@ -252,12 +252,12 @@ class Pieces:
         return np.repeat(values[self._ids], self._counts)
 
     def _has(self, parts: int) -> Any:
-        """Return a mask of the records that have one of ``parts``; None if none has."""
+        """Return a mask of the records that have one of the columns ``parts``; None if no record has one."""
         has = np.array([bool(kind.has & parts) for kind in self.kinds])
         return self._of_kinds(has) if has[self._ids].any() else None
 
     def _rising(self, firsts: Any) -> Any:
-        """Return a number for each record: those of a run rise by one from its first."""
+        """Return a number for each record; within a run the numbers rise by one from the first."""
         starts = np.cumsum(self._counts) - self._counts
         with np.errstate(over="ignore"):
             return np.repeat(firsts - starts, self._counts) + np.arange(self.rows, dtype=np.int64)
@@ -266,14 +266,15 @@ class Pieces:
 def texts(values: Sequence[str]) -> pa.StringArray:
     """Return strings as an array.
 
-    For the first object that ``pa.array`` gets it imports pandas, which takes longer than the start of an archive.
+    ``pa.array`` is avoided: for the first Python object it imports pandas, which takes longer than the start of an
+    archive.
     """
     encoded = [value.encode() for value in values]
     return _strings(pa.string(), np.fromiter(map(len, encoded), np.int32, len(encoded)), b"".join(encoded))
 
 
 def numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:
-    """Return an array of the numbers of a numpy array, without a copy; those where ``there`` is false are null."""
+    """Return an array of the numbers of a numpy array, without a copy; numbers where ``there`` is false become null."""
     return pa.Array.from_buffers(kind, len(values), [_valid(there), pa.py_buffer(values)])
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-#: How a time may be written.
+#: The formats in which a time may be typed.
 _TIMES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 #: Exit status of a job that found missing, duplicate or different records.
 FOUND = 3
@@ -45,11 +45,11 @@ class SparkProgram(Program):
     program = "fyrehose-spark"
 
     def explained(self, error: Exception) -> FyrehoseError | None:
-        """Return *error* as one for the user; None: its traceback is shown, because it is a bug."""
+        """Return *error* as a FyrehoseError with a text for the user; None: it is a bug, and its traceback is shown."""
         return showing.in_a_line(error)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; PySpark logs each error again, as one very long line, which is left out."""
+        """Run the command; leave out PySpark's log of each error, which is one very long line."""
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         return super().invoke(ctx)
 
@@ -91,7 +91,7 @@ def _records(command: F) -> F:
 
 
 def _parts(default: str) -> Callable[[F], F]:
-    """Return the option that says what becomes of events that are stored in parts."""
+    """Return the option that says whether the parts of large events are joined."""
     return click.option(
         "--parts",
         type=click.Choice(["join", "keep"]),
@@ -143,7 +143,7 @@ def main() -> None:
 
 @contextmanager
 def _monitored(metrics: StateMetrics[T] | None) -> Iterator[Callable[[T], object] | None]:
-    """Publish the metrics of a command, and at its end the exit status; yields a function of its state."""
+    """Publish the metrics of a command, and at its end the exit status; yield the function to call with its state."""
     if metrics is None:
         yield None
         return
@@ -162,14 +162,14 @@ def _monitored(metrics: StateMetrics[T] | None) -> Iterator[Callable[[T], object
 
 
 def _quicken() -> None:
-    """Set what the writers of Parquet files need in the environment, which the workers of Spark inherit."""
-    # Parquet's buffers are then of the allocator that keeps memory (memory.py); numpy needs no threads for algebra.
+    """Set environment variables that make writing Parquet files faster; the workers of Spark inherit them."""
+    # Parquet's buffers then come from the allocator that keeps memory (memory.py); numpy starts no threads for algebra.
     for name, value in (("ARROW_DEFAULT_MEMORY_POOL", "system"), ("OPENBLAS_NUM_THREADS", "1")):
         os.environ.setdefault(name, value)
 
 
 def _stopped() -> Callable[[], bool]:
-    """Return a function that says whether a signal asked for the end; a second one ends the process at once."""
+    """Return a function that says whether a signal has asked to stop; a second signal ends the process at once."""
     signals: list[int] = []
 
     def stop(number: int, frame: object) -> None:
@@ -238,9 +238,9 @@ def archive(
     from fyrehose.spark.metrics import ArchiveMetrics
 
     began = time.monotonic()
-    check_free(journal, lake, server)  # A Spark session takes seconds to start.
+    check_free(journal, lake, server)  # Check before Spark starts, which takes seconds.
     with _monitored(None if metrics is None else ArchiveMetrics(metrics)) as monitor:
-        # No record passes through the JVM, so code that is compiled for speed would never pay.
+        # Start Spark quickly: no record passes through the JVM, so compiling its code would not pay.
         spark = _open(master, memory, "archive", quick=True) if engine == "spark" else None
         stopped = _stopped()
         with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
@@ -419,7 +419,7 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
     from fyrehose.spark.lake import Lake, host_of
 
     spark = _open(master, memory, "gaps")
-    # Read over the gaps, because this command lists them.
+    # Skip gaps while reading, because this command lists them.
     records = _table(spark, **(which | {"skip_gaps": True}))
     lake = Lake.at(which["lake"]) if which["lake"] else None
     declared = [] if lake is None else lake.lost()

@@ -22,13 +22,13 @@ from fyrehose.spark.plan import missing, walk
 
 @attrs.frozen(kw_only=True)
 class RangeCounts:
-    """Counts of a range of the journal, from its batch headers.
+    """What a range of the journal contains, counted from the headers of its batches.
 
     :ivar start, end: the position of its first batch, and the position behind its last one
-    :ivar full: the next batch would make it larger than it may be
+    :ivar full: whether the range is complete, because the next batch would make it too large
     :ivar since: time of its first batch with records, in microseconds since 1970 UTC; None if there is none
-    :ivar continued: the checksum from which its first batch continues; None if that replaces a damaged range
-    :ivar chain: the checksum of its last batch; None if that replaces a damaged range
+    :ivar continued: the checksum of the batch before its first batch; None if the first batch replaces a damaged range
+    :ivar chain: the checksum of its last batch; None if the last batch replaces a damaged range
     """
 
     start: int
@@ -63,8 +63,8 @@ def account_of(
 ) -> RangeCounts:
     """Count the records between two positions from the batch headers alone.
 
-    :param most: end before a batch that ends so many bytes behind the start; at least one batch is counted
-    :param begun: the account of what is before ``start``, which is continued
+    :param most: the most bytes of the range; at least one batch is counted
+    :param begun: the counts of the batches before ``start``, to be continued
     :raises JournalCorrupt: a header is damaged, or a segment is missing
     """
     found = begun or RangeCounts(start=start, end=start)
@@ -100,7 +100,7 @@ def account_of(
 
 @attrs.define(eq=False)
 class Ahead:
-    """Counts the records of the rounds that are still to come.
+    """Counts the records of future rounds ahead of time.
 
     The header of each batch is read once, either to compute the lag or to plan a round.
 
@@ -112,7 +112,7 @@ class Ahead:
     _accounts: deque[RangeCounts] = attrs.field(factory=deque, init=False)
 
     def next(self, view: View, start: int) -> RangeCounts:
-        """Return the account of the round that begins at ``start``.
+        """Return the counts of the round that begins at ``start``.
 
         :raises JournalCorrupt: a header is damaged, or a segment is missing
         """
@@ -122,12 +122,12 @@ class Ahead:
         return self._accounts[0]
 
     def behind(self, view: View, start: int) -> Behind:
-        """Count what is durable from ``start`` on.
+        """Count the durable records from position ``start`` on.
 
         :raises JournalCorrupt: a header is damaged, or a segment is missing
         """
         size = view.mark - start
-        if start < view.start:  # Retention deleted it; the next round says so.
+        if start < view.start:  # deleted by retention, which the next round reports
             return Behind(records=0, size=size, since=None)
         self._forget(start)
         self._count(view, start)
@@ -137,14 +137,14 @@ class Ahead:
         return Behind(records=sum(account.rows for account in self._accounts), size=size, since=next(since, None))
 
     def _forget(self, start: int) -> None:
-        """Remove the accounts of what is before ``start``."""
+        """Remove the counts of rounds before ``start``."""
         while self._accounts and self._accounts[0].start < start:
             self._accounts.popleft()
         if self._accounts and self._accounts[0].start != start:
             self._accounts.clear()
 
     def _count(self, view: View, start: int) -> None:
-        """Continue the last account, or begin the next one if it is full."""
+        """Continue the counts of the last round, or begin the next round if it is full."""
         last = self._accounts[-1] if self._accounts else None
         begin = start if last is None else last.end
         begun = None if last is None or last.full else self._accounts.pop()

@@ -1,4 +1,4 @@
-"""Read of the log of a Delta table what delta-rs does not tell: all application transactions, changes, and damage.
+"""Read from the log of a Delta table what delta-rs does not provide: all application transactions, changes, and damage.
 
 in: the store of a table      out: the version of every application, by its name; files that changed; a damaged file
 """
@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"(\d{20})\.json")
 
 
 def transactions(store: LakeStore) -> dict[str, int]:
-    """Return the version of every application: from the last checkpoint, and the entries of the log behind it.
+    """Return the version of every application: from the last checkpoint and the later entries of the log.
 
     :raises JournalUnreachable: the object store cannot be reached
     """
@@ -41,7 +41,7 @@ def transactions(store: LakeStore) -> dict[str, int]:
 
 
 def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
-    """Return the files that the versions behind *since* added or removed with their rows; None: not all are known.
+    """Return the files that versions after *since* added or removed together with their rows; None: some are unknown.
 
     :raises JournalUnreachable: the object store cannot be reached
     """

@@ -1,6 +1,6 @@
 """Read Parquet files of a lake in an object store, in the Python tasks of Spark.
 
-in: numbers of files      out: their records, as Arrow record batches with the columns of a table
+in: indexes of files      out: their records, as Arrow record batches with the columns of a table
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def fetch(
     numbers: Iterable[pa.RecordBatch],
     deleted: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of files; row groups without selected records are left out.
+    """Yield the records of files; skip row groups without selected records.
 
-    :param numbers: which of ``paths`` to read
-    :param deleted: indexes of the rows of files that are left out, by the path
+    :param numbers: the indexes of the ``paths`` to read
+    :param deleted: indexes of the deleted rows of each file, by its path
     :raises JournalError: the object store cannot be reached
     """
     files, form, schema = store.files(), dataset.ParquetFileFormat(), SCHEMA.remove(len(SCHEMA) - 1)
@@ -48,7 +48,7 @@ def fetch(
 
 
 def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of one file without the deleted rows, whose indexes in the file are given in order."""
+    """Yield the batches of one file without the deleted rows; their indexes in the file are in order."""
     first = 0
     for batch in batches:
         begin, end = np.searchsorted(deleted, (first, first + batch.num_rows))
@@ -59,7 +59,7 @@ def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordB
 
 
 def _filter(chosen: Selection | None) -> Any:
-    """Return a filter by the streams of a selection; its other bounds are left to Spark."""
+    """Return a filter for the streams of a selection; Spark applies the other bounds."""
     if chosen is None or chosen.streams is None:
         return None
     return compute.field("stream").isin(sorted(chosen.streams))

@@ -2,8 +2,8 @@
 
     in: a journal's place      out: Lost: stream, first and last number, file, position, reason
 
-Every batch is read from the beginning of its segment, and reading continues after damage.  Errors use this to name the
-numbers that are lost.
+Every batch is read from the beginning of its segment, and reading continues after damage.  Error messages use this to
+name the lost numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Walk:
     """State of reading a segment's batches in order.
 
     :ivar last: last number so far, by stream
-    :ivar floor: last number so far of streams that are not in ``last``
+    :ivar floor: the last number of all streams that are not in ``last``
     :ivar pending: damage so far, as (position, reason)
     :ivar located: positions of damage for which lost numbers were found
     """
@@ -57,7 +57,7 @@ class _Walk:
     located: set[int] = attrs.field(factory=set)
 
     def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
-        """Return a row of the table of gaps: *stream* has lost the numbers *first* to *last* at byte *position*."""
+        """Return a row of the table of gaps: *stream* has lost the numbers *first* to *last* at the byte *position*."""
         return Lost(
             stream=stream,
             first_seq=first,
@@ -69,7 +69,7 @@ class _Walk:
         )
 
     def reaches(self, stream: str, seq: int, position: int) -> Iterator[Lost]:
-        """Record that ``stream`` had reached ``seq`` at ``position``; yield the numbers before it that are lost."""
+        """Record that the last number of ``stream`` at ``position`` is ``seq``; yield the lost numbers before it."""
         end = self.last.get(stream, self.floor)
         if seq > end:
             at, reason = self.pending[-1] if self.pending else (position, "the numbers are missing")
@@ -78,7 +78,7 @@ class _Walk:
         self.last[stream] = max(end, seq)
 
     def add(self, header: fmt.BatchHeader, body: memoryview) -> Iterator[Lost]:
-        """Process the next batch; yield the numbers that are lost before it, or declared lost by it."""
+        """Process the next batch; yield the numbers that are lost before it, or that it declares lost."""
         if header.kind is fmt.Kind.RECORDS:
             for run in fmt.runs(body, header.time):
                 yield from self.reaches(run.stream, run.first_seq - 1, header.position)
@@ -111,7 +111,7 @@ class _Walk:
 def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[Lost]:
     """Yield the numbers that one segment does not have.
 
-    :param following: the next segment, whose beginning has the last number of each stream
+    :param following: the next segment, whose beginning states the last number of each stream
     """
     walk = _Walk(place, extent)
     position = extent.base + fmt.SEGMENT_HEADER.size
@@ -230,7 +230,7 @@ def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
 def streams_of(place: Place) -> set[str]:
     """Return the names of the streams that a journal has had, from the beginning of its last segment and its batches.
 
-    :raises JournalCorrupt: that segment is damaged
+    :raises JournalCorrupt: the last segment is damaged
     """
     view = place.view()
     if not view.segments:

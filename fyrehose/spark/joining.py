@@ -2,7 +2,7 @@
 
     part, another record, last part  ->  another record, event
 
-Everything but the parts stays as it is, whatever other columns there are.
+All other records stay as they are; further columns are kept.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _KINDS = pa.array(sorted(PARTS))
 def joined(records: DataFrame) -> DataFrame:
     """Return records with the parts of each event joined, if all of them are there and the event is at most 64 MiB.
 
-    The event is the row of its last part with the whole payload.  Only parts are sorted, so no order remains; the
-    records are read twice, but for the files and row groups of a lake that have no parts.
+    The event is the row of its last part with the whole payload.  The result has no order.  The records are read twice,
+    except for files and row groups of a lake without parts.
 
-    :param records: needs the columns of a record; those of a lake or a journal, or some of them
+    :param records: the records of a lake or a journal, or some of them; the columns of a record are needed
     """
     from pyspark.sql import functions as f
 
@@ -43,7 +43,7 @@ def joined(records: DataFrame) -> DataFrame:
 
 
 def _events(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield parts joined that are sorted by server, stream, producer and number; one server's after another's."""
+    """Join parts that are sorted by server, stream, producer and number, one server after another; yield the events."""
     rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
     for _, of_server in groupby(rows, _server):
         yield from joined_batches(of_server, Joiner(LARGEST))
@@ -55,7 +55,7 @@ def _server(row: pa.RecordBatch) -> Any:
 
 def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterator[pa.RecordBatch]:
     """Yield batches with the parts of each event joined; batches without parts stay as they are."""
-    #: the other columns of the parts that the joiner holds
+    #: the values of the other columns for the parts that the joiner holds
     rows: dict[tuple[str, int], pa.RecordBatch] = {}
 
     def batch_of(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
@@ -82,12 +82,12 @@ def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterato
 def whole_events(
     batches: Iterable[pa.RecordBatch], before: Callable[[], Iterable[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches in which every event that is stored in parts is one row, whatever was found of it.
+    """Yield batches in which every event that is stored in parts is one row, even if parts are missing.
 
-    That is the row of the last part.  It has the whole payload; or that of the last part alone, if no other part is
-    found, or the event is larger than 64 MiB.  So the number of rows depends on the batches alone.
+    The row is that of the last part.  It has the whole payload; or only the payload of the last part, if no other part
+    is found, or the event is larger than 64 MiB.  So the number of rows depends on the batches alone.
 
-    :param before: returns the batches before these, as far back as parts are to be found; called if there are parts
+    :param before: returns the earlier batches that may hold first parts; called only if there are parts
     """
     joiner: Joiner | None = None
     for batch in batches:
@@ -95,7 +95,7 @@ def whole_events(
         for at in _parts_of(batch):
             run = run_of(batch, at)
             if not is_part(run):
-                continue  # Its producer has given it the content type of a part.
+                continue  # no part: its producer chose this content type itself
             if joiner is None:
                 joiner = _holding(before())
             if at > begin:
@@ -119,16 +119,16 @@ def _holding(batches: Iterable[pa.RecordBatch]) -> Joiner:
 
 
 def _payload(last: Run, found: Iterable[Run]) -> bytes:
-    """Return what there is of an event, from what a joiner passed on when its last part arrived."""
+    """Return the payload of an event from the runs that a joiner passed on when its last part arrived."""
     key = last.stream, last.producer
-    # An event that is no JSON text is passed on in parts.
+    # The joiner passes on an event that is no JSON text in several runs.
     mine = [run for run in found if (run.stream, run.producer) == key and is_next(last, run)]
     whole = b"".join(run.payload for run in mine)
     return whole if len(whole) <= LARGEST else bytes(last.payload)
 
 
 def _parts_of(batch: pa.RecordBatch) -> list[int]:
-    """Return which rows may be parts."""
+    """Return the indexes of the rows that may be parts."""
     found: list[int] = compute.indices_nonzero(compute.is_in(batch["content_type"], value_set=_KINDS)).to_pylist()
     return found
 

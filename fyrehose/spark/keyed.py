@@ -4,7 +4,7 @@
 
 The key of a chunk is that of the task, and the chunk's number in its stream.  Rows are cut into chunks by their order
 and their sizes alone, so a task that runs again with the same rows in the same order sends the same chunks.  The server
-compares: it refuses other messages under a known key.
+compares chunks: it refuses other messages under a known key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError, InvalidName, PublishError
 from fyrehose.records import MAX_NAME, Buffer
 from fyrehose.web.tokens import authorization
 
-#: The largest chunk, in bytes with the lengths of its messages: as much as the server takes in one publish.
+#: The largest chunk, in bytes with the lengths of its messages: as much as the server accepts in one publish.
 CHUNK = 1 << 20
 #: Most bytes of incomplete chunks of all streams.
 BUFFERED = 32 << 20
@@ -32,7 +32,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 #: The content type of a chunk of messages; a message that is larger than a chunk is a body of its own, without one.
 MESSAGES = "application/vnd.fyrehose.messages"
 _LENGTH = Struct(">I")
-#: Refusals that may pass by themselves.
+#: Statuses of refusals after which the same request may succeed later.
 _TEMPORARY = (408, 429, 503)
 
 
@@ -60,17 +60,17 @@ class KeyedPublisher:
     token: str | None = attrs.field(default=None, repr=False)
     rate: float = 0.0
     patience: float = PATIENCE
-    #: how many messages the server has acknowledged
+    #: number of acknowledged messages
     acknowledged: int = attrs.field(default=0, init=False)
     _chunks: dict[str, _Chunk] = attrs.field(factory=dict, init=False)
     _buffered: int = attrs.field(default=0, init=False)
-    #: how many chunks of each stream were sent
+    #: number of sent chunks of each stream
     _sent: dict[str, int] = attrs.field(factory=dict, init=False)
     _connection: HTTPConnection | None = attrs.field(default=None, init=False)
     _began: float = attrs.field(factory=time.monotonic, init=False)
 
     def publish(self, stream: str, payload: Buffer) -> None:
-        """Publish one message, sooner or later; blocks while a chunk is sent.
+        """Add one message to a chunk, and send the chunk if it is full; blocks while a chunk is sent.
 
         :raises InvalidName: the stream's name is empty or too long
         :raises PublishError: the server cannot be reached, or refuses
@@ -134,7 +134,7 @@ class KeyedPublisher:
     def _post(self, target: str, body: bytes, headers: dict[str, str], count: int) -> str | None:
         """Send a request once; return why it has to be sent again, or None if it is acknowledged.
 
-        :raises PublishError: the server refuses it
+        :raises PublishError: the server refuses the request
         """
         try:
             if self._connection is None:
@@ -165,7 +165,7 @@ class KeyedPublisher:
 
 
 def connection(url: str, timeout: float) -> HTTPConnection:
-    """Return a connection to a server, which is made when the first request is sent."""
+    """Return a connection to a server; it connects when the first request is sent."""
     parts = urlsplit(url)
     assert parts.hostname is not None, "parse_url has checked it"
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection

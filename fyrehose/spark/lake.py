@@ -1,6 +1,6 @@
 """The lake: the archived records of journals as one Delta table, which any tool can read.
 
-    LAKE/_delta_log/...                             the only truth: which files count
+    LAKE/_delta_log/...                             says which files count; no other file does
     LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number
     LAKE/_lost/...                                  a Delta table of the numbers that journals declare lost
     LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system;
@@ -9,7 +9,7 @@
 A round is committed with an application transaction of Delta: the journal's identity, and the position up to which the
 lake has it.  So every record is in the lake exactly once or not at all, whenever an archive is killed; the next one
 resumes at that position, and there is no second checkpoint that could disagree.  Two archives of one journal cannot
-commit the same round, because their transactions conflict; those of different journals do not.
+commit the same round, because their transactions conflict; transactions of different journals do not conflict.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PARTITION = "date"
 _LOST = pa.schema(
     [("server", pa.string()), ("stream", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("at", pa.int64())]
 )
-#: Property of the table: how many commits there are from one checkpoint of the log to the next.
+#: Property of the table: the number of commits between two checkpoints of the log.
 _INTERVAL = "delta.checkpointInterval"
 _SETTINGS = {
     _INTERVAL: "100",
@@ -57,20 +57,20 @@ _SETTINGS = {
 }
 #: Name of a property of the table: the server's name, by the identity of its journal.
 _SERVER = "fyrehose.server."
-#: In the names of transactions, between a journal's identity and a stream.
+#: Separates a journal's identity from a stream in the names of transactions.
 _END = ".end/"
-#: The beginning of the names of transactions that are numbers of their own.
+#: The beginning of the names of transactions that hold counts.
 _COUNTED = "count/"
 #: The version of the protocol that readers need for columns with other names in files.
 _BY_COLUMN_MAPPING = 2
 #: Property of the table: the columns whose least and largest values the log has for each file.
 _MEASURED = "delta.dataSkippingStatsColumns"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Features of a table that do not change what its files mean, or that are honoured here (vectors()).
+#: Features of a table that do not change the meaning of its files, or that this module supports (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
 #: Columns of the log's table of files, beside their statistics.
 _FILE = {"path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64()}
-#: How often a commit is tried, while other archives change the table.
+#: How often a commit is tried while other archives change the table.
 _TRIES = 10
 
 #: Numbers that a journal declares lost: stream, first, last, and the position of the declaration.
@@ -147,7 +147,7 @@ class Lake:
 
     @property
     def table(self) -> DeltaTable | None:
-        """Return the Delta table as it was when it was first used or last refreshed; None if nothing was archived yet.
+        """Return the Delta table as of its first use, or of the last refresh; None if nothing was archived yet.
 
         :raises JournalCorrupt: its log is damaged
         """
@@ -156,10 +156,10 @@ class Lake:
         return self._table
 
     def refresh(self) -> DeltaTable | None:
-        """Return the Delta table as it is now.
+        """Read the present version of the Delta table, and return it.
 
         :raises JournalCorrupt: its log is damaged
-        :raises JournalError: the table has features that are not known here
+        :raises JournalError: the table has features that this version does not support
         """
         try:
             with self.store.explained():
@@ -220,7 +220,7 @@ class Lake:
                         storage_options=self.store.options,
                     )
             except DeltaError:
-                if self.refresh() is None:  # Otherwise another archive was first, or the answer was lost.
+                if self.refresh() is None:  # otherwise another archive was first, or the answer was lost
                     raise
 
     def servers(self) -> dict[str, str]:
@@ -229,7 +229,7 @@ class Lake:
         return {name[len(_SERVER) :]: value for name, value in properties.items() if name.startswith(_SERVER)}
 
     def progress(self, identity: bytes) -> Progress | None:
-        """Return how far a journal is in the lake; None if it is not in it.
+        """Return the progress of a journal in the lake; None if the lake does not have the journal.
 
         The log is read again only if the table has changed, because delta-rs opens every entry since the checkpoint.
         """
@@ -251,8 +251,8 @@ class Lake:
     def admit(self, identity: bytes, server: str | None, default: str) -> str:
         """Give a journal a name in the lake, if it has none yet, and return its name.
 
-        :param server: the name; None: that which it has, or else ``default``
-        :raises ConfigError: another journal has this name, or the journal has another one
+        :param server: the name; None: the name that it has, or else ``default``
+        :raises ConfigError: another journal has this name, or this journal has another name
         :raises JournalError: the journal has no identity
         """
         if identity == UNKNOWN:
@@ -274,7 +274,7 @@ class Lake:
         return name
 
     def files(self, selection: Selection | None = None, server: str | None = None) -> list[File]:
-        """Return the files that the log names and that may have records of the selection and the server."""
+        """Return the files of the log that may have selected records of the server."""
         found = self.actions()
         if selection is not None:
             found = found.filter(_may_match(found, selection))
@@ -314,13 +314,13 @@ class Lake:
                 )
 
     def ends(self, identity: bytes) -> dict[str, int]:
-        """Return the last number of each stream that was archived from a journal, also if its record was deleted."""
+        """Return the last number of each stream that was archived from a journal, even if its record was deleted."""
         prefix = _end_of(identity, "")
         found = {} if self.table is None else transactions(self.store)
         return {name.removeprefix(prefix): end for name, end in found.items() if name.startswith(prefix)}
 
     def counted(self) -> dict[str, int]:
-        """Return the numbers that were committed with rounds, by name."""
+        """Return the counts that were committed with rounds, by name."""
         found = {} if self.table is None else transactions(self.store)
         return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
 
@@ -355,7 +355,7 @@ class Lake:
         return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
 
     def take_back(self, where: str) -> int:
-        """Declare numbers that were declared lost not lost any more; return how many ranges they were.
+        """Withdraw the declaration that numbers are lost; return the number of ranges.
 
         :param where: an SQL condition on server, stream, first and last
         :raises ConfigError: the condition is invalid
@@ -377,14 +377,14 @@ class Lake:
         removed: Sequence[File] = (),
         schema: pa.Schema | None = None,
     ) -> None:
-        """Commit a round durably: its files, and how far the journal is in the lake then.
+        """Commit a round durably: its files, and the journal's progress in the lake.
 
         :param before: the progress from which the round begins
         :param ends: the last number of each stream of the round
         :param about: shown in the history of the table
-        :param counts: numbers that become durable with the round, by name (:meth:`counted`)
+        :param counts: counts that become durable with the round, by name (:meth:`counted`)
         :param removed: files whose rows the round replaces
-        :param schema: replaces that of the table; all files of the table are removed then
+        :param schema: a schema that replaces the table's; then all files of the table are removed
         :raises JournalLocked: another archive of the journal has committed in the meantime
         """
         if gaps:
@@ -417,7 +417,7 @@ class Lake:
             else:
                 committed = self.refresh()
                 _sync(self.store, committed, version)
-                if committed is not None and committed.version() == version + 1:  # No other commit came between.
+                if committed is not None and committed.version() == version + 1:  # no other commit in between
                     self._known = version + 1, identity, after
                 return
         self._failed(error)
@@ -425,12 +425,12 @@ class Lake:
     def replace(self, files: Sequence[File], by: Sequence[AddAction]) -> None:
         """Replace files by others that have the same records, in one commit.
 
-        :raises JournalError: another program has changed one of the files
+        :raises JournalError: another program has changed one of the files in the meantime
         """
         table = self.refresh()
         assert table is not None
         deleted = self.vectors()
-        # Changes before this moment are found here, and later ones by delta-rs.
+        # This finds changes by other programs until now; delta-rs finds later ones.
         known = {file.path for file in self.files() if file.path not in deleted}
         if not known.issuperset(file.path for file in files):
             raise JournalError(f"the lake {self} could not be changed: another program changed the files, try again")
@@ -480,7 +480,7 @@ class Lake:
             os.close(fd)
 
     def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
-        """Add gaps to the table of lost numbers, before the round is committed; a second time changes nothing."""
+        """Add gaps to the table of lost numbers before the round is committed; adding them again changes nothing."""
         store = self.store.below("_lost")
         error: Exception | None = None
         for _ in range(_TRIES):
@@ -559,17 +559,17 @@ def _transactions(
 
 
 def _chain_of(identity: bytes) -> str:
-    """Return the name of the transaction that has the checksum of a journal's last batch."""
+    """Return the name of the transaction that stores the checksum of a journal's last batch."""
     return f"{identity.hex()}.chain"
 
 
 def _end_of(identity: bytes, stream: str) -> str:
-    """Return the name of the transaction that has the last number of a stream."""
+    """Return the name of the transaction that stores the last number of a stream."""
     return f"{identity.hex()}{_END}{stream}"
 
 
 def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
-    """Return a mask of the files whose statistics do not exclude that they have selected records."""
+    """Return a mask of the files that may have selected records, by their statistics."""
     start, end = selection.start, selection.end
     since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
     until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
@@ -581,7 +581,7 @@ def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
     if selection.streams is None:
         least, most = (files[name] if name in files.column_names else None for name in ("min.stream", "max.stream"))
         others = _all(files, True)
-        if least is not None and most is not None:  # All records of some files are of a stream that is named.
+        if least is not None and most is not None:  # leave out files whose only stream is named
             one = compute.and_(compute.equal(least, most), compute.is_in(least, pa.array(sorted(named), pa.string())))
             others = compute.invert(compute.fill_null(one, False))
         chosen = compute.or_(chosen, compute.and_(others, _may_have(files, "seq", *selection.seqs(EVERY))))
@@ -589,7 +589,7 @@ def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
 
 
 def _may_have(files: pa.Table, column: str, first: Any, last: Any) -> pa.Array:
-    """Return a mask of the files whose statistics do not exclude values between two bounds; a bound may be None."""
+    """Return a mask of the files that may have values between two bounds, by their statistics; a bound may be None."""
     mask = _all(files, True)
     for name, bound, fits in (
         (f"min.{column}", last, compute.less_equal),
@@ -632,7 +632,7 @@ def _opened(store: LakeStore) -> DeltaTable | None:
 def _hooks(table: DeltaTable) -> PostCommitHookProperties:
     """Return the options that let delta-rs remove old entries of the log only in a commit with a checkpoint.
 
-    delta-rs examines each entry of the log for that, so a commit would take longer with every entry that is kept.
+    delta-rs examines each entry of the log to find old ones, so each kept entry would make commits slower.
     """
     interval = int(table.metadata().configuration.get(_INTERVAL) or _SETTINGS[_INTERVAL])
     makes_checkpoint = (table.version() + 2) % interval == 0
@@ -640,7 +640,7 @@ def _hooks(table: DeltaTable) -> PostCommitHookProperties:
 
 
 def _sync(store: LakeStore, table: DeltaTable | None, version: int) -> None:
-    """Make the commits behind ``version`` durable, because delta-rs does not sync the log; object stores do that."""
+    """Sync the log's entries after ``version`` to the disk, because delta-rs does not; object stores need no sync."""
     assert table is not None
     if store.remote:
         return

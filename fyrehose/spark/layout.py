@@ -2,9 +2,9 @@
 
 in: record batches in the order of server, stream and number      out: a Parquet file, and its AddAction
 
-A large stream has row groups of its own, of at most GROUP records.  Small ones share a group of at most SMALL records.
-All readers skip row groups by the statistics in the footer: DuckDB, Polars, pyarrow and Spark read a few percent of the
-bytes for a stream of two percent.
+A large stream has separate row groups of at most GROUP records each.  Small ones share a group of at most SMALL
+records.  All readers skip row groups by the statistics in the footer: DuckDB, Polars, pyarrow and Spark read a few
+percent of the bytes for a stream of two percent.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SMALL = 1 << 12
 #: Columns of a file, without the day, which is in the name of its directory.
 SCHEMA = pa.schema([pa.field("server", ENCODED), *arrow_schema(tuple(COLUMNS), encoded=True)])
 STRINGS = [field.name for field in SCHEMA if field.type == ENCODED]
-#: Numbers and times, whose differences are small where records follow on each other.
+#: Columns of numbers and times, whose differences from record to record are small.
 _RISING = ["seq", "time", "producer_seq", "event_time"]
-#: Compression takes time for each row group, and makes no difference to columns that their encoding makes small.
+#: Columns that are not compressed: their encoding makes them small, and compression takes time for each row group.
 _COMPRESSION = dict.fromkeys(SCHEMA.names, "none") | dict.fromkeys(("producer", "topic", "event_id", "payload"), "zstd")
-#: Statistics help to skip; those of payloads would only make files larger.
+#: Columns with statistics, by which readers skip row groups; statistics of payloads would only make files larger.
 _MEASURED = ["server", "stream", "seq", "time", "source", "topic", "event_time"]
 
 
 def groups(sizes: Iterable[int]) -> Iterator[int]:
-    """Yield the number of records of each row group, for streams that have so many records in this order."""
+    """Yield the number of records of each row group, for streams that have *sizes* records, in this order."""
     joined = 0
     for size in sizes:
         if joined and joined + size > SMALL:
@@ -62,7 +62,7 @@ def groups(sizes: Iterable[int]) -> Iterator[int]:
 
 
 def spans(*keys: pa.DictionaryArray) -> list[tuple[int, int]]:
-    """Return where each stream begins and ends in columns that are sorted by them."""
+    """Return where each stream begins and ends in columns that are sorted by stream."""
     changed = np.zeros(max(0, len(keys[0]) - 1), bool)
     for key in keys:
         codes = np.from_dlpack(key.indices)
@@ -115,7 +115,7 @@ class LakeFile:
             self._writer.close()
             self.size = self._file.tell()
         finally:
-            self._stack.close()  # The file is durable then.
+            self._stack.close()  # closing makes the file durable
 
     def write(self, records: pa.Table) -> None:
         """Add a row group."""
@@ -132,7 +132,7 @@ class LakeFile:
     def _measure(self, group: pa.Table) -> None:
         for name in ("server", "stream", "seq", "time"):
             column = group[name]
-            if SCHEMA.field(name).type == ENCODED:  # All values of the dictionary occur.
+            if SCHEMA.field(name).type == ENCODED:  # the dictionary has only values that occur
                 values = column.chunk(0).dictionary.to_pylist()
                 least, most = min(values), max(values)
             else:

@@ -1,7 +1,8 @@
 """Keep freed memory in the process for the next part of a journal, instead of returning it to the system.
 
 glibc asks the system for each large buffer, and returns it when it is freed.  The system then has to clear all pages
-again for the next part, which takes a fifth of the CPU time of a round.  PyArrow allocates by glibc then, too.
+again for the next part, which takes a fifth of the CPU time of a round.  With this module PyArrow, too, allocates by
+glibc.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 #: Parameters of glibc's ``mallopt``.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-#: Free memory that a process keeps, in bytes: as much as a part needs.
+#: Free memory that a process keeps, in bytes: as much as a part of a journal needs.
 _KEPT = 256 << 20
 #: The defaults of glibc.
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 << 10, 65536
@@ -48,7 +49,7 @@ def release() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let Python look for no reference cycles until the context ends: the many objects of a part have none."""
+    """Switch off Python's garbage collection during the context: the objects of a part have no reference cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -62,7 +63,8 @@ def uncollected() -> Iterator[None]:
 def prepare_worker() -> None:
     """Let a Python worker of Spark keep freed memory until it ends, which it does after a minute without tasks.
 
-    Spark also collects garbage after each task, for which Python would look at every object of all imported modules.
+    Spark runs the garbage collection after each task, in which Python would examine every object of all imported
+    modules, so these objects are exempted.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     _limit(_KEPT, 0)
@@ -70,7 +72,7 @@ def prepare_worker() -> None:
 
 
 def _limit(trim_threshold: int, mmap_max: int) -> None:
-    """Set how much free memory is kept, and how many buffers may be mappings of their own."""
+    """Set how much free memory is kept, and how many buffers may be separate mappings of memory."""
     if (libc := _glibc()) is not None:
         libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
         libc.mallopt(_MMAP_MAX, mmap_max)
@@ -78,6 +80,6 @@ def _limit(trim_threshold: int, mmap_max: int) -> None:
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library; None if it is another one, whose allocator has no such parameters."""
+    """Return the C library if it is glibc; None for another one, whose allocator does not have these parameters."""
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") else None

@@ -2,8 +2,8 @@
 
     in: files of a day, each in the order of streams      out: larger files, each with streams of its own
 
-Row groups of one stream are read when that stream is written.  Only those that several streams share are kept in
-memory, and at most SHARED bytes of them: more files are merged in several steps.
+A row group of one stream is read when that stream is written.  Only row groups that several streams share are kept in
+memory, at most SHARED bytes; otherwise the files are merged in several steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ORDER = {"server": pa.string(), "stream": pa.string(), "seq": pa.int64()}
 class _Piece:
     """Records of one stream in one row group.
 
-    :ivar records: None: the whole row group, which is read when it is due
+    :ivar records: the records; None: the whole row group, which is read when the stream is written
     """
 
     server: str
@@ -43,7 +43,7 @@ class _Piece:
 
 
 def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the files in lots that are merged together, because their shared row groups fit into memory."""
+    """Yield groups of files that are merged together, because their shared row groups fit into memory."""
     lot: list[str] = []
     total = 0
     for path in paths:
@@ -64,7 +64,7 @@ def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
 def merged(store: LakeStore, day: str, paths: Sequence[str], largest: int) -> list[AddAction]:
     """Write the records of files of one day into new files, and return their actions.
 
-    :param largest: a file is full with so many bytes
+    :param largest: the size at which a file is full, in bytes
     """
     actions: list[AddAction] = []
     with ExitStack() as stack, store.explained():
@@ -109,7 +109,7 @@ def _stream_of(group: parquet.RowGroupMetaData) -> tuple[str, str, int] | None:
 
 
 def _pieces(number: int, file: parquet.ParquetFile) -> Iterator[_Piece]:
-    """Yield the pieces of one file; those of shared row groups have their records."""
+    """Yield the pieces of one file; pieces of shared row groups contain their records already."""
     for at in range(file.num_row_groups):
         group = file.metadata.row_group(at)
         one = _stream_of(group)
@@ -120,7 +120,7 @@ def _pieces(number: int, file: parquet.ParquetFile) -> Iterator[_Piece]:
         keys = [records[name].combine_chunks() for name in ("server", "stream")]
         found = spans(*keys)
         names = [(keys[0][begin].as_py(), keys[1][begin].as_py()) for begin, _ in found]
-        if names != sorted(set(names)):  # Another program wrote it, in another order.
+        if names != sorted(set(names)):  # another program wrote this file, in another order
             plain = pa.table({name: records[name].cast(kind) for name, kind in _ORDER.items()})
             records = records.take(compute.sort_indices(plain, [(name, "ascending") for name in _ORDER]))
             keys = [records[name].combine_chunks() for name in ("server", "stream")]
@@ -140,7 +140,7 @@ def _records(inputs: Sequence[parquet.ParquetFile], pieces: Sequence[_Piece]) ->
 
 
 def _cut(tables: Iterator[pa.Table], counts: Iterator[int]) -> Iterator[pa.Table]:
-    """Yield tables of so many rows each; those that are given have as many together."""
+    """Divide the rows of *tables* into tables of *counts* rows each."""
     rest: pa.Table | None = None
     for count in counts:
         parts, missing = [], count

@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class StateMetrics(CommandMetrics, Generic[T]):
-    """The metrics of a command that passes its state to :meth:`update`; a subclass collects them from that.
+    """The metrics of a command that passes its state to :meth:`update`; subclasses collect metrics from the state.
 
-    :cvar name: the name of the command, with which the names of its metrics begin
-    :cvar into: what it fills, for the texts of its metrics
+    :cvar name: the name of the command, which begins the names of its metrics
+    :cvar into: the target of the command, such as ``the lake``, for the help of its metrics
     """
 
     name = ""

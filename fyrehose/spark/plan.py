@@ -2,8 +2,8 @@
 
     in: a journal's place, a selection, positions      out: parts, each (segment, range of batches)
 
-The server may write, roll over and delete segments between planning and reading.  A part therefore carries the checksum
-at its end, and the last numbers of the streams before and in it.  A reader that finds anything else raises an error, so
+The server may write, roll over and delete segments between planning and reading.  A part therefore has the checksum at
+its end, and the last number of each stream before and within it.  A reader that finds other values raises an error, so
 that no record is skipped silently.
 
 If a sealed segment has an index, a selection of few streams reads only the batches that contain them.  Otherwise, and
@@ -77,7 +77,7 @@ class Planner:
     selection: Selection = attrs.field(factory=Selection)
     piece: int = PIECE
     skip_gaps: bool = False
-    #: the last number so far of each stream that is followed
+    #: the last number so far of each stream whose batches are planned separately
     _last: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def parts(self, start: int | None = None, stop: int | None = None) -> list[Part]:
@@ -119,12 +119,12 @@ class Planner:
         known, self._last = self._last, {}
         if index is not None:
             return self._cut(extent, first, stop, _index_boundaries(index), known)
-        # The numbers known from the segment before hold only at the beginning of this one.
+        # The numbers from the previous segment are right only at the beginning of this one.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
         return self._cut(extent, first, stop, _walk_boundaries(self.place, extent, first, stop), known)
 
     def _has_time(self, extent: Extent, sealed: bool) -> bool:
-        """Return False if no record of the segment can be in the selected time."""
+        """Return whether a record of the segment may be in the selected time."""
         since, until = self.selection.start.time, self.selection.end.time
         if until is not None and _created(self.place, extent.base) > until:
             return False
@@ -132,7 +132,7 @@ class Planner:
         return since is None or not sealed or not 0 < _created(self.place, extent.end) < since
 
     def _wanted(self, index: PackedIndex) -> list[str] | None:
-        """Return the selected streams of a segment; None if they are more than :data:`FOLLOWED`."""
+        """Return the selected streams of a segment; None if there are more than :data:`FOLLOWED`."""
         selected = self.selection.streams
         named = sorted(selected) if selected is not None else None
         patterns = self.selection.patterns
@@ -149,15 +149,15 @@ class Planner:
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
         """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
         ranges: list[tuple[int, int]] = []
-        # A batch may be longer than the spacing of the index: then its range ends where another batch begins.
-        whole = self.selection == Selection()  # Then every batch is read, and nobody has to ask which.
+        # A batch may be longer than the steps of the index: then its range ends at the beginning of another batch.
+        whole = self.selection == Selection()  # then every batch is read, and the index is not needed
         begins = [] if whole else [*(position for position, _ in _index_boundaries(index)), extent.end]
         known: dict[str, int] = {}
         pairs_of: dict[str, list[tuple[int, int]]] = {}
         for stream in streams:
             before, last = index.last_before(stream), index.last(stream)
             if before is None:
-                continue  # The stream did not change since the snapshot to which the segment refers.
+                continue  # the segment has no record of the stream
             self._check_joins(extent, stream, before)
             first_wanted, last_wanted = self.selection.seqs(stream)
             self._last[stream] = max(before, last)
@@ -193,7 +193,7 @@ class Planner:
         ]
 
     def _check_joins(self, extent: Extent, stream: str, before: int) -> None:
-        """Check that a stream continues in a segment where it ended in the one before."""
+        """Check that a stream continues in a segment at the number where it ended in the segment before."""
         last = self._last.get(stream)
         if last is not None and last != before and not self.skip_gaps:
             first_wanted, last_wanted = self.selection.seqs(stream)
@@ -227,7 +227,7 @@ class Planner:
 def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHeader]:
     """Yield the headers of the batches between two positions.
 
-    :raises Damage: one is damaged
+    :raises Damage: a header is damaged
     """
     position = first
     while position < stop:
@@ -237,7 +237,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 
 
 def boundary(place: Place, view: View, position: int) -> int:
-    """Return the position of the first batch at ``position`` or behind it, or the end of its segment.
+    """Return the position of the first batch that begins at ``position`` or later, or else the end of its segment.
 
     :raises JournalCorrupt: a header is damaged, or the segment was deleted
     """
@@ -255,7 +255,7 @@ def boundary(place: Place, view: View, position: int) -> int:
 
 
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
-    """Return True if ``position`` is inside a batch rather than at the beginning of one."""
+    """Return whether ``position`` is within a batch, and not at the beginning of one."""
     try:
         return any(header.position < position < header.end for header in walk(reader, first, position))
     except fmt.Damage:
@@ -263,7 +263,7 @@ def _between(reader: SegmentReader, first: int, position: int) -> bool:
 
 
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
-    """Return the position up to which at most so many records and bytes follow ``start``; at least one batch.
+    """Return where the batches from ``start`` on end that have at most *max_rows* and *max_bytes*; at least one batch.
 
     :raises JournalCorrupt: a header on the way is damaged, or a segment was deleted
     """
@@ -328,7 +328,7 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
 def check_beginning(place: Place, view: View, begin: int) -> None:
     """Check that a batch begins at a position; damage is left to the reader.
 
-    :raises JournalCorrupt: the position is inside of a batch, so it is of another journal
+    :raises JournalCorrupt: the position is within a batch, so it belongs to another journal
     """
     for extent in view.segments:
         first = extent.base + fmt.SEGMENT_HEADER.size
@@ -351,8 +351,8 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
 
 
 def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:
-    """Return the error for missing data from ``position`` on, naming the lost numbers as far as they are known."""
-    # The beginning of the next segment has the last number of each stream.
+    """Return the error for missing data from ``position`` on; it names the lost numbers, as far as they are known."""
+    # The beginning of the next segment states the last number of each stream.
     after = [extent for extent in place.view().segments if extent.base > position]
     before = [extent for extent in view.segments if extent.base < position]
     lost = "the lost numbers are unknown"

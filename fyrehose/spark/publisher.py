@@ -1,7 +1,7 @@
 """Blocking publisher: send records to streams of a running server by Figg (docs/protocols/figg.md).
 
 A Spark executor has no reactor, so this uses a blocking socket, a window of unacknowledged messages, and a timeout.
-It implements only the part of Figg that publishing needs, so that nothing of the server is imported.
+It implements only the part of Figg that publishing needs, so that it imports no module of the server.
 
     in: (stream, payload)      out: PUBLISH frames; returns when the server has acknowledged, which means on its disk
 
@@ -45,7 +45,7 @@ _SEND = 64 << 10
 class SparkPublisher:
     """Publishes to one server, at least once and in order.
 
-    :ivar first: the number of the first message; a caller that starts again must use the same one, so that duplicates
+    :ivar first: the number of the first message; a caller that runs again must pass the same number, so that duplicates
         can be found (jobs/dedup.py)
     :ivar rate: most messages a second; 0 for no limit
     :ivar patience: timeout of an acknowledgement, in seconds
@@ -143,7 +143,7 @@ class SparkPublisher:
                 finally:
                     self._socket.settimeout(self.patience)
                 if not data:
-                    raise ConnectionError("it closed the connection")
+                    raise ConnectionError("the server closed the connection")
                 self._take(data)
                 wait = wait and self.acknowledged == before
                 if self.acknowledged > before:
@@ -174,7 +174,7 @@ class SparkPublisher:
         while len(self._received) >= _HEADER.size:
             kind, version, size = _HEADER.unpack_from(self._received)
             if version != _VERSION or size > _LARGEST:
-                raise ConnectionError("it does not speak Figg")
+                raise ConnectionError("the server does not speak Figg")
             end = _HEADER.size + size
             if len(self._received) < end:
                 break

@@ -2,9 +2,9 @@
 
     in: a part, a selection, columns      out: pyarrow.RecordBatch
 
-Bytes are fetched a few MiB at a time, so that reading over HTTP costs about the same, and are parsed without an object
-for each record: a batch of ten records takes some microseconds.  Every checksum, the chain from batch to batch, and the
-numbers of every selected stream are checked.
+Bytes are fetched a few MiB at a time, so that reading over HTTP is about as fast as from a disk.  They are parsed
+without an object for each record: a batch of ten records takes some microseconds.  Every checksum, the chain from batch
+to batch, and the numbers of every selected stream are checked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from fyrehose.spark.selection import Selection
 
 _BATCH = fmt.BATCH_HEADER.size
 _RUN = fmt.RUN_HEADER.size
-#: Offset in a run's header from which runs of one kind are equal: their columns, and the lengths of their names.
+#: Offset in a run's header from which the headers of runs of one kind are equal: columns, and lengths of names.
 _KIND = 28
 
-#: A batch: position, kind, mended, length of the body, chain, time, checksum, bytes, begin and end of the body in them.
+#: A batch: position, kind, mended, length of the body, chain, time, checksum, bytes; begin and end of the body in the
+#: bytes.
 _Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
-#: Stands for an unknown last number in the table of streams.
+#: The value for an unknown last number in the table of streams.
 _UNKNOWN = -1
 
 
@@ -100,7 +101,7 @@ class PartReader:
 
     :ivar schema: schema of the record batches; it may declare columns nullable that are never null
     :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
-    :ivar rows, size: a record batch is full with so many records, or bytes of payload
+    :ivar rows, size: the number of records, or bytes of payload, at which a record batch is full
     """
 
     place: Place
@@ -114,7 +115,7 @@ class PartReader:
     #: last number of streams that are not in _streams; None if it is unknown
     _floor: int | None = attrs.field(default=None, init=False)
     _progress: _Streams = attrs.field(factory=_Streams, init=False)
-    #: the index of each kind of runs, by the bytes of their headers that are equal
+    #: the index of each kind of runs, by the bytes that their headers share
     _known: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _kinds: list[RunKind] = attrs.field(factory=list, init=False)
     _kind_table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64), init=False)
@@ -190,7 +191,7 @@ class PartReader:
         if fmt.begins(header, self.part.base):
             for entry in fmt.entries(body, header.parts):
                 if not entry.stream and entry.state is fmt.StreamState.LIVE:
-                    # A stream that only the snapshot names may have any last number.
+                    # The last number of a stream that only the stream table names is unknown here.
                     self._floor = None if entry.first else entry.last
                 elif entry.state in (fmt.StreamState.LIVE, fmt.StreamState.RETIRED) and self.selection.wants(
                     entry.stream
@@ -201,7 +202,7 @@ class PartReader:
                 self._declared(entry)
 
     def _runs(self, view: memoryview, at: int, stop: int, time: int) -> None:
-        """Add the selected runs of a batch: the kernel adds all, but for those that need attention."""
+        """Add the selected runs of a batch; the kernel adds most of them; :meth:`_attend` adds the others."""
         pieces = self._pieces
         if not pieces.chunks or pieces.chunks[-1] is not view:
             pieces.chunks.append(view)
@@ -227,10 +228,10 @@ class PartReader:
         self._bytes += int(added[:, 9].sum())
 
     def _attend(self, view: memoryview, at: int, stop: int, time: int) -> int:
-        """Process a run that the kernel left; return where the next one begins, or the same one if it may go on.
+        """Process a run that the kernel has left; return where the kernel continues: at the next run, or at this one.
 
         :raises Damage: its lengths contradict each other
-        :raises JournalGap: numbers before it are missing
+        :raises JournalGap: numbers before the run are missing
         """
         if stop - at < _RUN:
             raise fmt.Damage("a run is truncated")
@@ -294,7 +295,7 @@ class PartReader:
         return self._progress.add(stream, last, first_wanted, last_wanted)
 
     def _begins(self, name: str, last: int) -> None:
-        """Process the last number of a stream, as stated at the beginning of the segment."""
+        """Check the last number of a stream that the beginning of the segment states."""
         stream = self._streams.get(name)
         if stream is None:
             self._streams[name] = self._follow(name, last)
@@ -354,7 +355,7 @@ def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Ite
         good = crc == crc32c(view[at : at + _BATCH - 4]) and magic == fmt.BATCH_MAGIC and version <= fmt.BATCH_VERSION
         if not good or own != position or length > fmt.MAX_BODY:
             fmt.BatchHeader.unpack(view[at : at + _BATCH], position)  # Raise the specific error.
-            raise fmt.Damage("the header of the batch makes no sense")
+            raise fmt.Damage("the header of the batch has impossible values")
         if at + _BATCH + length > len(view) and len(view) - at < limit - position:
             view, at = reader.read(position, min(max(size, _BATCH + length), limit - position)), 0
         begin = at + _BATCH

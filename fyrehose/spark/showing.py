@@ -34,7 +34,7 @@ _OURS = re.compile(r"^(?:[\w.]*: )?fyrehose\.errors\.(\w+): (.+)$", re.MULTILINE
 
 
 def own_error(error: Exception) -> FyrehoseError | None:
-    """Return the Fyrehose error of a task or planner that Spark has wrapped in its own; None if there is none."""
+    """Return the Fyrehose error that Spark has wrapped in an error of its own; None if there is none."""
     found = _OURS.findall(str(error))
     if not found:
         return None
@@ -47,7 +47,7 @@ def in_a_line(error: Exception) -> FyrehoseError | None:
     """Return an error as one line for the user; None if it is a bug, whose traceback should be shown."""
     if isinstance(error, FyrehoseError):
         return error
-    if isinstance(error, OSError) and error.filename is not None:  # Such as a lake without write permission.
+    if isinstance(error, OSError) and error.filename is not None:  # for example: no permission to write the lake
         return FyrehoseError(f"{error.filename}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("fyrehose"):
         return MissingExtra(f"{error.name} is not installed: {SPARK.command}")

@@ -41,7 +41,7 @@ OPTIONS = (
     *("to", "stream", "rate", "exactlyOnce", "id", "tokenFile"),
     *("path", "checkpointLocation", "queryName"),
 )
-#: What identifies a batch job is a part of keys.
+#: The permitted ids of a batch job, because the id becomes a part of keys.
 _ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
 
 
@@ -75,7 +75,7 @@ class SinkTarget:
     def of(cls, options: Mapping[str, str], schema: StructType, *, streaming: bool = False) -> SinkTarget:
         """Parse the options, and check the columns of the rows.
 
-        :param streaming: the rows are those of micro-batches
+        :param streaming: whether the rows come in micro-batches
         :raises ConfigError: an option is invalid, or a column is missing
         """
         refuse_unknown(options, OPTIONS, "sink")
@@ -100,7 +100,7 @@ class SinkTarget:
         """Return the publisher of a task.
 
         :param key: identifies the job or the micro-batch for ever
-        :param run: its number, for publishers without keys
+        :param run: the number of the job or the micro-batch, for publishers without keys
         """
         if isinstance(self.to, str):
             return KeyedPublisher(self.to, f"spark/{key}/{partition}", self.token, self.rate)
@@ -109,7 +109,7 @@ class SinkTarget:
 
 
 def _exactly_once(options: Mapping[str, str]) -> bool:
-    """Return whether each row is to be published once.
+    """Return whether the option exactlyOnce is set.
 
     :raises ConfigError: an option is invalid, or needs exactlyOnce
     """
@@ -124,9 +124,9 @@ def _exactly_once(options: Mapping[str, str]) -> bool:
 
 
 def _job(options: Mapping[str, str], streaming: bool) -> str | None:
-    """Return the id of a batch job; None for a stream, whose query has one.
+    """Return the id of a batch job; None for a stream, which is identified by its query.
 
-    :raises ConfigError: the id is missing or invalid, or the rows are a stream's
+    :raises ConfigError: the id is missing or invalid, or is given for a stream
     """
     job = options.get("id")
     if streaming:
@@ -145,7 +145,7 @@ def _job(options: Mapping[str, str], streaming: bool) -> str | None:
 
 @attrs.frozen
 class PublishedRows(WriterCommitMessage):
-    """Number of rows that a task published; all are durable."""
+    """The number of rows that a task published; all are durable."""
 
     rows: int
 
@@ -155,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, target: SinkTarget) -> None:
         self.target = target
-        self.run = uuid.uuid4().int  # Identifies the job; a task that runs again has the same one.
+        self.run = uuid.uuid4().int  # identifies the job; a task that runs again has the same number
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return published(self.target, f"batch/{self.target.job}", self.run, iterator)

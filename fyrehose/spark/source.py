@@ -71,14 +71,14 @@ GAPS = (
     "position bigint not null, reason string not null"
 )
 _NO_LIMIT = 1 << 62
-#: How often a subscription that does not move is updated, in seconds; those that are not updated expire.
+#: How often a subscription that does not move is updated, in seconds; without updates it would expire.
 HEARTBEAT = 60.0
 #: The options of the source.
 OPTIONS = (
     *("path", "tokenFile", "streams", "start", "end", "startPosition", "endPosition", "gaps", "table"),
     *("partitionBytes", "maxRowsPerBatch", "maxBytesPerBatch", "subscription"),
 )
-#: What to do if the journal is not the one of an offset.
+#: The advice for errors if the journal is not the one to which an offset belongs.
 _ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 
 
@@ -176,7 +176,7 @@ class ExtentPartition(InputPartition):
 
 
 class RecordReader(DataSourceReader):
-    """Reader of the records that the journal has when the query is planned."""
+    """Reads the records that the journal has when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -195,13 +195,13 @@ class RecordReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PartPartition):
-            return iter(())  # Spark adds an empty partition if there is none.
+            return iter(())  # Spark adds an empty partition if the list is empty
         options = self.options
         return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
 
 
 class GapReader(DataSourceReader):
-    """Reader of the table of gaps."""
+    """Reads the table of gaps: the numbers that are missing from the journal."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.kept: tuple[int, float] = (-1, 0.0)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset at which a new query begins: as its options say, by default that of the oldest record."""
+        """Return the offset at which a new query begins: given by its options, or else the oldest record."""
         view = self.options.place.view()
         start = self.options.start_position
         if start is not None and not self.options.latest:
@@ -241,12 +241,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.offsets.at(position, view).fields
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let retention delete what is before *end*, because the checkpoint has it."""
+        """Let retention delete the records before *end*, because the checkpoint has them."""
         view = self.options.place.view()
         self._keep(self._checked(end, view), view)
 
     def _keep(self, position: int, view: View) -> None:
-        """Move the subscription, if there is one; if it stays where it is, only now and then."""
+        """Move the subscription, if there is one, to *position*; if it does not move, update it only now and then."""
         now = time.monotonic()
         if self.options.subscription is not None and (position > self.kept[0] or now - self.kept[1] >= HEARTBEAT):
             self.options.place.update_subscription(self.options.subscription, position, view.identity)
@@ -263,19 +263,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset at which the next micro-batch ends.
 
         :param start: the offset at which it begins
-        :param limit: how many rows or bytes Spark wants at the most
-        :raises JournalCorrupt: *start* is of another journal
+        :param limit: the limit of rows or bytes that Spark passes
+        :raises JournalCorrupt: *start* belongs to another journal
         """
         view = self.options.place.view()
         position = self._checked(start, view)
-        self._keep(position, view)  # The batch before has ended.
+        self._keep(position, view)  # the previous micro-batch has ended
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:
             stop = min(stop, self.options.end_position.position)
         if position >= stop:
             check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
             return start
-        # Both limits may be set, and Spark passes only one of them.
+        # Both limits may be set, but Spark passes only one of them.
         all_available = isinstance(limit, ReadAllAvailable)
         rows = None if all_available else self.options.max_rows
         size = None if all_available else self.options.max_bytes
@@ -306,7 +306,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked(self, fields: dict[str, Any], view: View) -> int:
         """Return the position of an offset.
 
-        :raises JournalCorrupt: the offset is of another journal
+        :raises JournalCorrupt: the offset belongs to another journal
         """
         try:
             offset = Offset.parse(fields)
@@ -322,7 +322,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:
-    """Yield each segment of a view with the one after it; a missing segment is yielded, too."""
+    """Yield each segment of a view together with the next one; missing segments are yielded, too."""
     whole: list[Extent] = []
     for extent in view.segments:
         if whole and extent.base > whole[-1].end:

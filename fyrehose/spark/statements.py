@@ -2,8 +2,9 @@
 
 in: the lake's URL, the names of its streams      out: SQL, or YAML for dbt
 
-The Delta log stays the only truth: the engines read it, and nothing is copied or registered elsewhere.  Statements for
-DuckDB and dbt are run by the tests; those for services that cannot be installed follow their documentation.
+The Delta log alone says which files count: the engines read it, and nothing is copied or registered elsewhere.
+Statements for DuckDB and dbt are run by the tests; those for services that cannot be installed follow their
+documentation.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def joined(records: str) -> str:
     """
     kinds = f"({_literal(PART)}, {_literal(LAST_PART)})"
     last = f"content_type = {_literal(LAST_PART)}"
-    # Parts of one event follow on each other in the numbers of their producer, and have its labels.
+    # The parts of an event have consecutive numbers of their producer, and the labels of the event.
     whole = (
         f"count(*) over event > 1 and count(*) filter ({last}) over event = 1 "
         f"and min(octet_length(payload)) filter (not {last}) over event = {MAX_PAYLOAD} "

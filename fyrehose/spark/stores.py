@@ -23,18 +23,18 @@ from pyarrow import fs
 
 from fyrehose.errors import ConfigError, JournalUnreachable
 
-#: Schemes of an object store, and the scheme by which delta-rs knows it.
+#: The schemes of object stores in URLs, with the scheme that delta-rs uses for them.
 _SCHEMES = {"s3://": "s3://", "s3a://": "s3://"}
 _BACKTRACE = re.compile(r"\n\s*0: ")
-#: Bytes of a file that are written at a time; Parquet writes each page, which may be small, by itself.
+#: Bytes of a file that are written at a time, because Parquet writes each page separately, and pages may be small.
 _BUFFER = 1 << 20
-#: Two writers cannot create the same version of the log: a put of an object that exists fails.
+#: Options by which two writers cannot create the same version of the log: a put of an existing object fails.
 _OPTIONS = {"aws_conditional_put": "etag"}
 
 
 @attrs.frozen
 class LakeStore:
-    """The place of a lake.
+    """Where a lake is: a directory, or a place in an object store.
 
     :ivar uri: an absolute path, or the URL of an object store
     """
@@ -63,7 +63,7 @@ class LakeStore:
 
     @property
     def remote(self) -> bool:
-        """Return True if this is an object store."""
+        """Return whether this is an object store."""
         return "://" in self.uri
 
     @property
@@ -78,15 +78,15 @@ class LakeStore:
         return dict(_OPTIONS) if self.remote else None
 
     def below(self, name: str) -> LakeStore:
-        """Return the store of a path in this one."""
+        """Return the store of a path within this store."""
         return LakeStore(f"{self.uri}/{name}")
 
     def relative(self, uri: str) -> str:
-        """Return the path in this store of a file that delta-rs names by its URI."""
+        """Return the path, within this store, of a file that delta-rs names by its URI."""
         return unquote(uri).removeprefix("file://").removeprefix(f"{self.uri}/")
 
     def files(self) -> fs.FileSystem:
-        """Return the file system whose root this store is."""
+        """Return a PyArrow file system with this store as its root."""
         if self.remote:
             return fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
         return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
@@ -96,7 +96,7 @@ class LakeStore:
         if not self.remote:
             return [_size(self.directory / path) for path in paths]
         with self.explained():
-            # One request lists a thousand files.
+            # List the store, because one request lists a thousand files.
             listed = self.files().get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
         known = {info.path: info.size for info in listed}
         return [known.get(path) for path in paths]
@@ -114,7 +114,7 @@ class LakeStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors of an object store, which delta-rs raises as errors of many lines.
+        """Raise errors of an object store as one line; delta-rs raises them with many lines.
 
         :raises JournalUnreachable: the object store cannot be reached, or refuses
         """
@@ -130,7 +130,7 @@ class LakeStore:
 
 
 def unavailable(error: Exception) -> bool:
-    """Return whether an error means that an object store could not be used, and not that a file is damaged."""
+    """Return whether an error means that an object store is unavailable, and not that a file is damaged."""
     text = str(error)
     return "Generic S3 error" in text or ("Error performing " in text and not isinstance(error, FileNotFoundError))
 

@@ -78,7 +78,7 @@ def table(
     :raises JournalError: the lake does not exist, or its log is damaged
     :raises ValueError: neither a lake nor a journal is given, ``streams`` is empty, or ``parts`` is something else
     """
-    # Imported here, because Spark's workers import this package, and do not need Delta.
+    # Delta is imported here, because Spark's workers import this package, and do not need Delta.
     from fyrehose.spark.lake import Lake
 
     join = joins(parts)
@@ -106,7 +106,7 @@ def table(
 def joins(parts: str) -> bool:
     """Return whether the option ``parts`` says that the parts of an event are joined.
 
-    :raises ValueError: it is neither ``join`` nor ``keep``
+    :raises ValueError: the option is neither ``join`` nor ``keep``
     """
     if parts not in ("join", "keep"):
         raise ValueError(f"invalid parts {parts!r}: expected join or keep")
@@ -130,7 +130,7 @@ def beyond(
     known = None if lake is None else lake.progress(view.identity)
     begin = None if known is None else Offset(known.position, view.identity, known.chain)
     if begin is not None and gaps == "skip" and begin.position < view.start:
-        begin = Offset(view.start, view.identity)  # Retention deleted what is between them.
+        begin = Offset(view.start, view.identity)  # retention deleted records in between
     server = host_of(journal) if known is None else known.server
     options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     return of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps)
@@ -138,7 +138,7 @@ def beyond(
 
 @attrs.define(eq=False)
 class Views:
-    """DataFrames of single streams, which share what costs time to prepare: lists of files, and the journal's end."""
+    """DataFrames of single streams, which share the lists of files and the journal's end, which take time to get."""
 
     spark: SparkSession
     lake: Lake | None
@@ -195,7 +195,7 @@ def of_files(spark: SparkSession, lake: Lake, files: Sequence[File], chosen: Sel
 
 
 def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
-    """Return the records of files in a directory, which Spark reads itself, without the deleted rows of some."""
+    """Return the records of files in a directory, which Spark itself reads, without deleted rows."""
     from pyspark.sql import DataFrame
 
     parts = []
@@ -211,7 +211,7 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
 
 
 def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
-    """Return the records without those whose index in their file is among the deleted ones."""
+    """Return *records* without the rows whose index in their file is among the deleted ones."""
     from pyspark.sql import functions as f
 
     names = [_name(path) for path, rows in deleted.items() for _ in rows]
@@ -223,7 +223,7 @@ def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
 
 
 def _name(path: str) -> str:
-    """Return the end of a path, which names one file of a lake however Spark writes what is before it."""
+    """Return the end of a path, which identifies a file of a lake, however Spark writes the beginning of the path."""
     return "/".join(path.split("/")[-2:])
 
 
@@ -236,7 +236,7 @@ def _of_store(
 ) -> DataFrame:
     """Return the records of files in an object store, which Python tasks read.
 
-    Spark's own reader would need jars and a configuration of its own for the store.
+    Spark's own reader would need jars, and a separate configuration for the store.
     """
     from fyrehose.spark.fetching import fetch
 
@@ -277,8 +277,8 @@ def of_journal(
 ) -> DataFrame:
     """Return the records of a journal between two positions, with the name of its server.
 
-    :param options: others of the source
-    :param start: an offset is refused by another journal when the records are read
+    :param options: further options of the data source
+    :param start: an offset; if it belongs to another journal, reading the records fails
     """
     from pyspark.sql import functions as f
 
@@ -290,7 +290,7 @@ def of_journal(
     if streams is not None:
         reader = reader.option("streams", json.dumps(streams))
     found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
-    # A star in a name stands for any text in a pattern, so others may match.
+    # A star in the name of a stream is a wildcard in a pattern, so further streams may match.
     return found.where(f.col("stream").isin(list(streams))) if streams and "*" in "".join(streams) else found
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The database of the views.
 DATABASE = "streams"
-#: Setting of Spark that has its name: views without a catalog of tables are in one database, which all sessions share.
+#: Setting of Spark that has its name: the database, shared by all sessions, of views without a catalog of tables.
 SETTING = "spark.sql.globalTempDatabase"
 
 
@@ -40,7 +40,7 @@ def catalog(
     :param match: a pattern of streams, in which ``*`` stands for any text; the server's own, whose names begin with a
         dot, match only a pattern that begins with a dot, too
     :return: the names of the streams that have a view
-    :raises ConfigError: the session has another name for the database of such views
+    :raises ConfigError: the session uses another database for such views
     :raises JournalError: the lake does not exist, or its log is damaged
     """
     from fyrehose.spark.gaps import streams_of

@@ -1,4 +1,4 @@
-"""Doubles, transports and conformance tests, for the tests of Fyrehose and of programs that embed or extend it."""
+"""Test doubles, transports and conformance tests, for tests of Fyrehose and of programs that embed or extend it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunking: check that the events of a session do not depend on how its input is split."""
+"""Check that the events of a session do not depend on how its input is split into chunks."""
 
 from __future__ import annotations
 

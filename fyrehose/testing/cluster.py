@@ -22,7 +22,7 @@ from fyrehose.testing.ports import free_ports
 
 #: The names of the servers.
 NAMES = ("a", "b", "c")
-#: Ports of the servers that people try out: Figg, HTTP and the page of ``a``, ``b`` and ``c``.
+#: Ports for trying a cluster out: Figg, HTTP and the page of the servers ``a``, ``b`` and ``c``.
 PORTS = ((8119, 8180, 8280), (8129, 8181, 8281), (8139, 8182, 8282))
 
 
@@ -31,11 +31,11 @@ class ClusterServer:
     """A Fyrehose server of the cluster.
 
     :ivar ports: of Figg, of HTTP, and of the page
-    :ivar member: its name in the cluster, if it is another one: a machine that has lost its disk gets a new name
+    :ivar member: its name in the cluster, if it differs from *name*: a machine that has lost its disk gets a new name
     :ivar listen: further listeners, as in the table ``[listen]``
     :ivar more: further tables of the configuration
     :ivar replication: further lines of the table ``[replication]``
-    :ivar code: directory with the code of another version of Fyrehose, for its processes; empty: they have this one
+    :ivar code: directory with the code of another version of Fyrehose, which its processes run; empty: this version
     """
 
     name: str
@@ -51,7 +51,7 @@ class ClusterServer:
 
     @property
     def log(self) -> str:
-        """Return the log of all its processes."""
+        """Return the log of all processes of this server."""
         return self.directory.joinpath("log").read_text(errors="replace")
 
     @property
@@ -88,7 +88,7 @@ class ClusterServer:
             )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """End the process; return its status."""
+        """End the process; return its exit status."""
         assert self.process is not None
         self.process.send_signal(how)
         status = self.process.wait(60)

@@ -1,4 +1,4 @@
-"""Journal in memory, with the contract of the one on disk; the test controls its commits and faults."""
+"""A journal in memory with the guarantees of the one on disk; the test controls its commits and faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fyrehose.records import Publish, Run, room_of
 class MemoryKeeper:
     """Retention that deletes nothing by itself.
 
-    :ivar kept: the subscriptions to the files
+    :ivar kept: the subscriptions of programs that read the files
     :ivar sealed: whether every record counts as one in a sealed segment
     """
 
@@ -78,10 +78,10 @@ class MemoryJournal:
         return succeed(dict(self._ends))
 
     def cancel_open(self) -> None:
-        """Do nothing: it is open at once."""
+        """Do nothing, because this journal opens at once."""
 
     def expect_close(self) -> None:
-        """Do nothing: nothing waits for other servers."""
+        """Do nothing, because no append waits for other servers."""
 
     def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
@@ -194,18 +194,18 @@ class MemoryJournal:
         return tuple(found)
 
     def latest(self, size: int) -> Iterator[Run]:
-        """Yield all runs, stream by stream, the newest of each first."""
+        """Yield all runs, stream by stream, and of each stream the newest run first."""
         for runs in list(self._runs.values()):
             yield from reversed(runs)
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find here what was acknowledged."""
+        """Return whether readers find every acknowledged record here."""
         return self.state is not JournalState.FAILED
 
     @property
     def age(self) -> float | None:
-        """Return None: nobody else has newer records."""
+        """Return None, because no other server has newer records."""
         return None
 
     def status(self) -> JournalStatus | None:

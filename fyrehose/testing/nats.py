@@ -31,7 +31,7 @@ class NatsNodes:
 
     :ivar ports: of the clients; the same again after a restart
     :ivar routes: ports where the other nodes connect
-    :ivar room: most that each node stores, as NATS writes sizes: ``48MB``; empty: as much as the disk has
+    :ivar room: how much each node stores at most, as NATS writes sizes: ``48MB``; empty: as much as the disk permits
     :ivar users: configuration file of users and their permissions, for each node; None: anybody may do anything
     :ivar environment: variables for that file
     """
@@ -43,7 +43,7 @@ class NatsNodes:
     room: str = attrs.field(default="", kw_only=True)
     users: Path | None = attrs.field(default=None, kw_only=True)
     environment: dict[str, str] = attrs.field(factory=dict, kw_only=True)
-    #: Ports of loopback, each of which leads to the route of one node; empty: the nodes reach each other directly.
+    #: Ports of proxies on loopback, one in front of each node's route; empty: the nodes reach each other directly.
     proxies: list[int] = attrs.field(factory=list, init=False)
     _processes: dict[int, subprocess.Popen[bytes]] = attrs.field(factory=dict, init=False)
 
@@ -66,7 +66,7 @@ class NatsNodes:
             self.kill(node)
 
     def pid(self, node: int) -> int:
-        """Return the process of *node*, to stop and continue it."""
+        """Return the process id of *node*, by which a test can stop and continue it."""
         return self._processes[node].pid
 
     def start(self, node: int) -> None:
@@ -97,7 +97,7 @@ class NatsNodes:
         self._wait(node)
 
     def _cluster_options(self, node: int) -> str:
-        """Return how *node* reaches the others, and they reach it; a port of a proxy may stand for each."""
+        """Return the options of *node* for its connections with the other nodes, directly or through proxies."""
         reached = self.proxies or self.routes
         user = "" if self.users is None else f"route:{self.environment['PASSWORD_ROUTE']}@"
         routes = ", ".join(f'"nats://{user}127.0.0.1:{port}"' for port in reached)

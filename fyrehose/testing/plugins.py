@@ -40,7 +40,7 @@ INVALID_ENDPOINTS = ("", "nonsense:1", "tcp", "tcp:many", "8119")
 
 @contextmanager
 def refused(words: str) -> Iterator[None]:
-    """Check that the block raises a ConfigError with *words* in its message."""
+    """Check that the block of the ``with`` statement raises a ConfigError with *words* in its message."""
     message = "no ConfigError was raised"
     try:
         yield
@@ -59,7 +59,7 @@ def skipped_without_extra() -> Iterator[None]:
 
 
 class PluginConformance:
-    """Tests that every protocol plugin passes, found as the framework finds it.
+    """Tests that every protocol plugin must pass; the plugin is found in the way in which the framework finds it.
 
     :cvar plugin_name: the name of the plugin
     """
@@ -72,7 +72,7 @@ class PluginConformance:
         return plugins.load(self.plugin_name)
 
     def make_service(self, endpoint: str, settings: Any, reactor: Any = None) -> Any:
-        """Return a service of the plugin, with a broker over a journal in memory."""
+        """Return a service of the plugin, whose broker has a journal in memory."""
         broker = Broker(Clock(), MemoryJournal(), Sequencer())
         broker.open()
         return self.plugin.make_service(reactor or MemoryReactorClock(), broker, endpoint, settings)
@@ -109,7 +109,7 @@ class PluginConformance:
                 self.make_service(endpoint, self.plugin.settings())
 
     def test_tls_files_are_read_at_once_and_when_the_service_reloads(self) -> None:
-        """Delete the files once the service is prepared: it must have read them, and must refuse to read them again."""
+        """Delete the files once the service is prepared: it must have read them, and must fail to read them again."""
         if "tls_certificate" not in {field.name for field in attrs.fields(self.plugin.settings)}:
             return
         with TemporaryDirectory() as directory:

@@ -84,7 +84,7 @@ class Peer:
         self.protocol.dataReceived(data)
 
     def received(self, turns: int = 2) -> bytes:
-        """Return what the protocol wrote since the last call, after some *turns* of the reactor."""
+        """Return the bytes that the protocol wrote since the last call, after *turns* turns of the reactor."""
         for _ in range(turns):
             self.clock.advance(0)
         data: bytes = self.transport.value()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Sink that records its deliveries."""
+"""A sink (the receiving end of a subscription) that records its deliveries."""
 
 from __future__ import annotations
 

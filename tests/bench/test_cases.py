@@ -27,7 +27,7 @@ def test_cases_are_chosen_by_pattern() -> None:
     assert len(selected(["*", "figg"])) == len(CASES), "none comes twice"
 
 
-def test_scaling_leaves_something_to_measure() -> None:
+def test_scaling_leaves_a_minimum_of_messages() -> None:
     case = Case(name="x/y", protocol="x", messages=1_000, publishers=10)
     assert case.scaled(0.5).messages == 500
     assert case.scaled(0.0001).messages == 200

@@ -50,7 +50,7 @@ def plan(backbone: Backbone, **changes: object) -> Plan:
     return Plan(wire="backbone", port=backbone.port, read_port=backbone.port, stream="s", size=10, **changes)  # type: ignore[arg-type]
 
 
-def test_pushes_come_back_and_are_counted() -> None:
+def test_delivers_of_own_pushes_are_counted() -> None:
     backbone = Backbone()
     load = Datagrams(plan(backbone, publishers=[30], subscribers=1, expected=30, window=8))
     load.connect()
@@ -70,7 +70,7 @@ def test_lost_datagrams_are_counted_and_the_load_continues() -> None:
     assert (outcome.received, outcome.lost, backbone.pushed) == (18, 2, 20)
 
 
-def test_the_past_is_asked_for_by_number() -> None:
+def test_earlier_records_are_requested_by_number() -> None:
     backbone = Backbone(lost=frozenset({45}), held=50)
     load = Datagrams(plan(backbone, subscribers=1, expected=20, late=True, extra={"last": 50}))
     load.connect()

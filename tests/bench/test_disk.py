@@ -26,7 +26,7 @@ def test_file_has_its_blocks_before_the_first_write(tmp_path: Path) -> None:
         assert path.read_bytes() == b"x" * AROUND + bytes(9 * AROUND)
 
 
-def test_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("kept")
     (tmp_path / "probe").symlink_to(tmp_path / "other")
     with pytest.raises(FileExistsError):
@@ -34,7 +34,7 @@ def test_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_text() == "kept"
 
 
-def test_mount_of_a_path_is_the_longest_that_has_it(tmp_path: Path) -> None:
+def test_mount_of_a_path_is_the_one_with_the_longest_mount_point(tmp_path: Path) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(
         "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw\n"

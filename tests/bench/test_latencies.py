@@ -7,7 +7,7 @@ import pytest
 from fyrehose.bench.latencies import Latencies
 
 
-def test_with_a_rate_a_stall_is_not_forgiven() -> None:
+def test_latency_with_a_rate_includes_the_wait_during_a_stall() -> None:
     found = Latencies(4, rate=10.0)
     found.begin(100.0)
     assert [found.due(now) for now in (99.9, 100.0, 100.15, 105.0)] == [0, 1, 2, 4]
@@ -17,7 +17,7 @@ def test_with_a_rate_a_stall_is_not_forgiven() -> None:
     assert found.percentiles[0] == pytest.approx(4.85)
 
 
-def test_one_at_a_time_counts_from_the_sending() -> None:
+def test_latency_of_one_message_at_a_time_counts_from_its_sending() -> None:
     found = Latencies(2, rate=0.0)
     found.begin(1.0)
     assert found.percentiles == []

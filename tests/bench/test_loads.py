@@ -65,13 +65,13 @@ def test_publisher_without_own_messages_has_separate_subscribers() -> None:
     assert (subscribers.subscribers, publishers.subscribers) == (3, 1)
 
 
-def test_with_a_rate_arrivals_are_seen_where_sending_is() -> None:
+def test_load_with_a_rate_measures_arrivals_in_the_process_that_sends() -> None:
     (plan,) = bout(subscribers=1, rate=100.0)._live("s")
     assert (plan.publishers, plan.subscribers, plan.rate) == ([10], 1, 100.0)
     slow, fast = bout(subscribers=1, rate=100.0, reads=50.0)._live("s")
     assert (slow.reads, slow.publishers, fast.reads, fast.subscribers) == (50.0, [], 0.0, 0)
 
 
-def test_catching_up_is_done_at_the_port_of_the_past() -> None:
+def test_late_subscribers_connect_to_the_port_for_earlier_messages() -> None:
     (plan,) = bout(subscribers=1, late=True)._past()
     assert (plan.late, plan.read_port, plan.publishers) == (True, 3, [])

@@ -21,7 +21,7 @@ def test_a_load_that_cannot_begin_says_why() -> None:
         pass
 
 
-def test_datagrams_have_a_loop_of_their_own() -> None:
+def test_backbone_load_runs_in_its_own_loop() -> None:
     assert isinstance(make(plan("figg")), StreamLoad)
     assert isinstance(make(plan("backbone")), Datagrams)
     assert own_cpu() > 0

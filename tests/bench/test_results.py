@@ -20,12 +20,12 @@ def test_a_spread_is_the_median_and_both_ends() -> None:
     assert Spread.of([1.0, 2.0]).median == pytest.approx(1.5)
 
 
-def test_a_figure_is_one_that_every_round_has() -> None:
+def test_only_figures_that_every_round_has_are_returned() -> None:
     assert MEASURED[0].figures == ["micros"]
     assert MEASURED[0].spread("micros") == Spread(2.0, 1.0, 3.0)
 
 
-def test_results_are_asked_by_case_and_contestant() -> None:
+def test_results_are_found_by_case_and_contestant() -> None:
     results = Results(MEASURED)
     assert results.median("figg/publish", "micros") == 2.0
     assert results.median("figg/publish", "micros", "redis-always") == 8.0

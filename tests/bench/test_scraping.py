@@ -77,7 +77,7 @@ def test_failed_scrape_does_not_hide_an_earlier_error() -> None:
     scraper.__exit__(ValueError)
 
 
-def test_no_port_is_left_alone() -> None:
+def test_nothing_is_scraped_without_a_port() -> None:
     with Scraper(0) as scraper:
         assert not scraper._thread.is_alive()
     assert scraper.scrapes == 0

@@ -67,7 +67,7 @@ def test_the_window_is_never_exceeded_and_is_used() -> None:
     assert outcome.latency == {}
 
 
-def test_one_at_a_time_is_timed() -> None:
+def test_load_of_one_message_at_a_time_measures_latencies() -> None:
     server = Acknowledger(hold=1, most=5)
     load = loaded(server, publishers=[5], window=1)
     outcome = load.run(time.monotonic())
@@ -77,7 +77,7 @@ def test_one_at_a_time_is_timed() -> None:
     assert len(outcome.latency["acknowledged"]) == 3
 
 
-def test_a_server_that_closes_is_trouble() -> None:
+def test_connection_closed_by_the_server_fails_the_load() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         load = StreamLoad(Plan(wire="figg", port=port, read_port=port, stream="s", size=10, publishers=[5], window=1))

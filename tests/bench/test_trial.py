@@ -82,7 +82,7 @@ def test_rounds_share_the_time_that_is_left(tmp_path: Path) -> None:
     assert all(0.7 * RATE <= messages <= RATE for messages in last.values())
 
 
-def test_spread_is_that_of_the_first_figure_that_is_there() -> None:
+def test_spread_is_that_of_the_first_measured_figure() -> None:
     full, single = (next(case for case in CASES if case.name == name) for name in NAMES["backbone"])
     each = Trial("backbone", Counting(full), full, single)  # type: ignore[arg-type]
     each.samples[full.name] = [{"arrived.50": 1.0}, {"arrived.50": 3.0}, {"arrived.50": 2.0}]

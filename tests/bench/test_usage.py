@@ -21,7 +21,7 @@ def test_cpu_seconds_match_those_of_the_process_itself() -> None:
     assert spent.system >= 0
 
 
-def test_memory_now_and_at_its_most() -> None:
+def test_present_and_peak_memory_are_measured() -> None:
     now, most = usage.memory(os.getpid())
     assert 1 << 20 < now <= most
 
@@ -36,7 +36,7 @@ def test_memory_is_touched_to_the_last_byte() -> None:
 
 
 @pytest.mark.parametrize(("used", "free"), [("300", 700), ("2000", 0)])
-def test_free_memory_is_what_a_container_has_left(
+def test_free_memory_is_bounded_by_the_limit_of_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, free: int
 ) -> None:
     monkeypatch.setattr(usage, "_CGROUP", tmp_path)

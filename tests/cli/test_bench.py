@@ -55,14 +55,14 @@ def test_table_has_medians_and_their_spread(measured: list[Any], tmp_path: Path)
     assert "medians of 3 rounds" in result.stdout
 
 
-def test_programs_get_every_sample(measured: list[Any], tmp_path: Path) -> None:
+def test_json_output_has_every_sample(measured: list[Any], tmp_path: Path) -> None:
     result = run("--data-dir", tmp_path, "--json")
     found = json.loads(result.stdout)
     assert [sample["rate"] for sample in found["protocols"]["figg"]["figg/publish"]] == [1000.0, 2000.0, 1500.0]
     assert found["disk"][0] == {"syncs": 100, "p50": 0.001, "p99": 0.005}
 
 
-def test_servers_work_in_a_folder_of_the_disk_that_is_deleted(measured: list[Any], tmp_path: Path) -> None:
+def test_servers_write_to_a_folder_on_the_disk_that_is_deleted_at_the_end(measured: list[Any], tmp_path: Path) -> None:
     run("--data-dir", tmp_path, "--seconds", "5", "--protocol", "figg", "--protocol", "http", "--durability", "never")
     ((folder, protocols, seconds, durability, _),) = measured
     assert (folder.parent, protocols, seconds, durability) == (tmp_path, ["figg", "http"], 5.0, "never")

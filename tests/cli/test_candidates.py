@@ -74,7 +74,9 @@ def test_values_that_arrive_in_time_are_completed() -> None:
 
 
 @pytest.mark.parametrize(("wait", "found"), [("60s", ["first", "last"]), ("nonsense", ["first"])])
-def test_person_may_wait_longer(wait: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_lengthens_the_wait_for_values(
+    wait: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     answered = threading.Event()
 
     def slow(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -88,7 +90,7 @@ def test_person_may_wait_longer(wait: str, found: list[str], monkeypatch: pytest
     assert [item.value for item in items] == found
 
 
-def test_error_leaves_the_line_as_it_is() -> None:
+def test_no_values_are_completed_after_an_error() -> None:
     def failing(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield "first"
         raise FyrehoseError("refused")
@@ -112,7 +114,9 @@ def test_error_leaves_the_line_as_it_is() -> None:
         ("fyrehose subscriptions show --url http://h:4 ", "http://h:4"),
     ],
 )
-def test_server_of_the_line_is_asked(line: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_from_the_server_that_the_command_line_names(
+    line: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def names(self: RemoteServer, *args: object) -> list[str]:
         return [self.url]
 
@@ -151,11 +155,11 @@ def test_names_in_the_journals_files_are_completed(streams: int, tmp_path: Path)
         ("fyrehose serve --config ", [""]),
     ],
 )
-def test_what_this_installation_knows_is_completed(line: str, found: list[str]) -> None:
+def test_names_known_to_this_installation_are_completed(line: str, found: list[str]) -> None:
     assert shown(line) == found
 
 
-def test_only_protocols_with_clients_are_offered_to_clients() -> None:
+def test_only_protocols_with_clients_are_completed_for_client_commands() -> None:
     from fyrehose import plugins
 
     offered = shown("fyrehose publish --protocol ")

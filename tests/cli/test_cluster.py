@@ -88,7 +88,7 @@ def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(as
     assert ["n3", "?", "no", "offline"] in lines
 
 
-def test_status_as_json(asked: list[ReplicationSettings]) -> None:
+def test_status_can_be_printed_as_json(asked: list[ReplicationSettings]) -> None:
     said = json.loads(run("status", *NATS, "--format", "json").output)
     assert said["servers"] == [LEADER, FOLLOWER]
     assert said["log"] == LOG
@@ -112,7 +112,9 @@ def test_a_leader_that_refuses_messages_says_why(monkeypatch: pytest.MonkeyPatch
     assert "server a leads, and refuses messages: its disk is full" in ended.output
 
 
-def test_of_two_that_lead_the_one_of_the_last_takeover_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_servers_that_claim_to_lead_the_one_of_the_last_takeover_is_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     later = {**LEADER, "name": "b", "epoch": 4, "refusal": "its disk is full", "address": "10.0.0.2:8117"}
     hear(monkeypatch, Survey([LEADER, later], LOG))
     ended = run("status", *NATS)

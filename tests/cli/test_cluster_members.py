@@ -96,7 +96,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["cluster", *words], env={"COLUMNS": "100"})
 
 
-def test_members_shows_how_each_is_and_the_free_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_shows_the_state_of_each_member_and_free_places(monkeypatch: pytest.MonkeyPatch) -> None:
     members = Members(5, ("a", "b", "c", "d"), places=1)
     hear(monkeypatch, survey_of(members, {"name": "x\n", "state": "follower"}))
     ended = run("members", *NATS)
@@ -112,7 +112,7 @@ def test_members_shows_how_each_is_and_the_free_places(monkeypatch: pytest.Monke
     ]
 
 
-def test_members_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_can_be_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     hear(monkeypatch, survey_of(Members(5, ("a", "b"))))
     assert json.loads(run("members", *NATS, "--format", "json").output) == {
         "version": 5,
@@ -125,7 +125,7 @@ def test_members_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("said", [None, "x", "1 0"])
-def test_without_a_list_there_is_nothing_to_show(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+def test_members_fails_if_no_server_has_a_list_of_members(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     hear(monkeypatch, Survey([LEADER if said is None else {**LEADER, "listed": said}], None))
     ended = run("members", *NATS)
     assert ended.exit_code == 1
@@ -140,7 +140,7 @@ def test_a_request_is_repeated_until_the_leader_answers(client: Client) -> None:
     assert len({request.ident for request in client.requests}) == 1
 
 
-def test_add_and_replace_are_about_the_server_whose_configuration_is_named(client: Client, tmp_path: Path) -> None:
+def test_add_and_replace_use_the_server_name_in_the_configuration_file(client: Client, tmp_path: Path) -> None:
     config = tmp_path / "fyrehose.toml"
     config.write_text('[replication]\nservers = ["nats://10.0.0.9:4222"]\nname = "new"\n')
     assert run("replace", "c", "--config", str(config)).output == "the members are a, b and new (1 place is free)\n"
@@ -149,7 +149,7 @@ def test_add_and_replace_are_about_the_server_whose_configuration_is_named(clien
     assert "pass the name of the server" in run("add", *NATS).output
 
 
-def test_a_server_is_removed_or_the_free_places_are(client: Client) -> None:
+def test_remove_removes_a_server_or_all_free_places(client: Client) -> None:
     assert run("remove", "c", *NATS).output == "the members are a and b (1 place is free)\n"
     assert run("remove", "--places", *NATS).output == "the members are a and b\n"
     for words in (("remove",), ("remove", "a", "--places")):

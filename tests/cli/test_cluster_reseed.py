@@ -100,7 +100,7 @@ def test_the_new_log_begins_behind_the_last_whole_batch_not_at_the_mark(
     assert records(writer.directory) == 3
 
 
-def test_what_an_earlier_start_has_set_aside_is_brought_back(
+def test_bytes_that_an_earlier_start_has_set_aside_are_brought_back(
     config: Path, writer: Writer, begun: list[tuple[str, LogEntry]]
 ) -> None:
     (note,) = cut_at_mark(writer.directory, Files())
@@ -128,7 +128,7 @@ def test_segments_that_were_set_aside_are_brought_back_one_after_the_other(
     assert not list(writer.directory.glob("torn-*"))
 
 
-def test_what_was_set_aside_and_does_not_continue_the_journal_stays_there(
+def test_bytes_set_aside_that_do_not_continue_the_journal_stay_aside(
     writer: Writer, begun: list[tuple[str, LogEntry]], request: pytest.FixtureRequest
 ) -> None:
     config = request.getfixturevalue("config")
@@ -144,7 +144,7 @@ def test_what_was_set_aside_and_does_not_continue_the_journal_stays_there(
     assert list(writer.directory.glob("torn-*"))
 
 
-def test_entries_of_a_server_of_the_old_log_do_not_count(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
+def test_entries_of_servers_of_the_old_log_are_ignored(config: Path, begun: list[tuple[str, LogEntry]]) -> None:
     run(config, "--yes")
     ((_, first),) = begun
     assert time.time() - 3600 < first.epoch <= time.time(), "no cluster has had so many take-overs"

@@ -68,7 +68,7 @@ def test_a_list_of_commands_has_whole_sentences(words: tuple[str, ...]) -> None:
     assert "Usage:" in run(*words, listed[0].split()[0], "--help").output
 
 
-def test_version() -> None:
+def test_option_version_prints_the_version() -> None:
     assert run("--version").output == f"fyrehose {__version__}\n"
 
 
@@ -158,7 +158,7 @@ def test_fyrehose_error_is_one_line_and_its_exit_status(
 
 
 @pytest.mark.parametrize("status", [0, 1, 130])
-def test_exit_status_is_that_of_the_command(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_ends_with_the_exit_status_of_the_command(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "run", lambda command: status)
     assert run("publish", "--protocol", "backbone", "x").exit_code == status
     assert run("tail", "--protocol", "backbone").exit_code == status

@@ -27,7 +27,7 @@ def test_script_completes_the_command_fyrehose(shell: str) -> None:
         assert (said.returncode, said.stderr) == (0, "")
 
 
-def test_another_shell_is_none() -> None:
+def test_unknown_shell_is_refused() -> None:
     result = CliRunner().invoke(main, ["completion", "tcsh"], prog_name="fyrehose")
     assert result.exit_code == 2
     assert "'bash', 'zsh', 'fish'" in result.stderr

@@ -79,7 +79,7 @@ def test_endpoint_returns_the_protocol_of_the_client() -> None:
     assert [type(each) for each in made] == [Protocol]
 
 
-def test_attempt_that_the_client_gives_up_is_no_failure() -> None:
+def test_attempt_that_the_client_cancels_does_not_count_as_a_failure() -> None:
     server = Server()
     server.fails(CancelledError())
     assert server.history.hint.startswith("is the server running and reachable")
@@ -132,7 +132,7 @@ def test_server_of_another_protocol_is_recognised_by_its_first_bytes(beginning: 
     assert server.told == [f"figg at h:1 is {said}"]
 
 
-def test_an_http_server_is_expected_where_http_is_spoken() -> None:
+def test_http_server_is_not_reported_as_another_protocol_to_an_http_client() -> None:
     server = Server()
     server.history.name = "http at h:1"
     server.closes(SHORT, sends=b"HTTP/1.1 200 OK")
@@ -194,7 +194,7 @@ def test_hint_says_where_to_look_when_a_server_that_has_answered_is_silent() -> 
     assert server.history.hint.startswith("the connection is open; see the server's log")
 
 
-def test_refusal_of_a_stream_of_the_server_does_not_blame_the_network() -> None:
+def test_refusal_of_a_reserved_stream_does_not_blame_the_network() -> None:
     server = Server(servers_own=True)
     for _ in range(3):
         server.closes()
@@ -202,7 +202,7 @@ def test_refusal_of_a_stream_of_the_server_does_not_blame_the_network() -> None:
     assert server.told == [f"figg at h:1 does not let this client read 's': {own}"]
 
 
-def test_hint_for_a_stream_of_the_server_names_it_while_a_refused_connection_is_held_open() -> None:
+def test_hint_names_a_reserved_stream_while_a_refused_connection_is_held_open() -> None:
     server = Server(servers_own=True)
     server.dial().buildProtocol(None).makeConnection(StringTransport())
     own = "streams whose names begin with a dot belong to the server; use another name"

@@ -28,19 +28,19 @@ def of_a_listener(payload: bytes, **labels: Any) -> Letter:
     return read(letter("figg", refused, PayloadTooLarge("too large")))
 
 
-def test_letter_of_a_listener_is_published_where_it_belongs() -> None:
+def test_dead_letter_of_a_listener_is_published_to_its_original_stream() -> None:
     found = of_a_listener(b"\xff\x00", content_type="a/b")
     assert (found.name, found.about) == ("dead.figg/3", ("PayloadTooLarge", 2, "my orders"))
     assert found.message() == {"stream": "my orders", "payload_base64": "/wA=", "content_type": "a/b"}
 
 
-def test_letter_of_a_shared_subscription_is_published_where_it_belongs() -> None:
+def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_stream() -> None:
     found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b/17", topic="t"))
     assert found.about == ("failed as record 17", 1, "a/b")
     assert found.message() == {"stream": "a/b", "payload": "x"}
 
 
-def test_letter_that_was_cut_is_not_published_again() -> None:
+def test_truncated_dead_letter_is_not_published_again() -> None:
     with pytest.raises(FyrehoseError, match=rf"has {MOST} of the {MOST + 5} bytes of its message"):
         of_a_listener(bytes(MOST + 5)).message()
 
@@ -51,7 +51,7 @@ def test_other_record_of_the_stream_is_not_published_again() -> None:
 
 
 @pytest.mark.parametrize("words", [["replay"], ["delete", "--all", "dead.figg/1"]])
-def test_letters_to_end_are_named_or_all(words: list[str]) -> None:
+def test_letters_are_selected_by_name_or_with_all(words: list[str]) -> None:
     result = CliRunner().invoke(main, ["dead", *words])
     assert result.exit_code == 2
     assert "expected the letters as STREAM/SEQ, or --all" in result.output

@@ -35,20 +35,20 @@ def test_worst_finding_is_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1] == "1 error"
 
 
-def test_terminal_interprets_nothing_of_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_findings_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     show(FINDINGS, "text")
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "[bold]something[/bold]" in said
 
 
-def test_healthy_server_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthy_server_has_no_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     show(FINDINGS[:1], "text")
     assert capsys.readouterr().out.splitlines()[-1] == "nothing to do"
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--format", "json"]])
-def test_programs_get_an_object_a_line(tmp_path: Path, option: list[str]) -> None:
+def test_json_output_has_one_object_a_line(tmp_path: Path, option: list[str]) -> None:
     result = run("--data-dir", tmp_path / "data", *option)
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert {"versions", "clock", "memory", "descriptors", "disk", "journal"} <= {each["subject"] for each in found}

@@ -33,7 +33,7 @@ def worse(findings: list[Finding]) -> list[tuple[Level, str]]:
 BOUNDED = '[option.journal]\nkeep-bytes = "1G"\n'
 
 
-def test_bounded_server_on_loopback_has_nothing_to_do(tmp_path: Path) -> None:
+def test_server_on_loopback_with_bounded_retention_has_no_warnings(tmp_path: Path) -> None:
     found = found_in(tmp_path, f'[listen]\nfigg = "tcp:8119:interface=127.0.0.1"\n{BOUNDED}')
     assert worse(found) == []
     assert found[0].where == str(tmp_path / "fyrehose.toml")
@@ -90,7 +90,7 @@ def test_rule_for_every_address_is_reported(rule: str, reported: bool, tmp_path:
     assert worse(found_in(tmp_path, listen, f"[[allow]]\n{rule}\n")) == [(Level.WARNING, "policy")] * reported
 
 
-def test_files_of_keys_and_tokens_are_private(tmp_path: Path) -> None:
+def test_readable_files_with_keys_or_tokens_are_reported(tmp_path: Path) -> None:
     for name in ("browsers.key", "token"):
         (tmp_path / name).write_text("k" * 40)
         (tmp_path / name).chmod(0o644)
@@ -121,7 +121,7 @@ def test_end_of_a_certificate_is_reported(
     assert ends > datetime(2000, 1, 1, tzinfo=UTC)
 
 
-def test_descriptors_are_those_of_all_connections(tmp_path: Path) -> None:
+def test_descriptors_are_counted_for_all_connections(tmp_path: Path) -> None:
     file = tmp_path / "fyrehose.toml"
     file.write_text('[listen]\nfigg = "tcp:8119:interface=127.0.0.1"\n')
     default, asked = descriptors_wanted(configured(file, None).config)
@@ -131,5 +131,5 @@ def test_descriptors_are_those_of_all_connections(tmp_path: Path) -> None:
     assert (asked, then) == (False, True)
 
 
-def test_process_that_is_no_server_has_no_configuration() -> None:
+def test_configuration_of_a_process_that_is_no_server_is_unknown() -> None:
     assert running(1 << 30) is None

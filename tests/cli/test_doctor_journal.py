@@ -61,7 +61,7 @@ def test_directory_without_journal_is_noted(tmp_path: Path) -> None:
     assert worse(journal(tmp_path / "none", None)) == [(Level.NOTE, "journal")]
 
 
-def test_intact_journal_is_fine(data: Path) -> None:
+def test_intact_journal_has_no_warnings(data: Path) -> None:
     (found,) = journal(data, None)
     assert (found.level, found.where) == (Level.OK, str(data))
     assert "1 segment" in found.what
@@ -107,7 +107,7 @@ def test_clock_behind_the_newest_record_is_reported(tmp_path: Path) -> None:
     assert worse(journal(tmp_path / "data", None)) == [(Level.WARNING, "clock")]
 
 
-def test_reader_that_stays_away_is_reported(data: Path) -> None:
+def test_program_that_has_not_read_the_files_for_a_day_is_reported(data: Path) -> None:
     subscriptions.update(data, "lake", 0, now=int((time.time() - 3 * DAY_S) * 1e6))
     subscriptions.update(data, "busy", 0)
     (found,) = [each for each in journal(data, None) if each.level > Level.OK]
@@ -130,7 +130,7 @@ def test_unknown_backup_is_noted(data: Path) -> None:
     assert worse(backups(data, (), DAY_S)) == [(Level.NOTE, "backup")]
 
 
-def test_backup_that_has_everything_is_never_old(data: Path, tmp_path: Path) -> None:
+def test_complete_backup_is_never_too_old(data: Path, tmp_path: Path) -> None:
     place = copied(data, tmp_path / "copy")
     aged(place, 30 * DAY_S)
     (found,) = backups(data, (place,), DAY_S)
@@ -138,7 +138,7 @@ def test_backup_that_has_everything_is_never_old(data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("age", "level"), [(3600.0, Level.OK), (3 * DAY_S, Level.WARNING)])
-def test_backup_that_lacks_something_may_be_old(age: float, level: Level, data: Path, tmp_path: Path) -> None:
+def test_incomplete_backup_is_reported_when_it_is_too_old(age: float, level: Level, data: Path, tmp_path: Path) -> None:
     place = copied(data, tmp_path / "copy")
     write(data, first=2)
     aged(place, age)
@@ -181,7 +181,7 @@ def asked(**changes: Any) -> list[Finding]:
     return list(server(Answering("http://h:1", answer={**HEALTHY, **changes})))
 
 
-def test_healthy_server_is_fine() -> None:
+def test_healthy_server_has_no_warnings() -> None:
     (found,) = asked()
     assert (found.level, found.what) == (Level.OK, "serving, up 2 hours, pid 7")
 
@@ -196,7 +196,7 @@ def test_healthy_server_is_fine() -> None:
         ({"refusals": [{"protocol": "figg", "cause": "Forbidden", "count": 9}]}, (Level.NOTE, "refused")),
     ],
 )
-def test_what_a_server_says_is_judged(changes: dict[str, Any], finding: tuple[Level, str]) -> None:
+def test_problems_in_the_status_of_a_server_are_reported(changes: dict[str, Any], finding: tuple[Level, str]) -> None:
     assert worse(asked(**changes)) == [finding]
 
 
@@ -207,7 +207,7 @@ def test_server_that_does_not_answer_is_noted() -> None:
 GOOD = {"Restart": "on-failure", "WatchdogUSec": "30s", "TimeoutStopUSec": "1min 30s", "UMask": "0077"}
 
 
-def test_unit_of_the_repository_is_fine() -> None:
+def test_systemd_unit_of_the_repository_has_no_warnings() -> None:
     assert worse(judged_unit("fyrehose.service", GOOD, 10)) == []
 
 
@@ -215,7 +215,7 @@ def test_unit_of_the_repository_is_fine() -> None:
     ("name", "value"),
     [("Restart", "no"), ("WatchdogUSec", "0"), ("TimeoutStopUSec", "30s"), ("UMask", "0022")],
 )
-def test_what_a_unit_lacks_is_reported(name: str, value: str) -> None:
+def test_missing_settings_of_a_systemd_unit_are_reported(name: str, value: str) -> None:
     (found,) = judged_unit("fyrehose.service", {**GOOD, name: value}, 10)
     assert found.level is Level.WARNING
     assert "deploy/systemd/fyrehose.service" in found.advice
@@ -228,5 +228,5 @@ def test_time_spans_of_systemd_are_read(span: str, expected: float) -> None:
     assert seconds(span) == expected
 
 
-def test_process_without_unit_has_none() -> None:
+def test_process_without_a_systemd_unit_has_no_finding_about_it() -> None:
     assert list(unit(1 << 30, 10)) == []

@@ -70,7 +70,7 @@ def test_descriptors_have_to_suffice_for_all_connections() -> None:
     assert "LimitNOFILE" in few.advice
 
 
-def test_limit_of_a_running_server_is_its_own() -> None:
+def test_descriptor_limit_is_that_of_the_running_server() -> None:
     found = list(descriptors(10, False, os.getpid()))
     assert found[0].where == f"process {os.getpid()}"
 
@@ -107,7 +107,7 @@ def test_retention_has_to_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         (Mount("ext4", ("ro",)), Level.ERROR, "read-only"),
     ],
 )
-def test_file_system_is_judged(
+def test_unsuitable_file_system_is_reported(
     mount: Mount, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_machine, "mount_of", lambda path: mount)
@@ -137,7 +137,7 @@ def test_directory_that_cannot_be_written_is_noted(tmp_path: Path, monkeypatch: 
     assert (found.level, found.what) == (Level.NOTE, "not timed: Permission denied")
 
 
-def test_directory_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+def test_missing_directory_is_examined_by_its_nearest_parent(tmp_path: Path) -> None:
     assert next(iter(disk(tmp_path / "a" / "b", 0, 0))).where == str(tmp_path)
 
 

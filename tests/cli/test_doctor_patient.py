@@ -19,7 +19,7 @@ def config(folder: Path, text: str) -> Path:
     return file
 
 
-def test_journal_is_that_of_the_configuration(tmp_path: Path) -> None:
+def test_journal_of_the_configuration_is_examined(tmp_path: Path) -> None:
     file = config(tmp_path, 'data-dir = "journal"\n')
     found = list(Patient(file=file).examine())
     assert {each.where for each in found if each.subject in ("journal", "server")} == {str(tmp_path / "journal")}
@@ -38,7 +38,7 @@ def test_options_of_the_file_are_used(tmp_path: Path) -> None:
         ('figg = "tcp:9000:interface=127.0.0.1"', DEFAULT_URL),
     ],
 )
-def test_admin_listener_is_that_of_the_configuration(listen: str, url: str, tmp_path: Path) -> None:
+def test_admin_listener_of_the_configuration_is_asked(listen: str, url: str, tmp_path: Path) -> None:
     source = configured(config(tmp_path, f"[listen]\n{listen}\n"), None)
     assert Patient()._remote(source).url == url
 
@@ -48,7 +48,7 @@ def test_admin_listener_can_be_named(tmp_path: Path) -> None:
     assert Patient(url="http://h:1")._remote(source).url == "http://h:1"
 
 
-def test_running_server_is_asked_only_once_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_is_asked_for_its_status_only_if_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_patient.doctor_journal, "server", lambda remote: pytest.fail("no server runs"))
     assert [each.what for each in Patient(data_dir=tmp_path).examine() if each.subject == "server"] == [
         "none has this journal open"

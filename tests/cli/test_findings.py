@@ -5,7 +5,7 @@ from __future__ import annotations
 from fyrehose.cli.findings import Finding, Level
 
 
-def test_finding_is_an_object_for_programs() -> None:
+def test_finding_can_be_printed_as_a_json_object() -> None:
     found = Finding(Level.WARNING, "disk", "nearly full", "/data", "delete something")
     assert found.as_json() == {
         "level": "warning",

@@ -36,7 +36,7 @@ def test_every_format_has_a_name() -> None:
     assert set(FORMATS) == {"text", "raw", "json"}
 
 
-def test_a_terminal_is_given_nothing_that_it_would_obey() -> None:
+def test_characters_that_a_terminal_would_interpret_are_escaped() -> None:
     hostile = [
         b"\x1b]0;owned\x07",
         "\x9b31m\x7f".encode(),

@@ -73,7 +73,7 @@ def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
 
 
 class TestVerify:
-    def test_intact_journal_is_ok(self, data: Path) -> None:
+    def test_intact_journal_is_verified_with_status_0(self, data: Path) -> None:
         before = {path.name: path.read_bytes() for path in data.iterdir()}
         result = run("journal", "verify", data)
         assert result.exit_code == 0
@@ -82,7 +82,7 @@ class TestVerify:
         assert result.stderr == ""
         assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
-    def test_damage_has_a_place_and_a_status(self, data: Path) -> None:
+    def test_damage_is_reported_with_its_position_and_status_3(self, data: Path) -> None:
         path = damage(data)
         result = run("journal", "verify", data)
         assert result.exit_code == 3
@@ -129,7 +129,7 @@ class TestDump:
         assert run("journal", "dump", data, "--from", "7").exit_code == 2
 
     @pytest.mark.parametrize("form", ["text", "json"])
-    def test_runs_and_batches(self, data: Path, form: str) -> None:
+    def test_runs_and_batches_can_be_dumped(self, data: Path, form: str) -> None:
         result = run("journal", "dump", data, "--what", "runs", "--format", form)
         assert len(result.stdout.splitlines()) == 21
         assert "\x1b" not in result.stdout
@@ -150,7 +150,7 @@ class TestDump:
 
 
 class TestStats:
-    def test_a_narrow_terminal_goes_without_times(self, data: Path) -> None:
+    def test_times_are_left_out_on_a_narrow_terminal(self, data: Path) -> None:
         said = CliRunner().invoke(main, ["journal", "stats", str(data)], env={"COLUMNS": "60"}).output
         assert said.splitlines()[0].split() == ["stream", "records", "first", "last", "missing", "size"]
         assert "\u2026" not in said
@@ -170,7 +170,7 @@ class TestStats:
         assert stats["segments"] == len(scan.segments(data))
         assert stats["closed"] is True
 
-    def test_damage_is_status_3_after_the_counts(self, data: Path) -> None:
+    def test_damage_ends_with_status_3_after_the_counts_are_printed(self, data: Path) -> None:
         damage(data)
         result = run("journal", "stats", data)
         assert result.exit_code == 3

@@ -94,7 +94,7 @@ def test_error_is_one_line_and_an_exit_status(data: Path, tmp_path: Path) -> Non
         os.close(held)
 
 
-def test_damage_is_status_3(data: Path, tmp_path: Path) -> None:
+def test_damaged_journal_ends_with_status_3(data: Path, tmp_path: Path) -> None:
     path = scan.segments(data)[1].path
     content = bytearray(path.read_bytes())
     content[700] ^= 1
@@ -125,7 +125,7 @@ def test_mirror_reports_deleted_segments(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_from_another_machine_with_a_token(data: Path, tmp_path: Path, serve: Callable[..., str]) -> None:
+def test_journal_is_backed_up_over_http_with_a_token(data: Path, tmp_path: Path, serve: Callable[..., str]) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
     url = serve(data, "--token-file", str(token))

@@ -215,7 +215,7 @@ def test_missing_journal_or_directory_is_reported(data: Path, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_progress_ends_at_the_end(data: Path, tmp_path: Path, name: str) -> None:
+def test_progress_ends_at_the_total_size(data: Path, tmp_path: Path, name: str) -> None:
     seen: list[tuple[int, int]] = []
     wanted = journal_export.selected((), None, None)
     form = journal_export.format_of(tmp_path / name, None)
@@ -226,7 +226,7 @@ def test_progress_ends_at_the_end(data: Path, tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_pipe_stays_a_pipe(data: Path, tmp_path: Path, link: bool) -> None:
+def test_export_to_a_named_pipe_does_not_replace_it(data: Path, tmp_path: Path, link: bool) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     path = tmp_path / "link" if link else pipe
@@ -313,7 +313,7 @@ def test_replaced_file_keeps_its_permissions(data: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", ["ndjson", "parquet", "arrow"])
-def test_parts_of_a_large_event_are_joined_unless_they_are_to_be_kept(tmp_path: Path, suffix: str) -> None:
+def test_parts_of_a_large_event_are_joined_unless_parts_keep_is_given(tmp_path: Path, suffix: str) -> None:
     directory, path = tmp_path / "data", tmp_path / f"out.{suffix}"
     journal = FileJournal(Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker())
     journal.open(Nobody())

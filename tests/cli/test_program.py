@@ -51,7 +51,7 @@ def journal_in(directory: Path, messages: int = 1) -> None:
 
 
 @pytest.mark.parametrize("text", ["START", "Latest", "LATEST"])
-def test_words_of_since_are_read_in_either_case(text: str) -> None:
+def test_words_of_option_since_may_be_in_either_case(text: str) -> None:
     assert Since().convert(text, None, None) == Since().convert(text.lower(), None, None)
 
 
@@ -157,7 +157,7 @@ def test_file_in_place_of_the_data_directory_is_named(directory: str, tmp_path: 
         (errno.EROFS, "{here} is on a read-only file system; mount it for writing, or choose another directory"),
     ],
 )
-def test_directory_that_cannot_be_written_says_what_to_do(
+def test_error_for_an_unwritable_directory_says_what_to_do(
     error: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, *args: Any, **more: Any) -> None:
@@ -172,7 +172,7 @@ def test_directory_that_cannot_be_written_says_what_to_do(
     )
 
 
-def test_one_of_anything_is_singular(tmp_path: Path) -> None:
+def test_counts_of_one_use_the_singular(tmp_path: Path) -> None:
     journal_in(tmp_path / "data")
     said = run("journal", "stats", str(tmp_path / "data")).output
     assert "1 segment, " in said
@@ -232,9 +232,7 @@ def test_options_are_printed_as_they_are_typed(words: tuple[str, ...], answer: s
         ("serve --option figg.tls-certificate=no.pem", 2, "cannot read figg.tls-certificate no.pem: No such file or"),
     ],
 )
-def test_mistake_is_answered_with_what_where_and_what_to_do(
-    words: str, status: int, answer: str, tmp_path: Path
-) -> None:
+def test_error_says_what_is_wrong_where_and_what_to_do(words: str, status: int, answer: str, tmp_path: Path) -> None:
     journal_in(tmp_path / "data")
     (tmp_path / "text").write_text("no certificate")
     found, said = ended(*words.split(), cwd=tmp_path)
@@ -263,7 +261,9 @@ def test_port_that_does_not_speak_tls_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_backup_onto_a_full_disk_says_which(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_backup_names_the_disk_that_is_full(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -50,7 +50,7 @@ def ran(command: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_status_is_that_of_the_command(status: int) -> None:
+def test_exit_status_is_that_of_the_command(status: int) -> None:
     code = f"async def command(reactor):\n await deferLater(reactor, 0.01, print, 'x')\n return {status}"
     assert ran(code) == (status, "x\n", "")
 

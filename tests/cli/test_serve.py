@@ -92,7 +92,7 @@ def test_invalid_options_are_one_line(words: list[str], said: str, capsys: pytes
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_is_that_of_the_server(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_options_of_the_server(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         parsed(flag)
     assert not raised.value.code
@@ -102,5 +102,5 @@ def test_help_is_that_of_the_server(flag: str, capsys: pytest.CaptureFixture[str
     assert "Example: fyrehose serve --data-dir" in " ".join(said.split())
 
 
-def test_the_version_is_that_of_fyrehose() -> None:
+def test_option_version_prints_the_version_of_fyrehose() -> None:
     assert CliRunner().invoke(main, ["serve", "--version"]).output == f"fyrehose {__version__}\n"

@@ -138,7 +138,7 @@ def test_followers_that_close_connections_do_not_count_as_a_refusal_at_once() ->
 
 
 @pytest.mark.parametrize("protocol", ["backbone", "eventbus"])
-def test_protocols_with_other_connections_take_one_address(protocol: str) -> None:
+def test_protocols_with_several_connections_accept_only_one_address(protocol: str) -> None:
     at = server(protocol, ("10.0.0.1", None), others=[("10.0.0.2", None)])
     with pytest.raises(ConfigError, match=f"protocol {protocol} takes one address"):
         at.publisher(MemoryReactorClock(), None, 1)

@@ -223,7 +223,7 @@ def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("full_in", "said"), [(365 * 86_400.0, "full in 365 d\n"), (148_821 * 86_400.0, "full in more than a year\n")]
 )
-def test_disk_that_is_full_in_years_is_given_no_days(
+def test_forecast_of_years_until_the_disk_is_full_is_not_shown_in_days(
     monkeypatch: pytest.MonkeyPatch, full_in: float, said: str
 ) -> None:
     distant = status()

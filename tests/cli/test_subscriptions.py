@@ -109,7 +109,7 @@ def test_one_stream_of_a_pattern_can_be_rewound(server: Server) -> None:
     assert "needs --since with a number" in run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
 
 
-def test_a_shared_subscription_shows_what_its_workers_have(server: Server) -> None:
+def test_shared_subscription_shows_the_leased_and_failed_records(server: Server) -> None:
     server.answer = {"subscriptions": [WORK]}
     row = run().output.splitlines()[1]
     assert all(text in row for text in ("work", "jobs", "2,000 settled", "40", "10 s", "paused, 3 leased, 2 dead"))
@@ -120,7 +120,7 @@ def test_subscriptions_are_listed_as_json(server: Server) -> None:
     assert [json.loads(line) for line in run("--format", "json").output.splitlines()] == [BILLING, ARCHIVE]
 
 
-def test_an_empty_list_says_so(server: Server) -> None:
+def test_empty_list_of_subscriptions_is_reported(server: Server) -> None:
     server.answer = {"subscriptions": []}
     assert "no named subscriptions" in run().output
 

@@ -47,7 +47,7 @@ def test_a_token_grants_the_rights_until_it_ends(key: Path) -> None:
         (["--rights", f"subscribe={'x' * 2000}", "--expires", "1h"], "expected at most 2048"),
     ],
 )
-def test_what_no_token_can_grant_is_refused(key: Path, words: list[str], error: str) -> None:
+def test_rights_that_no_token_can_grant_are_refused(key: Path, words: list[str], error: str) -> None:
     result = run("--key", str(key), *words)
     assert result.exit_code == 2
     assert error in result.output

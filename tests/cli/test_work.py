@@ -57,7 +57,7 @@ def run(processes: Processes, *works: SharedWork) -> Deferred[int]:
     return Deferred.fromCoroutine(work(processes, works, ["handle", "-x"]))
 
 
-def test_the_exit_status_decides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_of_the_command_decides_about_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     world, processes = World(), Processes([0, 75, 1, 137, *[0] * 6])
     done = run(processes, share(world))
     assert done.result == 1
@@ -92,7 +92,7 @@ def test_a_refusal_ends_the_command() -> None:
     assert "limit" in str(error[0].value)
 
 
-def test_a_client_needs_a_plain_address_and_authorities_for_tls() -> None:
+def test_client_requires_a_url_without_path_and_authorities_for_tls() -> None:
     made = client(MemoryReactorClock(), RemoteServer.of("http://there:8117"), None)
     assert made.authority == "there:8117"
     for url in ("http://there:1/path", "https://there:1"):

@@ -24,7 +24,7 @@ def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
         arrow_schema(("offset",))
 
 
-def test_a_single_large_run_is_passed_on_where_it_is() -> None:
+def test_single_large_run_is_passed_on_without_a_copy() -> None:
     one = pieces(("payload",), RunKind(0, "s", "src", None, None, None))
     payload = bytearray(10)
     one.chunks.append(payload)
@@ -35,7 +35,7 @@ def test_a_single_large_run_is_passed_on_where_it_is() -> None:
     assert batch.to_pylist() == [{"payload": b"y"}, {"payload": b""}]
 
 
-def test_constants_that_some_runs_lack() -> None:
+def test_constants_that_some_runs_lack_are_null() -> None:
     made = pieces(("topic", "source"), RunKind(0, "s", "src", None, None, None), RunKind(2, "s", "src", None, "", None))
     batch = made.batch()
     assert batch.column("topic").to_pylist() == [None, None, "", ""]

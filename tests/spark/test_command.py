@@ -20,7 +20,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(command.main, [str(word) for word in words])
 
 
-def test_help_and_unknown_commands() -> None:
+def test_help_is_printed_and_unknown_commands_are_refused() -> None:
     assert "archive" in run("--help").output
     for name in (
         "archive",
@@ -46,7 +46,7 @@ def test_help_and_unknown_commands() -> None:
 
 
 @pytest.mark.slow
-def test_from_the_journal_to_answers(
+def test_journal_is_archived_and_queried_by_commands(
     spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
@@ -101,7 +101,7 @@ def test_archive_and_maintenance_without_spark(
     assert (said.exit_code, len(said.output.splitlines())) == (2, 1), said.output
 
 
-def test_only_the_archive_starts_a_jvm_that_compiles_little(
+def test_only_archive_starts_the_jvm_with_limited_compilation(
     spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, asked = written(), list[bool]()
@@ -156,7 +156,9 @@ def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> Non
     assert (said.exit_code, len(said.output.strip().splitlines())) == (2, 1), said.output
 
 
-def test_tables_from_a_configuration(written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_filled_from_a_configuration(
+    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     journal = written()
     journal.append(Run.of("web", [b'{"ms": 5}', b'{"ms": 500}', b"odd"], source="test"))

@@ -34,7 +34,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return positions
 
 
-def test_an_account_that_is_continued_equals_one_that_is_counted_at_once(written: Opener) -> None:
+def test_continued_counts_equal_counts_made_at_once(written: Opener) -> None:
     journal = written()
     source = place(str(journal.directory))
     start = source.view().start
@@ -74,7 +74,7 @@ def test_rounds_and_lag_read_each_header_once(written: Opener, tmp_path: Path, r
     assert len(read) - len(set(read)) <= done.rounds
 
 
-def test_lag_is_counted_from_where_the_archive_is(written: Opener) -> None:
+def test_lag_is_counted_from_the_position_of_the_archive(written: Opener) -> None:
     journal = written()
     journal.fill(200)
     source = place(str(journal.directory))

@@ -18,7 +18,7 @@ def append(lake: Path, **versions: int) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [None, 0, 2, 3])
-def test_transactions_are_the_last_ones_of_checkpoint_and_entries(tmp_path: Path, checkpoint: int | None) -> None:
+def test_latest_transactions_of_checkpoint_and_entries_are_returned(tmp_path: Path, checkpoint: int | None) -> None:
     store = LakeStore.at(tmp_path)
     for number in range(4):
         append(tmp_path, every=number, **{f"only{number}": 100 + number})

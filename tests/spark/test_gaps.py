@@ -32,7 +32,7 @@ def test_intact_journal_has_no_gaps(written: Opener) -> None:
     assert lost(journal) == []
 
 
-def test_damage_in_the_middle_and_at_the_end_of_a_segment(written: Opener) -> None:
+def test_damage_in_the_middle_or_at_the_end_of_a_segment_is_a_gap(written: Opener) -> None:
     journal = written()
     fill(journal, 100)
     first = journal.segments[0]
@@ -66,7 +66,7 @@ def test_missing_segment_is_a_gap(written: Opener) -> None:
     assert [x.stream for x in survey(journal.place, one, None)] == [None]
 
 
-def test_quarantined_range_is_declared(written: Opener) -> None:
+def test_range_in_quarantine_is_declared_lost(written: Opener) -> None:
     journal = written()
     fill(journal, 20)
     journal.close()

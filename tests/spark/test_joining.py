@@ -101,7 +101,7 @@ def test_batches_are_joined_as_runs_are(rows: list[Row], size: int) -> None:
 
 @patch.object(parts, "MAX_PAYLOAD", SMALL)
 @given(rows=logs(), size=st.integers(1, 5))
-def test_parts_alone_and_sorted_give_the_same_events(rows: list[Row], size: int) -> None:
+def test_joining_only_the_sorted_parts_gives_equal_events(rows: list[Row], size: int) -> None:
     pieces = [row for row in rows if row["content_type"] in parts.PARTS]
     others = [row for row in rows if row["content_type"] not in parts.PARTS]
     pieces.sort(key=itemgetter("server", "stream", "producer", "seq"))
@@ -144,7 +144,7 @@ def test_events_are_one_row_each_wherever_a_journal_is_cut_into_rounds(
 
 
 @patch.object(parts, "MAX_PAYLOAD", SMALL)
-def test_row_of_an_event_that_is_not_json_or_too_large_has_what_there_is() -> None:
+def test_row_of_an_event_that_is_not_json_or_too_large_has_the_available_payload() -> None:
     events = [*records_of(b"-" * 20, 1), *records_of(b"=" * 36, 2), *records_of(b"+" * 20, 3)[2:]]
     events.append(events[0] | {"payload": b"short"})
     rows = [{"stream": "s", "source": "lumberjack", "producer": "1", "seq": n} | row for n, row in enumerate(events, 1)]

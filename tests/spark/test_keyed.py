@@ -184,7 +184,7 @@ def test_http_addresses_are_parsed() -> None:
 
 
 @pytest.mark.live
-def test_twins_of_a_task_publish_each_row_once(http_server: tuple[str, Path]) -> None:
+def test_two_attempts_of_a_task_at_once_publish_each_row_once(http_server: tuple[str, Path]) -> None:
     """As Spark's speculation runs a task twice at the same time."""
     url, journal = http_server
     dice = random.Random(2)

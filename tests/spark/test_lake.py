@@ -178,7 +178,7 @@ def test_journals_of_several_servers_commit_independently(tmp_path: Path) -> Non
     assert len(lake.files()) == 3
 
 
-def test_name_of_a_server_is_of_one_journal(tmp_path: Path) -> None:
+def test_name_of_a_server_belongs_to_one_journal(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     assert lake.admit(ONE, None, "default") == "one"
     with pytest.raises(ConfigError, match=r"the journal is 'one' in the lake .* not 'two'"):
@@ -285,7 +285,7 @@ def _checkpoint(log: Path) -> Path:
     return next(log.glob("*.checkpoint.parquet"))
 
 
-def test_place_that_is_no_lake(tmp_path: Path) -> None:
+def test_path_without_a_lake_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
         Lake.existing(tmp_path / "not")
     with pytest.raises(ConfigError, match="expected a directory or s3://BUCKET/PATH"):

@@ -61,7 +61,7 @@ def share_of(lake: Path, stream: str) -> float:
     return chosen / total
 
 
-def test_stream_of_two_percent_is_in_few_of_the_bytes(written: Opener, tmp_path: Path) -> None:
+def test_stream_of_two_percent_is_read_from_few_percent_of_the_bytes(written: Opener, tmp_path: Path) -> None:
     journal, lake, dice = written(), tmp_path / "lake", Random(3)
     for _ in range(4):
         for number in range(50):

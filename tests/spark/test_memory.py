@@ -36,7 +36,7 @@ def test_freed_memory_is_used_again_until_the_end() -> None:
     assert resident() < most - PAGES // 2
 
 
-def test_arrow_frees_memory_into_the_process_until_the_end() -> None:
+def test_memory_that_arrow_frees_stays_in_the_process_until_the_end() -> None:
     before = pa.default_memory_pool().backend_name
     memory.keep()
     memory.keep()

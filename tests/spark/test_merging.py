@@ -15,7 +15,7 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.merging import together
 
 
-def test_files_whose_shared_groups_do_not_fit_are_merged_apart(
+def test_files_whose_shared_row_groups_exceed_memory_are_merged_in_steps(
     written: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, lake = written(), tmp_path / "lake"

@@ -90,7 +90,7 @@ def test_checkpoint_is_accepted_by_its_own_journal_and_its_copies(written: Opene
             assert len(rows) == {0: 80, 1: 40, 2: 0}[ends.index(start)]
 
 
-def test_chain_at_each_boundary_is_that_of_the_next_batch(written: Opener) -> None:
+def test_chain_at_each_batch_boundary_is_the_one_that_the_next_batch_continues(written: Opener) -> None:
     journal = written("one")
     append(journal, 5)
     reader = reader_of(journal.directory, maxRowsPerBatch="1")

@@ -71,7 +71,7 @@ def test_events_of_the_example_become_tables_and_a_plot(
     assert (tmp_path / "gold.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_events_of_filebeat(
+def test_other_events_of_filebeat_become_rows(
     config: tuple[TablesConfig, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))

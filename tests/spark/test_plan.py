@@ -20,7 +20,7 @@ from fyrehose.spark.selection import Bounds, Selection
 Opener = Callable[..., Any]
 
 
-def test_parts_follow_on_each_other(written: Opener) -> None:
+def test_consecutive_parts_cover_the_journal_without_gaps(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     parts = Planner(journal.place, Selection(), piece=20_000).parts()
@@ -38,7 +38,7 @@ def test_empty_journal_has_no_parts(written: Opener) -> None:
     assert Planner(journal.place).parts(mark, mark) == []
 
 
-def test_parts_between_positions(written: Opener) -> None:
+def test_parts_between_two_positions_cover_only_their_range(written: Opener) -> None:
     journal = written()
     journal.fill(30)
     middle = journal.place.view().mark
@@ -105,7 +105,7 @@ def test_position_of_another_journal_is_an_error(written: Opener) -> None:
     assert Planner(journal.place).parts(mark) == []
 
 
-def test_a_position_at_which_no_batch_begins(written: Opener) -> None:
+def test_position_at_which_no_batch_begins_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(100)
     begins = [found.header.position for found in walk(Log.of(journal.directory)) if isinstance(found, Batch)]
@@ -150,7 +150,7 @@ def test_a_missing_segment_is_reported_with_its_numbers(written: Opener) -> None
         Planner(journal.place).parts()
 
 
-def test_a_segment_that_is_cut_off(written: Opener) -> None:
+def test_truncated_segment_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     short = journal.segments[1]
@@ -160,7 +160,7 @@ def test_a_segment_that_is_cut_off(written: Opener) -> None:
         Planner(journal.place).parts()
 
 
-def test_a_header_that_is_damaged(written: Opener) -> None:
+def test_damaged_header_is_an_error(written: Opener) -> None:
     journal = written()
     journal.append(Run.of("s", [b"x"], source="test"))
     journal.flip(64 + 20)

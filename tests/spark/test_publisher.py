@@ -77,7 +77,7 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         thread.join(5)
 
 
-def test_everything_is_acknowledged(peer: Any) -> None:
+def test_flush_returns_when_every_message_is_acknowledged(peer: Any) -> None:
     server, publisher = peer("acks all")
     for i in range(3000):
         publisher.publish(f"s{i % 2}", b"%d" % i)
@@ -97,7 +97,7 @@ def test_unacknowledged_messages_are_sent_again_with_the_same_numbers(peer: Any)
     assert server.seen[2] == [("s", 2, b"1"), ("s", 3, b"2")]
 
 
-def test_a_window_bounds_what_is_under_way(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_bounds_unacknowledged_messages(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW_BYTES", 100_000)
     _, publisher = peer("acks all")
     for _ in range(50):

@@ -42,7 +42,7 @@ def every_kind(random: Random, stream: str) -> Run:
     )
 
 
-def test_every_column_is_what_was_written(written: Opener) -> None:
+def test_every_column_is_read_as_it_was_written(written: Opener) -> None:
     journal, random = written(), Random(5)
     for _ in range(150):
         journal.append(*(every_kind(random, random.choice(["a", "b", "ü/ü", "c" * 255])) for _ in range(3)))
@@ -70,7 +70,7 @@ def test_parts_of_every_size_have_the_same_records(written: Opener) -> None:
         assert journal.brief(journal.read(piece=piece)) == journal.rows()
 
 
-def test_the_collector_is_as_it_was_when_it_is_read(written: Opener) -> None:
+def test_settings_of_the_garbage_collector_are_unchanged_after_reading(written: Opener) -> None:
     journal, before = written(), gc.get_threshold()
     journal.fill(20)
     part = Planner(journal.place).parts()[0]
@@ -91,7 +91,7 @@ def test_a_journal_is_read_without_its_indexes(written: Opener) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_selection_is_what_a_filter_leaves(written: Opener, seed: int) -> None:
+def test_any_selection_equals_a_filter_of_all_records(written: Opener, seed: int) -> None:
     journal, random = written(segment_size=1 << 20), Random(seed)
     for i in range(250):  # one stream is common, the others are rare
         stream = "common" if random.random() < 0.9 else f"rare{random.randint(1, 3)}"
@@ -134,7 +134,7 @@ def test_nothing_beyond_the_durable_mark_is_read(written: Opener) -> None:
     assert [row["payload"] for row in journal.read()] == [b"durable"]
 
 
-def test_a_mark_that_is_lost_is_found_in_the_log(written: Opener) -> None:
+def test_lost_durable_mark_is_found_from_the_log(written: Opener) -> None:
     journal = written()
     journal.fill(5)
     journal.directory.joinpath("MARK").unlink()
@@ -142,7 +142,7 @@ def test_a_mark_that_is_lost_is_found_in_the_log(written: Opener) -> None:
     assert journal.brief(journal.read()) == journal.rows(lambda r: r.time < journal.now[0])
 
 
-def test_a_batch_that_is_larger_than_what_is_fetched(written: Opener) -> None:
+def test_batch_larger_than_one_fetch_is_read(written: Opener) -> None:
     journal = written(segment_size=32 << 20)
     journal.fill(3)
     journal.append(Run.of("big", [bytes(9 << 20)], source="test"))
@@ -200,7 +200,7 @@ def test_a_missing_segment_is_reported_with_its_streams_and_numbers(written: Ope
     assert int(found[2]) == last
 
 
-def test_a_segment_that_retention_deletes_after_the_planning(written: Opener) -> None:
+def test_segment_deleted_by_retention_after_planning_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     parts = Planner(journal.place, Selection()).parts()
@@ -225,7 +225,7 @@ def test_an_open_segment_is_read_to_its_end_though_it_is_deleted(written: Opener
         list(batches)
 
 
-def test_a_batch_of_another_journal_does_not_fit(written: Opener) -> None:
+def test_batch_of_another_journal_is_reported_as_damage(written: Opener) -> None:
     journal, other = written("one"), written("two")
     for i in range(20):
         journal.append(Run.of("s", [b"%4d" % i], source="test"))
@@ -250,7 +250,7 @@ def declared(journal: Any) -> Any:
     return journal
 
 
-def test_numbers_that_the_journal_declares_as_lost(written: Opener) -> None:
+def test_numbers_that_the_journal_declares_lost_are_an_error_or_skipped(written: Opener) -> None:
     from fyrehose.journal.settings import durability
 
     first = declared(written(durability=durability("interval:50")))
@@ -270,7 +270,7 @@ def test_numbers_that_the_journal_declares_as_lost(written: Opener) -> None:
     assert len(journal.read(Selection(patterns=("s",), end=Bounds({"*": 2})))) == 2
 
 
-def test_numbers_that_are_missing_between_segments(written: Opener) -> None:
+def test_numbers_missing_between_segments_are_an_error_or_skipped(written: Opener) -> None:
     journal = written(segment_size=1 << 20)
     for i in range(120):
         journal.append(Run.of("rare" if i % 40 == 0 else "common", [bytes(30_000)], source="test"))
@@ -304,7 +304,7 @@ def test_a_served_journal_is_read_like_a_directory(written: Opener, serve: Calla
 
 
 @pytest.mark.live
-def test_a_segment_that_a_server_does_not_have_any_more(written: Opener, serve: Callable[[Path], str]) -> None:
+def test_segment_that_the_server_has_deleted_is_an_error(written: Opener, serve: Callable[[Path], str]) -> None:
     journal = written()
     journal.fill(300)
     server = place(serve(journal.directory))

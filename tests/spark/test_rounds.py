@@ -65,7 +65,7 @@ def test_task_that_runs_again_writes_another_file(written: Opener, tmp_path: Pat
     assert all((tmp_path / action.path).stat().st_size == action.size for action in found)
 
 
-def test_statistics_are_those_of_the_records(written: Opener, tmp_path: Path) -> None:
+def test_statistics_of_a_file_match_its_records(written: Opener, tmp_path: Path) -> None:
     journal = written()
     for name in ("b", "ü", "a"):
         journal.append(Run.of(name, [b"x", b"y"], source="test"))

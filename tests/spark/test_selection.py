@@ -19,7 +19,7 @@ from fyrehose.spark.selection import Bounds, Selection, bounds, patterns, select
         ('["log.*", "audit"]', ("log.*", "audit")),
     ],
 )
-def test_patterns(text: str | None, expected: tuple[str, ...] | None) -> None:
+def test_option_streams_is_parsed_into_patterns(text: str | None, expected: tuple[str, ...] | None) -> None:
     assert patterns(text) == expected
 
 
@@ -63,7 +63,7 @@ def test_numbers_include_their_end_and_times_do_not() -> None:
     assert chosen.timed
 
 
-def test_a_stream_has_to_match_and_to_be_named() -> None:
+def test_selected_stream_must_match_a_pattern_and_be_named() -> None:
     chosen = Selection(patterns=("a*", "b"), streams=frozenset({"ab", "c"}))
     assert [name for name in ("ab", "b", "c", "ac") if chosen.wants(name)] == ["ab"]
     assert Selection().everything
@@ -72,7 +72,7 @@ def test_a_stream_has_to_match_and_to_be_named() -> None:
     assert not Selection(patterns=("[x]",)).wants("x")
 
 
-def test_without_patterns_all_streams_are_selected_and_with_them_not_those_of_the_server() -> None:
+def test_server_streams_are_selected_without_patterns_but_not_by_a_general_pattern() -> None:
     for chosen, wanted in ((selection(None, None, None), True), (selection("*", None, None), False)):
         assert (chosen.wants(".own"), chosen.wants("x"), chosen.everything) == (wanted, True, wanted)
     assert selection('["a", ".*"]', None, None).wants(".own")

@@ -22,11 +22,11 @@ def java(home: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize(("said", "version"), [("17.0.1", 17), ("1.8.0_292", 8), ("25", 25), ("21-ea", 21)])
-def test_versions(tmp_path: Path, said: str, version: int) -> None:
+def test_version_of_java_is_parsed(tmp_path: Path, said: str, version: int) -> None:
     assert module.java_version(java(tmp_path, said) / "bin" / "java") == version
 
 
-def test_a_java_that_is_named_comes_first(tmp_path: Path) -> None:
+def test_java_home_is_preferred(tmp_path: Path) -> None:
     named, on_path = java(tmp_path / "a", "21"), java(tmp_path / "b", "17")
     environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
     assert module.java_home(environ) == named
@@ -38,7 +38,7 @@ def test_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     assert module.java_home({"JAVA_HOME": str(old), "PATH": str(new / "bin")}) == new
 
 
-def test_the_one_in_a_wheel_is_behind_a_shim(tmp_path: Path) -> None:
+def test_java_of_the_wheel_is_started_by_a_shim(tmp_path: Path) -> None:
     home = module.java_home({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)})
     assert home.parent == tmp_path / "fyrehose"
     assert module.java_version(home / "bin" / "java") >= 17
@@ -46,7 +46,7 @@ def test_the_one_in_a_wheel_is_behind_a_shim(tmp_path: Path) -> None:
     assert again == home
 
 
-def test_the_shim_leaves_out_one_word(tmp_path: Path) -> None:
+def test_shim_removes_only_the_unsupported_option(tmp_path: Path) -> None:
     echo = tmp_path / "echo"
     echo.write_text('#!/bin/sh\nfor word do echo "<$word>"; done\n')
     echo.chmod(0o755)
@@ -60,7 +60,9 @@ def test_the_shim_leaves_out_one_word(tmp_path: Path) -> None:
     assert said.stdout == "<-a b>\n<>\n<$x>\n"
 
 
-def test_a_shim_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shim_is_written_to_the_temporary_directory_if_home_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     home = module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
     assert home.is_relative_to(tmp_path)
@@ -77,7 +79,7 @@ def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytes
         module.session()
 
 
-def test_log_level_of_the_jvm_comes_from_our_file() -> None:
+def test_log_level_of_the_jvm_is_set_by_the_file_of_fyrehose() -> None:
     path = Path(module._SILENT.removeprefix('-Dlog4j2.configurationFile="').removesuffix('"'))
     assert path.is_absolute()
     assert "rootLogger.level = error\n" in path.read_text()

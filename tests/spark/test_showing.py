@@ -25,7 +25,7 @@ from fyrehose.spark import showing
         ("java.lang.OutOfMemoryError", None),
     ],
 )
-def test_our_own_errors_are_found_in_those_of_spark(text: str, expected: type[Exception] | None) -> None:
+def test_fyrehose_errors_are_found_within_errors_of_spark(text: str, expected: type[Exception] | None) -> None:
     found = showing.own_error(RuntimeError(text))
     assert (None if found is None else type(found)) is expected
     if expected is JournalCorrupt:
@@ -54,7 +54,7 @@ def test_table_formats_and_escapes_values() -> None:
     assert "\x1b" not in said
 
 
-def test_a_table_of_nothing_and_one_for_a_file() -> None:
+def test_empty_table_shows_its_title_and_a_table_for_a_file_is_not_cut() -> None:
     console = Console(file=io.StringIO())
     showing.table("no gaps " + "x" * 300, ("name",), [], console)
     assert console.file.getvalue() == "no gaps " + "x" * 300 + "\n"  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def test_a_long_table_is_cut() -> None:
     assert "and 7 more" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with showing.bar("working") as draw:
         draw(1, 2)
     assert capsys.readouterr().err == ""

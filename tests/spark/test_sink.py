@@ -47,7 +47,7 @@ def test_options_of_the_sink_are_parsed() -> None:
 ONCE = {"to": "http://h:1", "stream": "s", "exactlyOnce": "true"}
 
 
-def test_options_of_exactly_once(tmp_path: Path) -> None:
+def test_options_of_exactly_once_are_checked(tmp_path: Path) -> None:
     payload, token = schema("payload binary"), tmp_path / "token"
     token.write_text("x" * 20)
     target = SinkTarget.of(ONCE | {"id": "a-1", "tokenFile": str(token)}, payload)

@@ -56,7 +56,7 @@ def test_options_of_the_source_are_parsed() -> None:
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
 
 
-def test_micro_batches_follow_on_each_other(written: Opener) -> None:
+def test_consecutive_micro_batches_have_each_record_once(written: Opener) -> None:
     journal = written()
     journal.fill(100)
     reader = StreamReader(SourceOptions.of({"path": str(journal.directory), "maxRowsPerBatch": "50"}), SEQ)
@@ -74,7 +74,7 @@ def test_micro_batches_follow_on_each_other(written: Opener) -> None:
     assert reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1))["position"] < offset["position"]
 
 
-def test_a_checkpoint_of_another_journal_is_no_silence(written: Opener) -> None:
+def test_checkpoint_of_another_journal_is_an_error(written: Opener) -> None:
     journal = written()
     journal.fill(5)
     options = SourceOptions.of({"path": str(journal.directory)})
@@ -119,7 +119,7 @@ def test_subscription_of_a_stream_follows_its_checkpoint(written: Opener, monkey
         FyrehoseDataSource(options).reader(StructType())
 
 
-def test_records_behind_the_target_are_left_to_the_next_run(written: Opener) -> None:
+def test_records_behind_the_end_of_availablenow_are_left_to_the_next_run(written: Opener) -> None:
     journal = written()
     journal.fill(5)
     reader = StreamReader(SourceOptions.of({"path": str(journal.directory)}), SEQ)
@@ -132,7 +132,7 @@ def test_records_behind_the_target_are_left_to_the_next_run(written: Opener) -> 
     assert latest.initialOffset() == reader.reportLatestOffset() != target
 
 
-def test_holes_are_among_the_segments(written: Opener) -> None:
+def test_missing_segments_are_yielded_as_holes(written: Opener) -> None:
     journal = written()
     journal.fill(300)
     view = journal.place.view()
@@ -146,7 +146,7 @@ def test_holes_are_among_the_segments(written: Opener) -> None:
 
 
 @pytest.mark.slow
-def test_a_table_is_what_was_written(spark: Any, written: Opener) -> None:
+def test_table_has_the_records_as_they_were_written(spark: Any, written: Opener) -> None:
     journal = written()
     journal.fill(200)
     frame = spark.read.format("fyrehose").option("partitionBytes", "100k").load(str(journal.directory))
@@ -157,7 +157,7 @@ def test_a_table_is_what_was_written(spark: Any, written: Opener) -> None:
 
 
 @pytest.mark.slow
-def test_options_choose_what_a_filter_leaves(spark: Any, written: Opener) -> None:
+def test_options_select_the_same_records_as_a_filter(spark: Any, written: Opener) -> None:
     journal = written()
     journal.fill(200)
     moment = sorted({record.time for record in journal.records})[100]
@@ -193,7 +193,7 @@ def test_damage_is_an_error_that_says_what_is_lost(spark: Any, written: Opener) 
 
 
 @pytest.mark.slow
-def test_a_stream_of_all_that_is_there_and_then_of_what_has_come(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_stream_has_existing_records_first_and_then_new_ones(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(50)
     output, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
@@ -218,7 +218,7 @@ def test_a_stream_of_all_that_is_there_and_then_of_what_has_come(spark: Any, wri
 
 
 @pytest.mark.slow
-def test_a_journal_that_is_written_rolled_and_deleted_at_that_moment(spark: Any, written: Opener) -> None:
+def test_journal_is_read_while_it_is_written_rolled_over_and_deleted(spark: Any, written: Opener) -> None:
     journal = written(keep_bytes=2 << 20)
     journal.fill(100)
     # About a third of what is kept goes while one query runs, and all of it while three do, however long they take.
@@ -257,14 +257,14 @@ def _numbers_of_what_is_left(rows: Any, tries: int = 5) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_session_that_runs_is_the_one_that_is_given(spark: Any) -> None:
+def test_active_session_is_returned(spark: Any) -> None:
     from fyrehose.spark import register, session
 
     assert session() is spark
     assert register(spark) is spark
 
 
-def test_schemas_that_do_not_fit() -> None:
+def test_unsuitable_schemas_are_refused() -> None:
     for wrong in (("offset", "long"), ("seq", "integer"), ("topic", "string", False)):
         with pytest.raises(ConfigError):
             checked(StructType().add(*wrong))

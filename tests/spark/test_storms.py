@@ -52,7 +52,7 @@ def test_commit_whose_answer_was_lost_has_succeeded(written: Opener, bucket: str
     assert stored(lake) == journal.rows()
 
 
-def test_rival_that_reached_the_same_position_is_no_lost_answer(written: Opener, tmp_path: Path) -> None:
+def test_commit_of_a_rival_at_the_same_position_is_not_taken_for_a_lost_answer(written: Opener, tmp_path: Path) -> None:
     lake, identity = tmp_path / "lake", bytes(range(16))
     targets = [Lake.at(lake), Lake.at(lake)]
     for target in targets:
@@ -66,7 +66,7 @@ def test_rival_that_reached_the_same_position_is_no_lost_answer(written: Opener,
 
 
 @pytest.mark.parametrize("monitor", [None, lambda state: None])
-def test_rival_that_was_faster_is_named(written: Opener, tmp_path: Path, monitor: Any) -> None:
+def test_error_names_a_rival_archive_that_committed_first(written: Opener, tmp_path: Path, monitor: Any) -> None:
     """As an archive on another machine, which no lock keeps away from a lake in an object store."""
     journal, lake = written(), str(tmp_path / "lake")
     journal.fill(10)
@@ -83,7 +83,7 @@ def test_rival_that_was_faster_is_named(written: Opener, tmp_path: Path, monitor
     assert stored(lake) == journal.rows()
 
 
-def test_archive_that_follows_outlives_a_store_that_fails(
+def test_archive_with_follow_continues_after_failures_of_the_store(
     written: Opener, bucket: str, proxy: StoreProxy, caplog: pytest.LogCaptureFixture, ladder: Callable[[int, int], int]
 ) -> None:
     """503 and resets until the archive says so, and a second more in ``make test``, a minute in ``make torture``."""
@@ -139,7 +139,7 @@ def test_archive_that_does_not_follow_ends_with_one_line(written: Opener, bucket
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_rounds_in_a_storm_have_every_record_once(
+def test_every_record_is_archived_once_while_the_store_fails_at_random(
     written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
 ) -> None:
     """Six rounds in ``make test``, 100 in ``make torture``."""
@@ -164,7 +164,7 @@ def test_rounds_in_a_storm_have_every_record_once(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_rivals_in_a_storm_have_every_record_once(
+def test_every_record_is_archived_once_by_rivals_while_the_store_fails(
     written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
 ) -> None:
     """Four rivals in ``make test``, 100 in ``make torture``: each commits after the other archive has begun."""

@@ -21,7 +21,7 @@ Opener = Callable[..., Any]
 
 
 @pytest.mark.slow
-def test_a_name_with_a_star_is_that_stream_alone(spark: Any, written: Opener) -> None:
+def test_stream_whose_name_has_a_star_is_selected_alone(spark: Any, written: Opener) -> None:
     journal = written()
     journal.append(*(Run.of(name, [b"x"], source="test") for name in ("a*", "ab", "[x]", "?", "*")))
     for names in (["a*"], ["[x]", "?"], ["*"]):
@@ -30,7 +30,7 @@ def test_a_name_with_a_star_is_that_stream_alone(spark: Any, written: Opener) ->
 
 
 @pytest.mark.slow
-def test_a_lake_without_a_round_is_empty_and_one_that_is_not_there_an_error(spark: Any, tmp_path: Any) -> None:
+def test_lake_without_rounds_is_empty_and_a_missing_lake_is_an_error(spark: Any, tmp_path: Any) -> None:
     with pytest.raises(JournalError, match="is no lake: nothing was archived there"):
         table(spark, tmp_path / "lake")
     Lake.at(tmp_path / "lake").create()
@@ -115,7 +115,9 @@ def test_filters_and_bounds_open_only_files_that_may_have_records(spark: Any, wr
 
 
 @pytest.mark.slow
-def test_lake_that_retention_overtook_is_read_over_the_gap(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_records_deleted_between_lake_and_journal_are_skipped_by_option(
+    spark: Any, written: Opener, tmp_path: Path
+) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(20)
     archive(None, str(journal.directory), lake)
@@ -143,7 +145,7 @@ def test_table_without_a_lake_or_journal_is_refused(tmp_path: Any) -> None:
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_everything_that_was_acknowledged_is_in_the_table(
+def test_every_acknowledged_record_is_in_the_table(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "verification" / "torture"))

@@ -68,7 +68,7 @@ def test_maintenance_and_archive_keep_rows_deleted(written: Opener, tmp_path: Pa
     assert by_polars(lake) == [each for each in added if each[0] != "s1"]
 
 
-def test_streams_and_counts_are_those_of_the_rows_that_are_left(written: Opener, tmp_path: Path) -> None:
+def test_streams_and_counts_leave_deleted_rows_out(written: Opener, tmp_path: Path) -> None:
     _, lake, left = lake_with_vectors(written, tmp_path)
     target = Lake.at(lake)
     assert sum(file.rows for file in target.files()) == len(left)

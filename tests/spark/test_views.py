@@ -105,7 +105,7 @@ def test_view_keeps_its_records_until_it_is_made_again(spark: Any, written: Open
 
 
 @pytest.mark.slow
-def test_statements_of_sql_work_or_fail_in_our_words(spark: Any, written: Opener) -> None:
+def test_sql_statements_work_or_fail_with_a_fyrehose_error(spark: Any, written: Opener) -> None:
     journal = written()
     journal.fill(10)
     spark.sql(f"create or replace temporary view v using fyrehose options (path '{journal.directory}')")
@@ -137,7 +137,7 @@ def test_failed_write_is_reported_once(spark: Any, capfd: pytest.CaptureFixture[
     assert "\tat " not in capfd.readouterr().err
 
 
-def test_missing_extras_are_one_line(written: Opener, tmp_path: Path) -> None:
+def test_missing_extras_are_reported_in_one_line(written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(1)
     for missing, words in (

@@ -1,4 +1,4 @@
 """The bytes that load makers send and count, in one module for each protocol.
 
-Written from the texts of the protocols with struct and numpy: nothing of what is measured is used here.
+These modules follow the specifications with struct and numpy; they use none of the measured code.
 """

@@ -1,4 +1,4 @@
-"""The backbone (specs: fyrehose-backbone.txt): PUSH trains, made beforehand; DELIVERs of equal size counted."""
+"""The backbone (specs: fyrehose-backbone.txt): send prepared trains of PUSHes, and count DELIVERs of equal size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def push(data: bytes) -> bytes:
 
 
 def keepalive(port: int, subscribe: bool) -> bytes:
-    """Return one KEEPALIVE of a client without a journal; the server takes the address from the datagram."""
+    """Return one KEEPALIVE of a client that answers no FORWARDs; the server reads the address from the datagram."""
     flags = _NOJOURNAL | (0 if subscribe else _NOSUBSCRIBE)
     return struct.pack(">B4xH5xB16x", KEEPALIVE, port, flags)
 
@@ -26,7 +26,7 @@ def request(port: int, first: int, last: int) -> bytes:
 
 
 def sequence(datagrams: memoryview, at: int) -> int:
-    """Return the number of the DELIVER at ``at``; 0 if it is something else."""
+    """Return the sequence of the DELIVER at ``at``; 0 if the datagram is no DELIVER."""
     if datagrams[at] != DELIVER:
         return 0
     return int.from_bytes(datagrams[at + 3 : at + 9], "big")

@@ -1,9 +1,9 @@
-"""One connection of a load maker, as bytes: what it sends, and how it counts what comes back.
+"""One connection of a load maker, as bytes: the bytes that it sends, and how it counts the answers.
 
 in: bytes that were received -> ``scan``      out: ``hello``, ``begin``, ``block``, ``answers``
 
-Messages of a run are all of one size, so what carries them is rows of one length, and numpy counts rows without making
-an object of any.
+All messages of a measurement have one size, so their frames are rows of one length, and numpy counts rows without an
+object for each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-#: Letters and digits that are in no header which is looked for: what payloads are made of.
+#: The letters and digits of payloads; no frame header that the wires search for contains them.
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -29,11 +29,11 @@ class Job:
     stream: str
     #: bytes of each message
     size: int
-    #: messages in all: to be sent, or to be received
+    #: total number of messages to send, or to receive
     messages: int
-    #: whether to begin when the clock does (to read what is there), and not before (to hear what comes)
+    #: whether to subscribe when the clock begins, for earlier messages, and not before it, for live messages
     late: bool = False
-    #: settings of one wire alone
+    #: settings of one protocol
     extra: dict[str, Any] = attrs.field(factory=dict)
 
 
@@ -45,9 +45,9 @@ class WorkerPool:
 
 
 class Wire:
-    """The base of all.  ``done`` counts the messages that were acknowledged, or received."""
+    """The base class of all wires; ``done`` counts the messages that were acknowledged, or received."""
 
-    #: messages that are sent together, or not at all
+    #: number of messages that can only be sent together
     unit = 1
     #: messages that the request under way settles, see :class:`WorkerWire`
     settling = 0
@@ -55,26 +55,26 @@ class Wire:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.done = 0
-        #: what is to be said because of what was heard
+        #: bytes to send in answer to received bytes
         self.answers = bytearray()
 
     @property
     def done_by_all(self) -> int:
-        """Return how many messages all connections together have done."""
+        """Return how many messages all connections that share the work have done."""
         return self.done
 
     def hello(self, sock: socket.socket) -> None:
-        """Do what the protocol requires before the first message; ``sock`` blocks."""
+        """Do all that the protocol requires before the first message, over the blocking socket ``sock``."""
 
     def begin(self) -> bytes:
         """Return the bytes that request messages; empty if the protocol needs none."""
         return b""
 
     def begun(self, sock: socket.socket) -> None:
-        """Wait until the server has processed the bytes of :meth:`begin`; ``sock`` blocks."""
+        """Wait on the blocking socket ``sock`` until the server has processed the bytes of :meth:`begin`."""
 
     def block(self, count: int) -> memoryview:
-        """Return the next ``count`` messages, as they travel."""
+        """Return the bytes of the next ``count`` messages, as they are sent."""
         raise NotImplementedError
 
     def scan(self, data: bytearray, size: int) -> int:
@@ -107,7 +107,7 @@ class WorkerWire(Wire):
 
 
 def payload(size: int) -> bytes:
-    """Return a message that is as hard to compress as text is, and the same each time."""
+    """Return a message of ``size`` bytes, always the same; it compresses as text does."""
     return (_LETTERS * (size // len(_LETTERS) + 1))[:size]
 
 
@@ -139,8 +139,8 @@ class Rows:
     """Blocks of equal frames, made once, with a running number in each.
 
     :param frame: one whole frame
-    :param at: where its number is (8 bytes, big-endian); -1: there is none
-    :param most: how many frames a block has at the most
+    :param at: offset of the number in a frame (8 bytes, big-endian); -1: frames have no number
+    :param most: the most frames of a block
     """
 
     def __init__(self, frame: bytes, at: int, most: int, first: int = 1) -> None:
@@ -152,7 +152,7 @@ class Rows:
         self._next = first
 
     def turn(self, at: int, digits: int, names: int, count: int) -> None:
-        """Give the next ``count`` frames the names 0 to ``names`` - 1 in turn, in the ``digits`` at ``at``."""
+        """Write the numbers 0 to ``names`` - 1 in turn into the next ``count`` frames: ``digits`` digits at ``at``."""
         name = (self._steps[:count] + np.uint64(self._next)) % np.uint64(names)
         for digit in range(at + digits - 1, at - 1, -1):
             column(self._data, digit, self.row, count, "u1")[:] = name % np.uint64(10) + np.uint64(48)

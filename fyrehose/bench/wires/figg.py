@@ -1,4 +1,4 @@
-"""Figg (specs: figg.md): PUBLISH in rows with rising numbers; ACK and DATA counted.
+"""Figg (specs: figg.md): send PUBLISHes with rising numbers, and count ACKs and DATA.
 
 header: type u16 | version u16 | size u32; then fields, each topic and data behind its u32 length
 """
@@ -16,7 +16,7 @@ _HEADER = struct.Struct(">HHI")
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _ATTACH, _ATTACHED, _PUBLISH, _ACK, _DATA = 1, 2, 5, 6, 7
 _FROM_OFFSET = 0x8000
-#: Messages of one block at the most, and its bytes.
+#: The most messages of one block, and the most bytes.
 BLOCK, BLOCK_BYTES = 8_192, 64 << 20
 #: Digits at the end of each topic's name, if there are several.
 DIGITS = 6
@@ -34,10 +34,7 @@ def number_at(topic: bytes) -> int:
 
 
 class FiggPublisherWire(Wire):
-    """Sends PUBLISH, counts ACK.
-
-    ``extra``: streams, if messages go to so many topics in turn.
-    """
+    """Sends PUBLISHes, and counts ACKs; ``extra``: streams, the number of topics that take turns."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 (RFC 9112): POSTs of one message, or of many as NDJSON, with their answers; and workers."""
+"""HTTP/1.1 (RFC 9112): send POSTs of one message or of NDJSON, and count the answers; lease records as workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _request(method: str, path: str, kind: str, body: bytes) -> bytes:
 
 
 def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
-    """Return the begin and the end of the body of the answer at *begin*; 0 and 0 if it is incomplete.
+    """Return where the body of the answer at *begin* begins and ends; 0 and 0 if the answer is incomplete.
 
     :raises Wrong: the server refuses
     """
@@ -79,9 +79,10 @@ _TOKEN = re.compile(rb'"token": ("[^"]+")')
 
 
 class HttpWorkerWire(WorkerWire):
-    """Leases, settles what it has, and so on: one request at a time, each after the answer to the one before.
+    """Leases records and settles them, in turn: one request at a time, each after the answer to the previous one.
 
-    Records are settled as one range if they have the numbers and the token of one, which all have that nobody has had.
+    Records with consecutive numbers and the same token, as all have that were never leased before, are settled as one
+    range.
     """
 
     def __init__(self, job: Job, pool: WorkerPool) -> None:

@@ -1,4 +1,4 @@
-"""Lumberjack v2 (specs: lumberjack.txt): windows of J frames, compressed or not, all made beforehand; A counted."""
+"""Lumberjack v2 (specs: lumberjack.txt): send prepared windows of J frames, compressed or not, and count A frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def event(size: int) -> bytes:
 
 
 def varied(document: bytes, number: int) -> bytes:
-    """Return ``document`` with other digits, still JSON: log lines are similar, but not the same byte for byte."""
+    """Return ``document`` with other digits, but still JSON, because log lines are similar, but not equal."""
     stamp = b"%d" % (100_000 + number * 7919 % 900_000)
     return document.replace(b"184467", stamp).replace(b"abcdef", stamp)
 

@@ -1,4 +1,4 @@
-"""Relink (specs: relink.md): messages of one part on one channel of no id, so that every other packet has 8 bytes."""
+"""Relink (specs: relink.md): messages of one part on one channel without id; so all other packets have 8 bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPLY = struct.Struct("<QQ")
 _MASK = (1 << 32) - 1
 #: Messages of one block at the most.
 BLOCK = 8_192
-#: A subscriber says that it has consumed after so many.
+#: A subscriber acknowledges messages as consumed after this many.
 SAY_EVERY = 256
 
 

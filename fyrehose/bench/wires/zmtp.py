@@ -20,7 +20,7 @@ GREETING = b"\xff" + struct.pack(">Q", 1) + b"\x7f" + bytes([3, 0]) + b"NULL".lj
 _MORE, _LONG, _COMMAND = 1, 2, 4
 #: Events of one block at the most.
 BLOCK = 1_024
-#: Seconds in which a subscription gets to where it counts.
+#: Seconds that a subscription needs to take effect.
 SETTLE = 0.3
 TOPIC, PRODUCER, TIMESTAMP = b"/bench/", b"load-maker", b"2024-05-01T10:20:30.123Z"
 
@@ -109,7 +109,7 @@ class ZmtpPublisherWire(_Socket):
 
 
 class ZmtpSubscriberWire(_Socket):
-    """A SUB at the publisher."""
+    """A SUB socket at the publisher port, which counts broadcasts."""
 
     kind = b"SUB"
 
@@ -122,14 +122,14 @@ class ZmtpSubscriberWire(_Socket):
     def _example(self) -> bytes:
         return event(bytes(8), self.job.size)
 
-    #: where the sequence is
+    #: offset of the sequence
     _at = _SEQUENCE_AT
 
     def begin(self) -> bytes:
         return frame(b"\x01" + TOPIC)
 
     def begun(self, sock: socket.socket) -> None:
-        # Nothing answers a subscription.
+        # The server does not answer a subscription, so wait.
         time.sleep(SETTLE)
 
     def scan(self, data: bytearray, size: int) -> int:
@@ -159,7 +159,7 @@ class ZmtpSubscriberWire(_Socket):
 
 
 class ZmtpSnapshotWire(ZmtpSubscriberWire):
-    """A DEALER that asks for the past."""
+    """A DEALER at the snapshot port that requests earlier messages."""
 
     kind = b"DEALER"
     _at = len(frame(b"SYNC")) + _SEQUENCE_AT

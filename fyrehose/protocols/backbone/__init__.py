@@ -1,4 +1,4 @@
-"""The fyrehose backbone: publish and subscribe over UDP, with repair by the clients (fyrehose-backbone.txt)."""
+"""The fyrehose backbone: publish and subscribe over UDP; clients request what was lost (fyrehose-backbone.txt)."""
 
 from __future__ import annotations
 

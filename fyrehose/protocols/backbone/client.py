@@ -1,4 +1,4 @@
-"""A client of the backbone for programs: publish with confirmation, subscribe in order, store records for others.
+"""A client of the backbone for programs: publish with confirmation, subscribe in order, send stored records to others.
 
     client = BackboneClient(reactor, "127.0.0.1", 2323)
     client.subscribe(None, print_run)
@@ -44,7 +44,8 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: Upper bound of messages that wait for the window, in bytes; a program that awaits `ready()` stays below it.
+#: Upper bound of the messages that wait for room in the window, in bytes; a program that awaits `ready()` keeps
+#: below it.
 MOST_UNSENT = 64 << 20
 #: Upper bound of the ranges that :meth:`BackboneClient.shortfall` lists.
 MOST_NAMED = 10
@@ -57,7 +58,7 @@ class BackboneUnreachable(FyrehoseError):
 
 
 class PushUnconfirmed(PublishError):
-    """The DELIVER of a push did not arrive in time, so the message may or may not be published."""
+    """The DELIVER that confirms a push did not arrive in time, so the message may or may not be published."""
 
     retriable = True
 
@@ -214,7 +215,7 @@ class BackboneClient(TrainProtocol):
         return host.host, host.port
 
     def shortfall(self, complete: bool) -> str:
-        """Describe the records that are missing; empty if there are none.
+        """Describe the missing records in a sentence; return "" if none is missing.
 
         With UDP, a record that is no longer kept cannot be distinguished from a lost answer.
 
@@ -292,7 +293,7 @@ class BackboneClient(TrainProtocol):
         self._tick()
 
     def _stop(self) -> None:
-        """Close the port, and forget the session."""
+        """Close the UDP port, and forget the protocol session."""
         session, self._session = self._session, None
         if session is not None:
             if self._timer is not None and self._timer.active():

@@ -1,9 +1,9 @@
-"""The client's side of the backbone, without I/O: a subscriber, publisher and journal peer, as its options say.
+"""The client's side of the backbone, without I/O: subscribe, publish, or answer requests of other clients.
 
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
     DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
-    push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if none arrives
-    FORWARD          -> DELIVERs of stored records, directly to the requester
+    push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if no DELIVER arrives
+    FORWARD          -> DELIVERs of stored records, to the client for which the backbone requests them
 
 Specification: fyrehose-backbone.txt, RULES (CLIENT) 1 to 6.  Times are monotonic, in seconds, and passed as arguments.
 
@@ -45,12 +45,12 @@ from fyrehose.records import Run
 KEEPALIVE = 1.0
 #: Time without an ACK after which the backbone is lost, in seconds (rule 2 of the backbone).
 LOST = 5.0
-#: Number of recent tokens that an ACK may have.
+#: Number of recent KEEPALIVEs whose tokens an ACK may repeat.
 TOKENS = 5
-#: REQUESTs per second; adjacent gaps share one.
+#: REQUESTs per second; neighbouring gaps share a REQUEST.
 REQUESTS = 8
-#: After a lost backbone is found again, new pushes wait until missed records have arrived, because a missed record
-#: with the same bytes would confirm them: until no new record has arrived for HOLD seconds, at most MOST_HOLD seconds.
+#: After a lost backbone answers again, a missed record that has the same bytes as a new push would confirm that push.
+#: So new pushes wait for the missed records: until none has arrived for HOLD seconds, or MOST_HOLD seconds at most.
 HOLD = 0.25
 MOST_HOLD = 2.0
 #: Delay before the next tick while the rate of REQUESTs is exhausted, in seconds.
@@ -59,10 +59,10 @@ SOON = 0.05
 
 @attrs.frozen(kw_only=True)
 class BackboneOptions:
-    """The roles and limits of a client.
+    """What a client does (subscribe, store), and its limits.
 
     :ivar subscribe: receive DELIVERs; without them no push can be confirmed
-    :ivar store: bytes of records to store for other clients; 0: set the NOJOURNAL flag
+    :ivar store: bytes of records to store for other clients; 0: store none, and tell the backbone so (flag NOJOURNAL)
     :ivar window: maximum number of unconfirmed pushes
     :ivar window_bytes: maximum size of unconfirmed pushes together, in bytes
     :ivar pace: pushes per second; a server accepts 50,000 from one address
@@ -89,14 +89,14 @@ class PushConfirmed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class PushTimedOut:
-    """The DELIVER of the push with this ``handle`` has not arrived in time; it may or may not be published."""
+    """The DELIVER of the push with this ``handle`` has not arrived in time; the message may or may not be published."""
 
     handle: Any
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Found:
-    """The backbone acknowledges KEEPALIVEs (again)."""
+    """The backbone acknowledges KEEPALIVEs, for the first time or again."""
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -117,8 +117,8 @@ class BackboneClientSession(
     :param server: the address of the backbone
     :param address: the address of the client, as the server sees it
     :param random: generates tokens
-    :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.  A
-        client with a sequence cannot publish, because an old record with the same bytes would confirm the push
+    :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.
+        With ``after`` the client cannot publish, because an old record with the same bytes would confirm the push
     :ivar found: the backbone acknowledges KEEPALIVEs
     :ivar repair: the order of the received records, and what is missing
     :ivar pushes: the pushes that are not confirmed
@@ -177,7 +177,7 @@ class BackboneClientSession(
             times.append(self._last_ack + LOST)
         repair = self.repair.next_due() if self.found and self._options.subscribe else None
         if repair is not None:
-            # A request that is overdue waits for the rate of requests.
+            # An overdue request still waits until the limit of REQUESTS per second permits it.
             times.append(repair if repair > now else now + SOON)
         if self._hold > now:
             times.append(self._hold)
@@ -205,7 +205,7 @@ class BackboneClientSession(
         self.pushes.add(payload, handle)
 
     def abandon(self) -> list[Event]:
-        """Return a PushTimedOut for every push that is not confirmed, and forget them."""
+        """Forget every unconfirmed push, and return a PushTimedOut for each."""
         return [PushTimedOut(handle=push.handle) for push in self.pushes.abandon()]
 
     # Received datagrams.
@@ -266,7 +266,7 @@ class BackboneClientSession(
             self._push_now(now)
 
     def _forward(self, frame: Forward) -> None:
-        """Answer a FORWARD with the records that are stored (rule 4 of the client)."""
+        """Answer a FORWARD: send the stored records that it names to the requester (rule 4 of the client)."""
         if frame.address == self._address or not can_receive(frame.address):
             raise RemoteProtocolError("impossible-address")
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)

@@ -129,7 +129,7 @@ class Push:
 
 @attrs.frozen(kw_only=True, slots=True)
 class _Range:
-    """The sequences ``first`` to ``last``, both included, for the client that listens at ``address``."""
+    """A request for the sequences ``first`` to ``last``, both included; the answers go to ``address``."""
 
     type: ClassVar[FrameType]
     address: Address
@@ -225,7 +225,7 @@ def decode(datagram: Buffer) -> Frame:
 
 
 def can_receive(client: Address) -> bool:
-    """Return whether a datagram can be sent to one host at this address: not multicast or reserved, and with a port."""
+    """Return whether a datagram can be sent to *address*: one host, not multicast or reserved, and a port."""
     host, port = client
     address = IPv4Address(host)
     return bool(port) and not (address.is_multicast or address.is_reserved or address.is_unspecified)

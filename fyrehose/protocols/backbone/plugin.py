@@ -73,11 +73,11 @@ class BackboneService(Service):
         return self._protocol.subscribers
 
     def fixed(self, settings: BackboneSettings) -> Collection[str]:
-        """Return the option of the stream, to which clients are subscribed."""
+        """Return the options that cannot change while the server runs: clients are subscribed to the stream."""
         return ("stream",)
 
     def prepare(self, settings: BackboneSettings) -> Callable[[], None]:
-        """Return a function that makes *settings* count from then on; no files belong to them."""
+        """Return a function that applies *settings*; there are no files to read first."""
         return partial(self._protocol.change, settings)
 
     def stopService(self) -> Deferred[None]:

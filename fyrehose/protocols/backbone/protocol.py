@@ -1,4 +1,4 @@
-"""Receive and send trains over any UDP transport: what the server and the client have in common.
+"""Receive and send trains of datagrams over any UDP transport: the base of the server and of the client.
 
 UDPPort                  datagrams_received(train) ... turn_over()      send -> write_train, flush -> flush
 any other IUDPTransport  datagramReceived(datagram), a timer for        send -> write, once for each datagram
@@ -37,7 +37,7 @@ class ITrainTransport(Interface):
 
 
 class TrainProtocol(DatagramProtocol):
-    """A protocol of trains; its port is a :class:`~.udp.UDPPort`, or any other UDP transport of Twisted.
+    """A UDP protocol of trains of datagrams, over a :class:`~.udp.UDPPort` or any other UDP transport of Twisted.
 
     :ivar reactor: schedules calls
     :ivar name: the name in counters and log lines
@@ -62,11 +62,11 @@ class TrainProtocol(DatagramProtocol):
         raise NotImplementedError
 
     def turn_over(self) -> None:
-        """End a turn: all datagrams of it were passed to :meth:`datagrams_received`."""
+        """Act on the datagrams of this turn of the reactor: all were passed to :meth:`datagrams_received`."""
         raise NotImplementedError
 
     def congested(self) -> None:
-        """Stop sending, except for answers, because trains wait to be sent."""
+        """Stop sending, except for answers, because the socket is full and trains wait to be sent."""
 
     def relieved(self) -> None:
         """Send further datagrams, because the socket has taken all earlier ones."""

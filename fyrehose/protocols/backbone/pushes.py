@@ -1,6 +1,6 @@
 """Track the unconfirmed pushes of a publisher: window, pace and timeouts.
 
-A PUSH has no identifier, so the first DELIVER with the same bytes confirms it whose sequence is above all that the
+A PUSH has no identifier.  It is confirmed by the first DELIVER that has the same bytes and a higher sequence than the
 publisher had seen when it sent the PUSH.  Pushes with equal bytes are confirmed in the order in which they were sent.
 
 in: add(payload), delivered(run), the time      out: payloads to push now; confirmed and failed pushes
@@ -120,7 +120,7 @@ class Pushes:
         return failed
 
     def abandon(self) -> list[PendingPush]:
-        """Return all pushes that are not confirmed, and forget them."""
+        """Forget all unconfirmed pushes, and return them."""
         left = [*self._sent, *self._unsent]
         for pushes in (self._unsent, self._sent, self._equal):
             pushes.clear()
@@ -128,7 +128,7 @@ class Pushes:
         return left
 
     def next_due(self, now: float, sending: bool) -> float | None:
-        """Return when :meth:`expired`, or :meth:`take` if *sending*, has to be called; None: no time is known."""
+        """Return when :meth:`expired` has to be called, or :meth:`take` if *sending*; None: neither is due."""
         times = [push.deadline for push in islice(self._sent, 1)]
         if sending and self._room():
             times.append(now + PACE)

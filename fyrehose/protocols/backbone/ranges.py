@@ -1,7 +1,7 @@
 """Sets of sequences, as ranges in order.
 
-Many small REQUESTs cost what their records cost: ranges that overlap or touch become one, and one slice of the journal
-answers all ranges in it.
+Many small REQUESTs cost no more than one large REQUEST: ranges that overlap or touch become one range, and one read of
+the journal answers all ranges in it.
 
 in: add(first, last)      out: the ranges, the parts of runs that are in them
 """
@@ -41,7 +41,7 @@ class Ranges:
         return sum(last - first + 1 for first, last in self._ranges)
 
     def add(self, first: int, last: int, most: int) -> bool:
-        """Add *first* to *last*; return False if they would be another range than the *most* that are allowed."""
+        """Add the range *first* to *last*; return False if there would be more than *most* ranges."""
         begin = bisect_left(self._ranges, first - 1, key=_last)
         end = bisect_right(self._ranges, last + 1, key=_first)
         joined = self._ranges[begin:end]
@@ -57,7 +57,7 @@ class Ranges:
         return Ranges(self._ranges[:count])
 
     def after(self, seq: int) -> Ranges:
-        """Return the part above *seq*."""
+        """Return the parts of the ranges that are above *seq*."""
         rest = self._ranges[bisect_right(self._ranges, seq, key=_last) :]
         if rest and rest[0][0] <= seq:
             rest[0] = (seq + 1, rest[0][1])

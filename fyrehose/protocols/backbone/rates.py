@@ -1,7 +1,7 @@
 """Limit rates with a token bucket for each key, in a table of bounded size.
 
-A bucket that is full again is forgotten.  When the table is full, all new keys share one bucket: any number of new keys
-costs a fixed amount of memory, and does not affect the keys in the table.
+The table forgets a bucket that is full again.  When the table is full, all new keys share one bucket, so that any
+number of new keys takes a fixed amount of memory, and does not affect the keys in the table.
 
 in: take(key, wanted, now)      out: the granted amount
 """
@@ -53,7 +53,7 @@ class Rates:
         return granted
 
     def spend(self, key: Hashable, size: int, now: float) -> bool:
-        """Take *size* tokens, even more than are left, unless none is left; return whether they were taken."""
+        """Take *size* tokens if any is left, even if fewer than *size* are; return whether they were taken."""
         bucket = self._bucket(key, now)
         if bucket.tokens <= 0:
             return False
@@ -61,7 +61,7 @@ class Rates:
         return True
 
     def charge(self, key: Hashable, size: int, now: float) -> None:
-        """Take *size* tokens, even more than are left; the rest is a debt, so that any size can pass eventually."""
+        """Take *size* tokens whatever is left; a negative balance is a debt that the rate repays."""
         self._bucket(key, now).tokens -= size
 
     def _bucket(self, key: Hashable, now: float) -> _Bucket:

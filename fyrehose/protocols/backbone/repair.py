@@ -3,7 +3,7 @@
     position   everything up to this sequence was delivered or given up
     waiting    runs that arrived early, above the position, in order, not overlapping
     gaps       missing ranges below the highest sequence seen, in order
-    tail       records that may be missing above it: the last DELIVERs can be lost, and no later one reveals that
+    tail       records that may be missing above that sequence: if the last DELIVERs are lost, no later one tells
 
 A gap is requested after a short delay, because datagrams may arrive out of order; then again, with growing pauses; then
 it is given up and reported (rules 2 and 6 of the client).  While answers arrive, a gap is not requested again.
@@ -97,7 +97,7 @@ class Repair:
         return [(gap.first, gap.last) for gap in self._gaps]
 
     def was_requested(self, first: int, last: int) -> bool:
-        """Return whether any of these sequences was requested; only then may another peer send them."""
+        """Return whether any of these sequences was requested; if not, only the server may send them."""
         if first <= self._tail_requested_to and last > self.highest:
             return True
         at = max(bisect_right(self._gaps, first, key=_first) - 1, 0)
@@ -147,7 +147,7 @@ class Repair:
         return ranges
 
     def give_up(self, now: float) -> list[RecordsSkipped | Run]:
-        """Give up gaps that were requested often enough; return each, followed by the runs that it held back."""
+        """Give up the oldest gaps with no request left; return each, followed by the runs that waited behind it."""
         passed: list[RecordsSkipped | Run] = []
         while self._gaps and self._exhausted(self._gaps[0]) and self._gaps[0].due <= now:
             gap = self._gaps.pop(0)
@@ -156,20 +156,20 @@ class Repair:
         return passed
 
     def next_due(self) -> float | None:
-        """Return when :meth:`due` or :meth:`give_up` has to be called; None: not before a record arrives."""
+        """Return when :meth:`due` or :meth:`give_up` has to be called; None: nothing is due until a record arrives."""
         times = [gap.due for i, gap in enumerate(self._gaps) if i == 0 or not self._exhausted(gap)]
         if self.position is not None:
             times.append(self._tail_due)
         return min(times, default=None)
 
     def restart(self, now: float) -> None:
-        """Request all gaps anew, because the backbone is back; earlier requests do not count."""
+        """Request all gaps anew, because the backbone answers again; forget how often they were requested."""
         for gap in self._gaps:
             gap.due, gap.requests = now, 0
         self._tail_due, self._tail_fresh = now, True
 
     def _exhausted(self, gap: MissingRange) -> bool:
-        """Return whether *gap* was requested often enough; it is given up when the gaps before it are closed."""
+        """Return whether *gap* was requested as often as is allowed; it is given up once no gap is left before it."""
         return gap.requests >= len(self.pauses)
 
     def _tail_progress(self, last: int, now: float) -> None:
@@ -203,7 +203,7 @@ class Repair:
         return new
 
     def _has_room(self, gap: MissingRange, first: int, last: int) -> bool:
-        """Return whether this part of *gap* can be stored; always true if it can be delivered at once."""
+        """Return whether records *first* to *last* of *gap* can be stored; true if they can be delivered at once."""
         if self.position is not None and first == self.position + 1:
             return True
         splits = gap.first < first and last < gap.last

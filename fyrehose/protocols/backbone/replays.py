@@ -1,4 +1,4 @@
-"""Queue the ranges that the server delivers again from its own journal; the destinations take turns.
+"""Queue the ranges that the server sends again from its own journal; the clients that requested them take turns.
 
 in: add(destination, first, last), sent(destination, to)      out: next() -> destination, its ranges
 """
@@ -21,7 +21,7 @@ LEAST_EACH = 8
 
 @attrs.define(eq=False)
 class Replays:
-    """Ranges by destination; those of one destination are sent in the order of their sequences."""
+    """The queued ranges of each destination; a destination is sent its ranges in the order of their sequences."""
 
     _ranges: OrderedDict[Address, Ranges] = attrs.field(factory=OrderedDict, init=False)
 

@@ -119,11 +119,11 @@ class BackboneProtocol(TrainProtocol):
         self._broker = broker
         broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
         self._settings = settings = settings or BackboneSettings()
-        # Here, and not when the port is bound, because other listeners may be open before this one.
+        # Restrict the stream here, not when the port is bound: other listeners may publish to it before that.
         broker.restrict(settings.stream, MAX_DATA)
         bounds = lambda: broker.bounds(settings.stream)  # noqa: E731
         self._session = BackboneServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
-        #: the brokers of the latest hosts
+        #: the broker with the permissions of each of the latest hosts
         self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
         self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
@@ -249,7 +249,7 @@ class BackboneProtocol(TrainProtocol):
         return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
-        """Send DELIVERs to all live subscribers; those with a ration get no more than that."""
+        """Send DELIVERs to all live subscribers, and to a subscriber with a ration no more bytes than that."""
         now = self.reactor.seconds()
         receivers = self._session.subscribers.receivers(now)
         if receivers:
@@ -313,7 +313,7 @@ class BackboneProtocol(TrainProtocol):
             self._refused(source, runs, error)
 
     def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle the end of publishes that one commit has decided."""
+        """Handle publishes that became durable, or were refused, by the same commit."""
         self._unsettled -= len(items)
         if error is None:
             self._published = max(self._published, items[-1].runs[-1].last_seq)
@@ -366,7 +366,7 @@ class BackboneProtocol(TrainProtocol):
         return trains
 
     def _count_sent(self, train: Train) -> None:
-        """Count a train of DELIVERs that one client was sent."""
+        """Count a train of DELIVERs that was sent to one client."""
         messages, size = self._sent
         self._sent = (messages + train.count, size + train.size - HEADER * train.count)
 
@@ -403,7 +403,7 @@ class BackboneProtocol(TrainProtocol):
         delivers = serialize_delivers(part.select(runs))
         trains = self._ration(client, delivers, ranges)
         for train in trains:
-            # A slice is sent completely, even beyond the rate; the next slice waits for the debt.
+            # A slice is sent completely, even beyond the rate; the next slice waits until the rate has repaid the debt.
             self._session.sent_bytes.charge(destination[0], train.size, now)
             self.send(train, destination)
             self._count_sent(train)

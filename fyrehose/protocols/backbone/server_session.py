@@ -1,7 +1,7 @@
-"""The server's side of the backbone, without I/O: rules and limits.
+"""The server's side of the backbone, without I/O: check each datagram, and apply the rules and limits.
 
     PUSH            -> Pushed, within the rate of its address
-    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; Replay of what a ration held back
+    KEEPALIVE       -> a place in the table and an ACK, if ADDR is the source address; Replay of records held back
     REQUEST         -> a FORWARD to the client whose turn it is; Replay if it is the turn of the server's own journal,
                        if the client repeats a REQUEST or has a ration, or if there were many FORWARDs; Dropped without
                        a recent KEEPALIVE
@@ -46,7 +46,7 @@ from fyrehose.protocols.backbone.subscribers import KnownClient, Rotation, Subsc
 from fyrehose.protocols.backbone.trains import Train, single
 from fyrehose.records import Column
 
-#: An equal REQUEST within this time is a duplicate, in seconds.
+#: An equal REQUEST that arrives within this time is a duplicate, in seconds.
 MERGE = 0.1
 #: Maximum number of REQUESTs that are remembered to find duplicates.
 MERGED = 4_096
@@ -54,7 +54,7 @@ MERGED = 4_096
 AMPLIFICATION = 3
 #: What processing a REQUEST costs, whatever its range, as a number of records.
 REQUEST_COST = 20
-#: Burst of a destination, as its rate times this, in seconds; receive buffers can hold it.
+#: A destination may receive at once what its rate permits in this time, in seconds; a receive buffer can hold that.
 BURST = 1 / 16
 
 
@@ -86,7 +86,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
 
     :param bounds: returns the oldest and the last durable sequence of the stream
     :param is_own: returns whether an address is that of the server itself
-    :param random: shuffles the turns of the clients that receive FORWARDs
+    :param random: shuffles the order in which clients receive FORWARDs
     :param permits: returns whether the access policy permits a host to publish to the stream, or to subscribe to it
     :ivar subscribers: all live clients
     :ivar sent_bytes: limits the bytes to each host
@@ -109,13 +109,13 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         self.sent_bytes = Rates(settings.destination_rate, settings.destination_rate * BURST)
         self._rotation = Rotation(random)
         self._pushes = Rates(settings.push_rate, settings.push_rate)
-        # Only clients in the tables send REQUESTs, and each has a bucket of its own.
+        # REQUESTs are accepted only from clients in the table, so each of these has a bucket of its own.
         self._requests = Rates(settings.request_rate, settings.request_rate, most=2 * settings.subscribers)
         self._forwards = Rates(settings.forward_rate, settings.forward_rate, most=1)
         self._recent_requests: OrderedDict[Request, float] = OrderedDict()
 
     def change(self, settings: BackboneSettings) -> None:
-        """Use other settings, of the same stream, from now on; clients keep their places and rations."""
+        """Use other settings, of the same stream, from now on; clients stay in the table and keep their rations."""
         self._settings = settings
         self.subscribers.change(settings.subscribers)
         self.sent_bytes.change(settings.destination_rate, settings.destination_rate * BURST)
@@ -124,7 +124,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         self._requests.most = 2 * settings.subscribers
 
     def ration(self, client: KnownClient, trains: tuple[Train, ...], ranges: Iterable[Range]) -> tuple[Train, ...]:
-        """Return as much of *trains* as the credit of *client* covers, and hold the rest for its next KEEPALIVE.
+        """Return the part of *trains* that *client* may be sent now, and hold the rest back until its next KEEPALIVE.
 
         :param ranges: the sequences of *trains*
         """
@@ -154,7 +154,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         if not count:
             return at
         if not self._permits(source[0], Action.PUBLISH):
-            detail = "the access policy does not permit it to publish"
+            detail = "the access policy does not permit this address to publish"
             events.append(Dropped(source=source, cause="Forbidden", detail=detail, count=count))
             return end
         granted = self._pushes.take(source[0], count, now)
@@ -218,8 +218,8 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         if first > last:
             raise RemoteProtocolError("request-of-nothing")
         peer = None
-        # FORWARD lets another client answer, and a client does not know which requesters have a ration: the server
-        # answers those itself.
+        # A client that receives a FORWARD does not know whether the requester has a ration, so the server itself
+        # answers requesters with a ration.
         if client.credit is None and not client.repeats(first, last, now) and self._forwards.take("all", 1, now):
             peer = self._rotation.next([None, *self.subscribers.journals(now)], requester)
         if peer is None:
@@ -239,7 +239,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         """
         host, port = claimed
         if not self._permits(source[0], Action.SUBSCRIBE):
-            raise RemoteProtocolError("Forbidden", "the access policy does not permit it to subscribe")
+            raise RemoteProtocolError("Forbidden", "the access policy does not permit this address to subscribe")
         if host not in (source[0], "0.0.0.0"):
             raise RemoteProtocolError("foreign-address")
         client = (source[0], port or source[1])

@@ -1,4 +1,4 @@
-"""The part of a session that both sides share: received trains become events, and frames to send wait in order.
+"""The part of a session that client and server share: turn received datagrams into events, and queue frames to send.
 
 in: receive_datagrams(train, source, now)      out: events; data_to_send() -> (train, destination) each
 """
@@ -31,7 +31,7 @@ class Dropped:
 
 
 class BackboneSession(Generic[E]):
-    """The protocol state of one side; ``E`` are its events besides :class:`Dropped`."""
+    """The protocol state of one side, client or server; ``E`` is the type of its events besides :class:`Dropped`."""
 
     def __init__(self) -> None:
         self._to_send: list[tuple[Train, Address]] = []
@@ -64,11 +64,11 @@ class BackboneSession(Generic[E]):
     def _messages(
         self, events: list[E | Dropped], view: memoryview, at: int, segment: int, source: Address, now: float
     ) -> int:
-        """Process the messages at the start of ``view[at:]``; return where they end, *at* if there is none."""
+        """Process the messages at the start of ``view[at:]``; return where they end, or *at* if no message is there."""
         raise NotImplementedError
 
     def _control(self, events: list[E | Dropped], frame: Frame, source: Address, now: float) -> None:
-        """Process any other frame.
+        """Process a frame that is no message.
 
         :raises RemoteProtocolError: the frame is dropped
         """

@@ -1,4 +1,4 @@
-"""Store the latest records of a journal peer, to answer FORWARDs (rule 4 of the client)."""
+"""Store the latest records that a client received, so that it can answer FORWARDs (rule 4 of the client)."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ from fyrehose.protocols.backbone.ranges import Ranges
 
 #: How long a client is alive after a KEEPALIVE, in seconds, the end included (rule 2 of the backbone).
 ALIVE = 5.0
-#: KEEPALIVEs within this time after one that has raised the allowance do not raise it again, in seconds: honest clients
-#: send one each second, and a flood of them is worth no more.
+#: A KEEPALIVE raises the allowance only if the last one that did is at least this old, in seconds.  Honest clients send
+#: one each second, and a flood of KEEPALIVEs earns no more.
 INTERVAL = 0.5
-#: What a client may be sent, in bytes, from one KEEPALIVE to the next, when it has sent KEEPALIVEs for one second, two
-#: seconds and so on; after that it has no ration.
+#: The allowance: how many bytes the server may send from one KEEPALIVE to the next to a client that has sent KEEPALIVEs
+#: for one second, two seconds and so on.  After the last value the client has no ration.
 ALLOWANCES = (64 << 10, 512 << 10, 4 << 20, 32 << 20)
 #: Maximum number of ranges that are held back for a client.
 MOST_HELD = 64
-#: How long the server's journal answers all REQUESTs of a client after a repeated REQUEST, in seconds.
+#: How long the server answers all REQUESTs of a client from its own journal after a repeated REQUEST, in seconds.
 UNANSWERED = 10.0
 #: FLAGS of a client that receives neither DELIVERs of new records nor FORWARDs.
 QUIET = Flags.NOSUBSCRIBE | Flags.NOJOURNAL
@@ -45,8 +45,8 @@ class KnownClient:
 
     :ivar last: time of the last KEEPALIVE, in seconds
     :ivar flags: the FLAGS of the last KEEPALIVE
-    :ivar credit: bytes that may be sent to it until its next KEEPALIVE; None: it has no ration
-    :ivar trusted: it has not had a ration from the beginning, because its network is trusted
+    :ivar credit: bytes that the client may be sent until its next KEEPALIVE; None: it has no ration
+    :ivar trusted: the client has never had a ration, because its network is trusted
     :ivar held: the records that the credit did not cover
     """
 
@@ -65,7 +65,7 @@ class KnownClient:
         self._raised = self.last
 
     def hold(self, first: int, last: int) -> None:
-        """Hold *first* to *last* back until the next KEEPALIVE, as far as one answer may reach."""
+        """Hold the records *first* to *last* back until the next KEEPALIVE, but no more than one answer may have."""
         last = min(last, first + MAX_SEQUENCES - self.held.sequences - 1)
         if first <= last:
             self.held.add(first, last, MOST_HELD)
@@ -89,8 +89,9 @@ class KnownClient:
         """Record a REQUEST; return whether the client has repeated a REQUEST in the last UNANSWERED seconds.
 
         A repetition means that an answer was lost, or that the client that received the FORWARD does not answer.  Then
-        the server answers the next ranges, too, so that the requester does not wait for such clients again.  Clients
-        find gaps in the order of the sequences, so a REQUEST that begins below the end of an earlier one repeats it.
+        the server itself answers the next REQUESTs, too, so that the requester does not wait again for a client that is
+        silent.  Clients find gaps in the order of the sequences, so a REQUEST that begins below the end of an earlier
+        one repeats it.
         """
         if first <= self._requested_to:
             self._unanswered = now + UNANSWERED
@@ -100,7 +101,7 @@ class KnownClient:
 
 @attrs.define(eq=False)
 class Places:
-    """Clients in the order of their last KEEPALIVE, with a fair share of the places for each network.
+    """A table of clients in the order of their last KEEPALIVE; each network may have a fair share of its places.
 
     While places are free every client gets one, so that the clients behind one address may have all of them.  When all
     are taken, a client of another network displaces one of the network with the most places, until both hold as many.
@@ -112,11 +113,11 @@ class Places:
     clients: OrderedDict[Address, KnownClient] = attrs.field(factory=OrderedDict, init=False)
 
     def change(self, most: int) -> None:
-        """Give away up to *most* places from now on."""
+        """Let at most *most* clients have a place from now on; no client loses its place."""
         self._places.capacity = most
 
     def add(self, address: Address, client: KnownClient) -> tuple[bool, Address | None]:
-        """Add *client* if it gets a place.
+        """Add *client* if a place is free, or if it may displace a client of another network.
 
         :return: whether it got a place, and the address of the client that it displaced, if any
         """
@@ -152,7 +153,7 @@ class Places:
 
 @attrs.frozen(slots=True)
 class KeepAliveResult:
-    """The result of a KEEPALIVE.
+    """What the server does about a KEEPALIVE.
 
     :ivar admitted: the KEEPALIVE is to be acknowledged
     :ivar held: records that were held back, and are to be delivered now
@@ -180,7 +181,7 @@ class Subscribers:
         return len(self._table.clients)
 
     def change(self, most: int) -> None:
-        """Give away up to *most* places of either kind from now on; nobody loses a place for that."""
+        """Let at most *most* clients of either kind have a place from now on; no client loses its place."""
         for places in (self._table, self._quiet):
             places.change(most)
 
@@ -228,16 +229,16 @@ class Subscribers:
 
 @attrs.define(eq=False)
 class Rotation:
-    """Choose members in a shuffled rotation: each once in a random order, then again in another order.
+    """Choose who answers a REQUEST: each member once in a random order, then each once again in another order.
 
-    That satisfies both rule 4 of the backbone ("randomly") and the introduction ("round-robin").
+    That satisfies both rule 4 of the backbone ("randomly") and the specification's introduction ("round-robin").
     """
 
     random: Random
     _turns: list[Address | None] = attrs.field(factory=list, init=False)
 
     def next(self, members: Iterable[Address | None], requester: Address) -> Address | None:
-        """Return the member whose turn it is; never the requester, which keeps its turn.
+        """Return the member whose turn it is; never the requester, whose turn comes later.
 
         Members that joined since the last shuffle get their first turn after the next one.
 

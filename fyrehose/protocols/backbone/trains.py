@@ -102,7 +102,7 @@ def _cut(datagrams: bytes, lengths: Buffer) -> list[Train]:
 
 
 def _consecutive(runs: tuple[Run, ...]) -> list[tuple[int, Buffer, Buffer]]:
-    """Return columns of consecutive records; adjacent runs are joined, so that small runs make long trains, too."""
+    """Return the records as columns of consecutive records; join small adjacent runs for long trains."""
     groups: list[list[Run]] = []
     following = 0
     for run in runs:
@@ -122,7 +122,7 @@ def _consecutive(runs: tuple[Run, ...]) -> list[tuple[int, Buffer, Buffer]]:
 
 
 def _fitting(run: Run) -> Iterator[Run]:
-    """Yield the parts of *run* between records too large for a datagram, which are older than the stream's limit."""
+    """Yield the parts of *run* without records too large for a datagram, which are older than the stream's limit."""
     start = 0
     for fits, group in groupby(run.sizes, lambda size: size <= MAX_DATA):
         stop = start + len(list(group))

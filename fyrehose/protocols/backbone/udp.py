@@ -177,7 +177,7 @@ class UDPPort(udp.Port):
 
     def _set_up(self, sock: socket.socket) -> None:
         name = self.protocol.name
-        with suppress(OSError):  # what it has set is logged
+        with suppress(OSError):  # the size that the kernel has set is logged
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it for its own needs
         if got < self._receive_buffer:
@@ -228,7 +228,7 @@ class UDPPort(udp.Port):
             self._call(self.protocol.datagrams_received, self._buffer[start:end], segment, source)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call *function* while the port is open; a bug that one datagram triggers must not stop it for other peers."""
+        """Call *function* while the port is open; log its exceptions, so that no datagram stops the port."""
         try:
             if self.connected:
                 function(*arguments)

@@ -7,8 +7,8 @@
     await client.close()
 
 It is also the :class:`~fyrehose.interfaces.IPublisher` and :class:`~fyrehose.interfaces.ITailer` of the event bus.  An
-event bus has only one stream, so their streams are topics here: ``notes`` is the topic ``/notes/``, with all topics
-below it for a subscriber.
+event bus has only one stream, so the streams of these interfaces are topics here: ``notes`` is the topic ``/notes/``; a
+subscriber also gets all topics below it.
 
 This module owns the sockets, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
 """
@@ -62,7 +62,7 @@ HIGH_WATER_MARK = 1_000
 #: How long a closed socket keeps sending what is queued, in milliseconds.  It must not be 0: if the connection breaks
 #: in the middle of a message of a socket that was closed with 0, libzmq (4.3.5, its issue 3442) aborts the process.
 LINGER = 200
-#: A client that publishes to more topics than this subscribes to everything, instead of to each topic.
+#: A client that publishes to more topics than this subscribes to all topics, instead of to each of its own.
 MOST_TOPICS = 1_000
 #: The connections that a subscriber needs.
 NEEDED = {"publisher", "snapshot"}
@@ -139,7 +139,8 @@ class EventBusClient:
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
-    #: the SYNCSTART to send, and the PUBs to send, by their identity, because the session may repeat one that waits
+    #: the SYNCSTART to send, and the PUBs to send, by their identity: the session may repeat a PUB that still waits
+    #: here
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)
@@ -219,7 +220,7 @@ class EventBusClient:
     ) -> Deferred[int]:
         """Publish an event.
 
-        :param data: event data in msgpack; it is not checked
+        :param data: event data in msgpack; the client does not check it
         :param producer: producer unique id; default: the client's
         :param timestamp: ISO 8601 text; default: the current time
         :param uuid: default: a new UUID of version 4
@@ -268,7 +269,7 @@ class EventBusClient:
             self._flush()
 
     def shortfall(self, complete: bool) -> str:
-        """Return "": events arrive in order over one connection, so none before the last one is missing."""
+        """Return "", because no event before the last one can be missing: they arrive in order over one connection."""
         return ""
 
     @property
@@ -329,7 +330,7 @@ class EventBusClient:
         self._ports["publisher"].schedule_turn()
 
     def _subscribe_own(self, topic: str) -> None:
-        """Subscribe to *topic*, unless a subscription covers it, so that published events are confirmed."""
+        """Subscribe to *topic*, unless a subscription covers it: published events are confirmed by their BROADCASTs."""
         everything = self.options.subscribe and not self.options.subtrees
         if everything or topic in self._own_topics or len(self._own_topics) > MOST_TOPICS:
             return
@@ -376,7 +377,7 @@ class EventBusClient:
 
     def _flush(self) -> None:
         """Send the waiting messages, as far as the sockets accept them; complete ready(), and set the timer."""
-        if self._closed:  # by a callback
+        if self._closed:  # a callback closed the client
             return
         session = self._running()
         for to, frames in session.data_to_send():

@@ -45,12 +45,12 @@ from fyrehose.records import LAST_SEQ, Buffer
 #: Broadcasts that may be held back during a synchronization, in events and bytes; more are dropped and requested again.
 MOST_HELD = 10_000
 MOST_HELD_BYTES = 16 << 20
-#: Sequences beyond ``position`` that are remembered as delivered; with more of them the client synchronizes.
+#: Upper bound of delivered sequences beyond ``position`` that are remembered; with more the client synchronizes.
 MOST_AHEAD = 100_000
 
 
 class ServerPort(Enum):
-    """The port that a message is sent to."""
+    """The port of the server that a message is sent to."""
 
     SNAPSHOT = "snapshot"
     NEW_SNAPSHOT = "new-snapshot"  #: SNAPSHOT by a new connection: answers on the old one must not arrive
@@ -95,7 +95,7 @@ class Events:
 
 @attrs.frozen(slots=True, kw_only=True)
 class EventsExpired:
-    """The server no longer keeps the events ``first`` to ``last``; only noticed by a client without subtrees."""
+    """The server no longer keeps the events ``first`` to ``last``; only a client without subtrees can notice that."""
 
     first: int
     last: int
@@ -110,7 +110,7 @@ class Synchronised:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Restarted:
-    """The server has another journal, because its sequences went back; its events follow from the first."""
+    """The server has another journal, because its sequences went back; all events of that journal follow."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class EventBusClientSession:
         self._subtrees = Subtrees.of(options.subtrees)
         self._random = random
         self.pubs = Confirmations(options.confirm, options.retries)
-        #: the highest sequence that was delivered, and those beyond `position` that were delivered
+        #: the highest delivered sequence, and all delivered sequences beyond `position`
         self._highest = 0
         self._ahead: set[int] = set()
         #: broadcasts that wait for the end of the synchronization, and whether some were dropped
@@ -175,7 +175,7 @@ class EventBusClientSession:
         self._request_sync(ServerPort.NEW_SNAPSHOT if self._unanswered else ServerPort.SNAPSHOT)
 
     def disconnected(self, now: float) -> None:
-        """SNAPSHOT or PUBLISHER is disconnected: hold broadcasts back until both are connected."""
+        """Hold broadcasts back until SNAPSHOT and PUBLISHER are both connected again, because one of them was lost."""
         self._syncing = True
         self._progressed = now
 
@@ -234,7 +234,8 @@ class EventBusClientSession:
             if self.position is None:
                 self._resend()
             else:
-                # They may be published: the synchronization confirms those, and _end_sync sends the others again.
+                # Late events may be published nevertheless: the synchronization confirms these, and _end_sync sends the
+                # others again.
                 self._request_sync()
         return self._take()
 
@@ -273,7 +274,7 @@ class EventBusClientSession:
         if follows:
             self.position = seq
         if seq in self._ahead:
-            return  # another server of the cluster, which was further, has broadcast it before
+            return  # another server of the cluster has broadcast this event before
         if follows:
             self._out.append(broadcast)
         elif self.options.subtrees:
@@ -304,7 +305,7 @@ class EventBusClientSession:
             self._emit(EventsExpired(first=self.position + 1, last=seq - 1))
         self.position = seq
         if seq in self._ahead:
-            return  # it was handed out when it was broadcast
+            return  # the event was delivered when it was broadcast
         if seq < self._highest:
             self._emit(Events(events=(sync,), late=True))
         else:
@@ -315,7 +316,7 @@ class EventBusClientSession:
         if not self._syncing:
             return
         self._syncing = self._unanswered = False
-        since = self._requested  # saved, because releasing broadcasts may start another request
+        since = self._requested  # a copy, because releasing broadcasts may start another request
         if end.sequence < since != LAST_SEQ:
             # The stream ends before the client's position: it is another journal, or an older copy of it.
             self._restart()

@@ -1,9 +1,9 @@
 """Convert events to runs of records, and runs of records to events.
 
 A :class:`RunBuilder` groups the PUBs of one turn into few runs, and keeps the order of each client's events.  A PUB
-joins an earlier run with the same topic, producer and form of labels, unless the same client already has an event in a
-later run.  The order between clients is not defined before events have sequences, so a thousand producers whose PUBs
-arrive interleaved make a thousand runs, and not one run per event.
+joins an earlier run with the same topic, producer and form of labels, unless its client already has an event in a later
+run: an earlier run would break that client's order.  The order between clients is not defined before events have
+sequences, so a thousand producers whose PUBs arrive interleaved make a thousand runs, and not one run per event.
 
 in: the six frames of each event      out: runs of records; and the other way round
 """
@@ -33,7 +33,8 @@ Frames = tuple[Buffer, ...]
 RUN_OVERHEAD = 1 << 10
 EVENT_OVERHEAD = 64
 
-#: Topic, producer and content type, which says in what form the labels are, and so which columns a run has.
+#: What the events of a run share: topic, producer and content type.  The content type says in what form the labels are,
+#: and so which columns the run has.
 _Kind = tuple[str, str, str]
 
 
@@ -62,7 +63,7 @@ class EventBatch:
     uuids: list[bytes] = attrs.field(factory=list)
 
     def parts(self) -> list[EventBatch]:
-        """Split the batch into its runs, or its only run into single events.
+        """Split the batch into batches of one run each, or a batch of one run into single events.
 
         The UUIDs are left out: an event that is refused permanently would be refused again.
         """
@@ -76,7 +77,7 @@ class EventBatch:
 class RunBuilder:
     """The events of one turn of COLLECTOR.
 
-    :ivar uuids: those to remember for the option ``dedup``
+    :ivar uuids: the UUIDs to remember for the option ``dedup``
     """
 
     stream: str

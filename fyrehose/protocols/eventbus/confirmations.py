@@ -70,7 +70,7 @@ class Confirmations:
         return None if pending is None else PubConfirmed(handle=pending.handle, sequence=sequence)
 
     def resend(self, now: float) -> tuple[list[list[Buffer]], list[PubTimedOut]]:
-        """Return the frames of the events to send again, and the events that were sent again often enough."""
+        """Return the frames of the events to send again now, and a PubTimedOut for each event without a retry left."""
         late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.timeout, self._pending))
         frames, given_up = [], []
         for uuid in late:

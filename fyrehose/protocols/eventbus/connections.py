@@ -32,7 +32,8 @@ from twisted.internet.interfaces import IDelayedCall
 from fyrehose.broker.fairness import FairShare
 from fyrehose.identity import Action, Identity, network_of
 
-#: Admitted identities that are remembered.  Connections of forgotten ones are closed at any change of the policy.
+#: Number of admitted identities that are remembered.  Any change of the access policy closes the connections of
+#: forgotten identities.
 REMEMBERED = 10_000
 #: Upper bound of refused connections that are kept open for a while.
 REFUSED = 256
@@ -50,9 +51,10 @@ class AcceptedConnection:
 
     :ivar port: the port that accepted it
     :ivar peer: the address and the port of the peer
-    :ivar after: the last number that the ZAP handler had given when the connection was accepted; its own is greater
-    :ivar refused: it is closed soon
-    :ivar ending: the call that closes it, if it is kept open for a while
+    :ivar after: the last number that the ZAP handler had given when the connection was accepted; the connection's own
+        number is greater
+    :ivar refused: the connection is refused, and will be closed soon
+    :ivar ending: the call that closes a refused connection which is kept open for a while
     """
 
     port: int
@@ -82,19 +84,20 @@ class Connections:
     """The connections of a server.
 
     A part of ``most`` is reserved for refused connections, which stay open for a while, because a client that is
-    refused at once reconnects at once.  When the server is full, the network with the most connections loses one to a
-    new connection from a network that has less than half as many.
+    refused at once reconnects at once.  When the server is full, and a new connection comes from a network with less
+    than half as many connections as the largest, the largest network loses one.
 
     :ivar most: the largest number of open connections, refused ones included
     """
 
     most: int = sys.maxsize
-    #: by port and descriptor: another port may have reused a descriptor before the monitor reports the end of the first
+    #: by port and descriptor: another port may use a descriptor again before the monitor reports that the first has
+    #: ended
     _open: dict[tuple[int, int], AcceptedConnection] = attrs.field(factory=dict, init=False)
     _number: int = attrs.field(default=0, init=False)  #: the last number that was given to a connection
     _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
     _refused: dict[AcceptedConnection, None] = attrs.field(factory=dict, init=False)
-    _networks: FairShare[AcceptedConnection] = attrs.field(init=False)  #: those that are not refused
+    _networks: FairShare[AcceptedConnection] = attrs.field(init=False)  #: the connections that are not refused
     _admitted: OrderedDict[_Admission, None] = attrs.field(factory=OrderedDict, init=False)
     #: hosts of admitted identities that are not remembered any more
     _forgotten_hosts: set[str] = attrs.field(factory=set, init=False)
@@ -106,7 +109,7 @@ class Connections:
         return len(self._open)
 
     def change(self, most: int) -> None:
-        """Admit up to *most* connections from now on; none is closed for that."""
+        """Admit up to *most* connections from now on; no open connection is closed."""
         self.most = most
         self._networks.capacity = most - self.refused_limit
 
@@ -140,9 +143,9 @@ class Connections:
     def accepted(self, port: int, descriptor: int) -> AcceptedConnection | None:
         """Add a connection.
 
-        :return: the connection to refuse: this one, another one that makes room for it, or None
+        :return: the connection to close: the new one, an open one that makes room for it, or None
         """
-        self.disconnected(port, descriptor)  # a connection whose end was not reported
+        self.disconnected(port, descriptor)  # the end of an earlier connection was not reported
         new = self._open[port, descriptor] = AcceptedConnection(
             port, descriptor, peer_of(port, descriptor), self._number
         )
@@ -183,7 +186,7 @@ class Connections:
         host = _plain(host)
         times = (
             each.ending.getTime()
-            for each in reversed(self._refused)  # the last one is closed last
+            for each in reversed(self._refused)  # the latest one is closed last
             if each.host == host and each.ending is not None and each.ending.active()
         )
         return next(times, 0)
@@ -225,9 +228,9 @@ class Connections:
 
 @contextmanager
 def socket_of(descriptor: int) -> Iterator[socket.socket]:
-    """Return a socket of a duplicate of *descriptor*, which stays open if ZeroMQ closes its own meanwhile.
+    """Return a socket with a duplicate of *descriptor*, which stays open even if ZeroMQ closes the original.
 
-    :raises OSError: it is closed already, or another kind of file
+    :raises OSError: the descriptor is closed already, or belongs to another kind of file
     """
     held = os.dup(descriptor)
     try:
@@ -250,7 +253,7 @@ def peer_of(port: int, descriptor: int) -> Peer:
 
 
 def _ends(connection: socket.socket) -> tuple[int, Peer]:
-    """Return the port at this end of a connection, and the peer."""
+    """Return the local port of a connection, and the address of its peer."""
     host, port, *_ = connection.getpeername()
     return connection.getsockname()[1], (_plain(host), port)
 

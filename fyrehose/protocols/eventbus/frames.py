@@ -148,7 +148,7 @@ class SyncStart:
 
 @attrs.frozen(slots=True, kw_only=True)
 class SyncEnd:
-    """SYNCEND: a client has everything of ``subtrees`` (the frame of its SYNCSTART) up to ``sequence``."""
+    """SYNCEND: the client has received every event of ``subtrees`` (the frame of its SYNCSTART) up to ``sequence``."""
 
     subtrees: bytes
     sequence: int
@@ -214,7 +214,7 @@ class Broadcast(Event):
     def _sequence(cls, frame: bytes) -> tuple[int, Dialect | None]:
         sequence, dialect = parse_sequence(frame)
         if dialect is None or not sequence:
-            raise RemoteProtocolError("bad-sequence", "an event from the server has no sequence")
+            raise RemoteProtocolError("bad-sequence", "an event from the server has no sequence; expected one")
         return sequence, dialect
 
 

@@ -2,7 +2,7 @@
 
     accepted(descriptor) -> succeeded() or failed(cause) -> ended(descriptor)
 
-A monitor reports the descriptor of accepted and ended connections, but reports the outcome of a handshake without its
+A monitor reports the descriptors of accepted and ended connections.  It reports the outcome of a handshake without the
 descriptor, and some failures not at all.  A connection whose handshake fails ends at once, so a failure belongs to the
 next connection that ends.  While several handshakes are in progress, it is unknown which of them has succeeded; then
 the end of a connection without a reported failure counts as the end of a successful one.

@@ -22,8 +22,8 @@ from fyrehose.records import Buffer
 log = Logger()
 
 #: The connection that a message came by: the peer's address, the file descriptor, and the number that the ZAP handler
-#: gave it (see ``zap.py``); -1 and 0 if it gave none.  The descriptor may be that of another connection by now; the
-#: number never is.
+#: gave the connection (see ``zap.py``); -1 and 0 if it gave none.  Another connection may have the descriptor by now;
+#: none ever has the same number.
 Origin = tuple[str, int, int]
 #: A message: the frames that were kept, the number of frames that it had, and its origin.
 Message = tuple[list[bytes], int, Origin]
@@ -71,7 +71,7 @@ class Messages:
             except zmq.Again:
                 break
             except zmq.ZMQError:
-                if messages:  # the next call raises it again; a REP socket can be read again after its answer
+                if messages:  # the next call raises the error again, unless a REP socket has answered by then
                     break
                 raise
             if not self._count:
@@ -98,7 +98,7 @@ class Messages:
             _send(self._socket, frame, _MORE if more or at < last else _LAST)
 
     def lend(self, frames: Sequence[Buffer]) -> None:
-        """Send a copy of *frames*, which :meth:`held` counts until the socket has released the last frame.
+        """Send a copy of *frames*; :meth:`held` counts this message until the socket has released the last frame.
 
         :raises zmq.ZMQError: the socket refuses the message
         """
@@ -110,16 +110,16 @@ class Messages:
         self._held += size
 
     def set_all(self, option: int, values: Iterable[bytes]) -> None:
-        """Set *option* of the socket to each of *values* in turn: many subscriptions, for example.
+        """Set *option* of the socket once for each of *values*, for example to make many subscriptions.
 
-        :raises zmq.ZMQError: the socket refuses one
+        :raises zmq.ZMQError: the socket refuses one of the values
         """
         for value in values:
             self._socket.setsockopt(option, value)
 
     def held(self) -> tuple[int, int]:
-        """Return the number of messages that were lent and not released, and the bytes of their frames."""
-        # Released messages behind one that is not released still count here; the native kernel counts exactly.
+        """Return the number of lent messages that the socket still holds, and the bytes of their frames."""
+        # A released message behind one that is still held counts here as held; the native kernel counts exactly.
         while self._lent and self._lent[0][0].done:
             self._held -= self._lent.popleft()[1]
         return len(self._lent), self._held
@@ -132,7 +132,7 @@ def _origin(frame: zmq.Frame) -> Origin:
         return NOWHERE
     try:
         number = int(frame.get("User-Id") or 0)
-    except zmq.ZMQError:  # the connection was given none, or the socket asks no ZAP handler
+    except zmq.ZMQError:  # the connection was given no number, or the socket asks no ZAP handler
         number = 0
     return host, int(frame.get(zmq.SRCFD)) if number else -1, number
 
@@ -142,7 +142,7 @@ def _fastest() -> type[Messages]:
         return Messages
     try:
         from fyrehose.protocols.eventbus.zeromq import Messages as Native
-    except ImportError as reason:  # it was not built, or does not find what it needs in this pyzmq
+    except ImportError as reason:  # zeromq.pyx was not built, or does not fit this pyzmq
         log.warn("eventbus: using pyzmq for ZeroMQ's messages, which is slower: {reason}", reason=str(reason))
         return Messages
     native: type[Messages] = Native

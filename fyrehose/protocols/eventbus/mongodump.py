@@ -34,7 +34,7 @@ from fyrehose.protocols.eventbus.columns import PROTOCOL, RunBuilder
 from fyrehose.protocols.eventbus.frames import check_event
 from fyrehose.records import LAST_SEQ, Run
 
-#: The largest document of BSON, in bytes: MongoDB's own limit, and what it adds to a document itself.
+#: The largest document of BSON, in bytes: the 16 MiB that MongoDB permits, and what MongoDB itself may add.
 LARGEST = (16 << 20) + (16 << 10)
 #: The longest line of JSON, in bytes: a document of that size in base64, with room for its names.
 LONGEST = 32 << 20
@@ -50,14 +50,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Unusable(Exception):
-    """A document is no event, or an event that the bus cannot have; the text says why."""
+    """A document holds no event, or an event that the event bus would refuse; the text says why."""
 
 
 @attrs.frozen(order=False)
 class DumpedEvent:
     """One event of a dump.
 
-    :ivar where: the document's place in the file, for errors
+    :ivar where: where the document is in the file, for errors: ``the document at byte 4096``, for example
     :ivar created: when the reference program stored it, in microseconds since 1970 UTC
     :ivar frames: the six frames, as a publisher sends them
     """
@@ -72,9 +72,9 @@ class DumpedEvent:
 class Dump:
     """The events of a file.
 
-    :ivar refuse: called with the place of each unusable document, and the reason; it may raise an error
+    :ivar refuse: called with the place of each unusable document in the file, and the reason; it may raise an error
     :ivar progress: called with the bytes of the file that were read, and its size
-    :ivar repeated: documents that were in the file before
+    :ivar repeated: number of documents that the file has more than once
     """
 
     path: Path
@@ -87,7 +87,7 @@ class Dump:
         """Yield the events as numbered runs, in the order of their numbers.
 
         :raises MissingExtra: the package that reads BSON is not installed
-        :raises FyrehoseError: the file is damaged, or its order is too far from that of the numbers
+        :raises FyrehoseError: the file is damaged, or a document is too far from its place in the order of the numbers
         """
         MONGODB.require("reading a dump of MongoDB")
         with self.path.open("rb") as raw:
@@ -175,7 +175,7 @@ def _runs(events: Iterable[DumpedEvent], stream: str) -> Iterator[Run]:
 def event_of(where: str, document: Any) -> DumpedEvent:
     """Return the event of a document.
 
-    :param where: the place of the document
+    :param where: where the document is in the file
     :raises Unusable: the document is no event
     """
     raw = document.get("raw") if isinstance(document, dict) else None
@@ -212,7 +212,7 @@ def _text(raw: dict[str, Any], name: str) -> bytes:
 
 
 def _data(value: Any) -> bytes:
-    """Return the data as the reference program sends it, which writes what is no buffer as text."""
+    """Return the data as the reference program sends it: buffers as they are, anything else as text."""
     if value is None:
         return b"null"
     if isinstance(value, bytes):
@@ -243,7 +243,7 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise FyrehoseError(f"{path} is damaged: {error}; copy it again") from error
 
 
-#: A document: its place, and a function that parses it.
+#: A document: where it is in the file, and a function that parses it.
 _Document = tuple[str, Callable[[], Any]]
 
 

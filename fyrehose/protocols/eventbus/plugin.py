@@ -55,7 +55,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 @implementer(IOwnConnectionsPlugin, IDumpPlugin, IExtraPlugin)
 @attrs.frozen
 class EventBusPlugin:
-    """The protocol plugin of the event bus; importing it does not import pyzmq."""
+    """The protocol plugin of the event bus; importing this module does not import pyzmq."""
 
     name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"

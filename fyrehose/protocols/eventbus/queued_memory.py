@@ -1,4 +1,4 @@
-"""Account for the memory of messages that ZeroMQ queues, because its own limits count messages and not bytes.
+"""Account for the memory of messages that ZeroMQ queues, because the limits of ZeroMQ count messages and not bytes.
 
 :class:`BroadcastMemory` bounds the events of PUBLISHER, which all subscribers share.  :class:`Pool` bounds the messages
 that SNAPSHOT queues for its clients: the more memory is in use, the less one client may have, so that clients that do
@@ -19,10 +19,10 @@ from fyrehose.broker.fairness import FairShare
 
 #: Memory of an event in a PUB socket for each subscriber that has not received it, in bytes: 64 for each of six frames.
 REFERENCES = 6 * 64
-#: The references to so many events are not counted.  Otherwise thousands of subscribers with topics of their own would
-#: make the broadcasts wait.
+#: The subscribers' references to this many events are not counted.  Otherwise thousands of subscribers with topics of
+#: their own would make the broadcasts wait.
 LEAST_EVENTS = 32
-#: One client may take the free memory of a pool divided by this.
+#: One client may take this part of the free memory of a pool: 1/32.
 PART = 32
 #: Memory of a message besides its data, for its other frames and the bookkeeping of the socket, in bytes.
 OVERHEAD = 512
@@ -60,9 +60,9 @@ class BroadcastMemory:
     _taken: int = attrs.field(default=0, init=False)
 
     def take(self, size: int, subscribers: int) -> bool:
-        """Return whether an event of *size* bytes may be sent now; if so, account for it.
+        """Return whether an event of *size* bytes may be sent now; if so, count its memory.
 
-        :param subscribers: number of subscribers.  The socket does not report which of them the event passes to, so it
+        :param subscribers: number of subscribers.  The socket does not report which of them receive the event, so it
             counts for all
         """
         size += OVERHEAD + REFERENCES * subscribers
@@ -91,7 +91,7 @@ class QueuedMessages:
     """Messages that a ROUTER socket holds for one client.
 
     Only some messages are tracked: messages are sent in order, so a released message implies the release of all before
-    it.  An untracked message only reduces ``free``; the next tracked message accounts for its size.
+    it.  An untracked message only reduces ``free``; the next tracked message counts its size.
 
     :ivar free: messages with less data than this are sent untracked, in bytes
     :ivar size: memory of the messages, in bytes
@@ -107,7 +107,7 @@ class QueuedMessages:
     def tracks(self, size: int) -> bool:
         """Return whether a message with *size* bytes of data has to be tracked: pass it to :meth:`add` or :meth:`skip`.
 
-        :raises MemoryFull: the message may not be sent now
+        :raises MemoryFull: there is no memory for the message now
         """
         if size >= self.free and not self.fits(size):
             raise MemoryFull
@@ -122,11 +122,11 @@ class QueuedMessages:
         return self.size + size <= (self.size + room) // PART or (not self.size and size <= room)
 
     def skip(self, size: int) -> None:
-        """Account for a message that is not tracked."""
+        """Count the memory of a message that is not tracked."""
         self.free -= size + OVERHEAD
 
     def add(self, tracker: Tracker, size: int) -> None:
-        """Account for a message of *size* bytes, and the untracked ones before it, until *tracker* is done."""
+        """Count a message of *size* bytes, and the untracked messages before it, until *tracker* is done."""
         size += OVERHEAD + TRACKED - self.free
         self.free = TRACKED
         self._trackers.append((tracker, size))
@@ -145,7 +145,7 @@ class QueuedMessages:
 
 @attrs.define(eq=False)
 class Pool:
-    """Messages that a ROUTER socket holds for all clients; those of one network may have half of the memory.
+    """Messages that a ROUTER socket holds for all clients; the clients of one network may take half of the memory.
 
     :ivar limit: upper bound of the memory, in bytes
     :ivar memory: what is in use
@@ -168,7 +168,7 @@ class Pool:
             account.settle()
 
     def update(self, account: QueuedMessages, size: int) -> None:
-        """Add *size* bytes, which may be negative and which *account* has added to its own size already."""
+        """Add *size* bytes, which may be negative, to the pool's memory; *account* has counted them already."""
         self.memory.take(account.network, size)
         if account.size:
             self._holding[account.network, account.identity] = account

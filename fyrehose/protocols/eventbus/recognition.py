@@ -1,14 +1,14 @@
 """Recognize the dialect of each subscriber by its subscriptions, and keep both dialects apart in one socket.
 
-Nothing else tells it: a SUB socket sends its subscriptions and no more, and no frame connects it with the SYNCSTART of
-the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified, such
-as ``/example`` without a slash at its end.  Subtrees, and the subscription to everything, are in use by both: these
-subscribers get the *usual* dialect, that of the option ``dialect``.  A subscription to a :data:`MARKS` names the
-dialect, whatever the others are.
+Nothing else shows the dialect: a SUB socket sends only its subscriptions, and no frame connects them with the SYNCSTART
+of the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified,
+such as ``/example`` without a slash at its end.  Subtrees, and the subscription to everything, are in use by both:
+these subscribers get the *usual* dialect, that of the option ``dialect``.  A subscription to one of :data:`MARKS`
+names the dialect, whatever the other subscriptions are.
 
 A XPUB socket passes each message to all subscribers of a prefix of its first frame.  In its manual mode the server says
-what a subscriber is subscribed to.  So a subscriber of the *other* dialect is subscribed to a *key* in place of its
-prefix, which begins with a byte that no topic begins with:
+what a subscriber is subscribed to.  So the server subscribes a subscriber of the *other* dialect to a *key* in place of
+its prefix; a key begins with a byte that no topic begins with:
 
     prefix  /example    usual: /example       other: FF example
 
@@ -38,10 +38,12 @@ MARKS = {b"\0binary": Dialect.BINARY, b"\0decimal": Dialect.DECIMAL}
 OTHER = b"\xff"
 #: The first bytes of all topics: a subscription to everything in the usual dialect.  An empty prefix would match keys.
 FIRST_BYTES = tuple(bytes((byte,)) for byte in (*range(0x80), *range(0xC2, 0xF5)))
-#: Upper bound of the memory of all subscriptions, half of it for one network, in bytes; and the most of one subscriber.
+#: Upper bound of the memory of all subscriptions, in bytes; one network may take half of it.  Most subscriptions of one
+#: subscriber.
 MEMORY = 256 << 20
 MOST = 65_536
-#: Memory of a subscription besides its prefix, of each byte of that, and of the subscription to everything, in bytes.
+#: Memory of a subscription besides its prefix, of each byte of its prefix, and of a subscription to everything, in
+#: bytes.
 COST = 512
 COST_BYTE = 4
 COST_ALL = 10 << 10
@@ -53,7 +55,8 @@ class _Subscriber:
     dialect: Dialect
     marked: bool = False
     prefixes: set[bytes] = attrs.field(factory=set, init=False)
-    #: the keys of its prefixes, and how many prefixes have each; without those of the subscription to everything
+    #: the keys of its prefixes, with the number of prefixes that have each; the subscription to everything does not
+    #: count
     keys: Counter[bytes] = attrs.field(factory=Counter, init=False)
 
 
@@ -69,7 +72,7 @@ class Resubscribed:
 class RecognizedSubscribers:
     """The subscribers of one PUBLISHER, by their connection.
 
-    :ivar usual: the dialect of subscribers that have sent nothing distinguishable
+    :ivar usual: the dialect of subscribers whose subscriptions do not show a dialect
     """
 
     usual: Dialect
@@ -88,7 +91,7 @@ class RecognizedSubscribers:
         return self._others
 
     def dialect(self, connection: Hashable) -> Dialect:
-        """Return the dialect of a subscriber, as far as it is known."""
+        """Return the dialect of a subscriber; the usual one if its subscriptions do not show another."""
         found = self._all.get(connection)
         return self.usual if found is None else found.dialect
 
@@ -154,7 +157,7 @@ class RecognizedSubscribers:
         return Resubscribed(removed=tuple(key for key in removed if key not in kept))
 
     def _everything(self, found: _Subscriber) -> tuple[bytes, ...]:
-        """Return the keys that a subscriber has by a subscription to everything in the usual dialect."""
+        """Return the keys of a subscription to everything in the usual dialect, if the subscriber has one."""
         return FIRST_BYTES if b"" in found.prefixes and found.dialect is self.usual else ()
 
     def _change(self, found: _Subscriber, dialect: Dialect) -> Resubscribed:
@@ -182,5 +185,5 @@ def _cost(prefix: bytes) -> int:
 
 
 def unclear(prefixes: Iterable[bytes]) -> bool:
-    """Return whether the dialect is unknown from subscriptions to these *prefixes*."""
+    """Return whether subscriptions to these *prefixes* leave the dialect open: both dialects use each of them."""
     return all(is_subtree(prefix) for prefix in prefixes)

@@ -47,8 +47,8 @@ log = Logger()
 QUIET = frozenset({"duplicate", "snapshot-left"})
 #: Upper bounds of one turn of snapshots: events in all, and bytes of data for each client.
 EVENTS_TURN = 500
-#: Upper bounds of one turn of broadcasts, some of which make a round: bytes of data, events, and events times their
-#: subscribers, because ZeroMQ queues an event for each of these.
+#: Upper bounds of one turn of broadcasts: bytes of data, events, and events times subscribers, because ZeroMQ queues an
+#: event for each subscriber.
 BYTES_TURN = 256 << 10
 BROADCASTS_TURN = 64
 COPIES_TURN = 4_096
@@ -56,17 +56,17 @@ COPIES_TURN = 4_096
 SNAPSHOT_SHARE = 1 << 20
 #: Bytes that are read from the journal for a snapshot at a time.
 PIECE = 64 << 10
-#: A piece without an event for the client counts as this many events of a turn.
+#: Reading a piece of the journal that has no event for the client counts as this many events of a turn.
 PIECE_COST = 50
 #: Delay before the next turn if no snapshot can be sent, in seconds.
 SNAPSHOT_WAIT = 0.05
 #: Upper bound of the memory of events that wait for subscribers, in bytes.
 BROADCAST_MEMORY = 32 << 20
-#: While that memory is used up: how often the send queues are checked, in seconds.
+#: How often the send queues of subscribers are checked while that memory is used up, in seconds.
 BROADCAST_LOOK = 0.02
-#: Delay before events are published again that a full disk refused, in seconds.
+#: Delay before events that a full disk refused are published again, in seconds.
 FULL_WAIT = 5.0
-#: The most networks whose clients are logged because they cannot read broadcasts; further ones are only counted.
+#: How many networks with clients that cannot read broadcasts are logged; clients of further networks are only counted.
 MOST_WARNED = 1_000
 #: How long a stopping server continues to read events that clients have sent, in seconds.
 READ_TIMEOUT = 1.0
@@ -264,17 +264,20 @@ class EventBusServer:
         self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
-        """Return the events of *run* in each dialect that subscribers have, with the key that chooses these, or None.
+        """Return the events of *run* in each dialect that subscribers use, with the key that chooses its receivers.
 
-        Events without a topic reach the subscribers of everything in the usual dialect only, since no key can tell
-        subscribers apart that has no bytes.
+        The key is None for the usual dialect: the topic itself then chooses the receivers.
+
+        Events without a topic reach only subscribers to everything in the usual dialect, because an empty key cannot
+        tell the dialects apart.
         """
         topic = (run.topic or "").encode()
         usual = None if topic else b""
         return chain(zip(repeat(usual), event_frames(run, self._subscribers.usual)), self._for_others(run, topic))
 
     def _for_others(self, run: Run, topic: bytes) -> Iterator[tuple[bytes, Frames]]:
-        # A generator: whether there are others is asked when the usual events are sent, for those who have changed.
+        # A generator, so that subscribers are counted after the usual events were sent: some may change their dialect
+        # meanwhile.
         if self._subscribers.others and topic:
             yield from zip(repeat(self._subscribers.key_of(topic)), event_frames(run, self._subscribers.other))
 
@@ -299,7 +302,7 @@ class EventBusServer:
             self._check_stopped()
 
     def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle the end of publishes that one commit has decided."""
+        """Handle publishes that became durable, or were refused, by the same commit."""
         self._unsettled -= len(items)
         if error is None:
             self._published = max(self._published, items[-1].runs[-1].last_seq)
@@ -364,7 +367,7 @@ class EventBusServer:
                 self._waiting = self._clock.callLater(BROADCAST_LOOK, self.take_turn)
                 break
             else:
-                # No slow subscriber can be found, so the event is dropped for all; they request it again.
+                # No slow subscriber can be found, so no subscriber is sent the event; all have to request it.
                 detail = f"an event of {length} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1
@@ -387,7 +390,7 @@ class EventBusServer:
         """Close the connections of slow subscribers; return whether to continue to wait."""
         slow = self._slow_subscribers.slow(self._clock.seconds(), self._memory.released)
         for connection in slow or ():
-            detail = "it delays events for other subscribers: connection closed, it can request missed events"
+            detail = "this subscriber delays others: connection closed; after reconnecting it can request missed events"
             where = f"{connection.host} at {self._publisher.name}"
             self._broker.counters.refuse(log, PROTOCOL, "subscriber-too-slow", where, detail)
             connection.close()
@@ -453,7 +456,7 @@ class EventBusServer:
             snapshot.starved = isinstance(full, MemoryFull) and not snapshot.account.size
             if not self._session.snapshots.waiting:
                 self._cancel_stalled(snapshot, now)
-            else:  # another one waits for its place
+            else:  # another snapshot waits to become active
                 snapshot.held = snapshot.account.size
                 self._session.snapshots.park(snapshot)
         except Gone:
@@ -506,7 +509,7 @@ class EventBusServer:
         self._check_stopped()
 
     def _check_stopped(self) -> None:
-        """Finish stopping if all events that were read are durable and broadcast."""
+        """Finish stopping, if every event that was read is durable and broadcast."""
         if not self._reading_ended or self._unsettled or self._outgoing is not None:
             return
         if self._subscription is None or self._subscription.position >= self._published:

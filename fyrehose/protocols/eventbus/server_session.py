@@ -1,6 +1,6 @@
 """The server's side of the event bus, without I/O: check each message, collect events and snapshot requests.
 
-    PUB             -> a draft of this turn, in the order of each client
+    PUB             -> an event of this turn, in the order of each client
     SYNCSTART       -> a snapshot that waits for its turn
     anything else   -> RemoteProtocolError: counted, not answered; has no effect on other messages
 
@@ -74,7 +74,7 @@ class EventBusServerSession:
 
         :param message: the first frames of the message, at most 16
         :param count: number of frames of the whole message
-        :return: why the message was refused, or None
+        :return: why the message was refused; None: it was accepted
         """
         try:
             if count == 1 + EVENT_FRAMES:

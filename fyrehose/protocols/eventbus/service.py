@@ -61,14 +61,14 @@ REQUEST_SIZE = 32 << 10
 SUBSCRIPTION_SIZE = 4 << 10
 #: How long a closed socket keeps sending what is queued, in milliseconds.
 LINGER = 1_000
-#: The options that need another listener: the sockets have the key and the sizes of frames, and clients that are
-#: connected the stream and the encoding of its sequences.
+#: The options that cannot change while the listener is open.  Its sockets were made with the key and the sizes of
+#: frames; connected clients rely on the stream and the encoding of its sequences.
 FIXED = ("stream", "server_key", "dialect", "max_payload")
 #: The names of the three ports in the specification, "Ports and Connections".
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
-#: How long after that a ZAP request is answered that may be that of the refused connection, in seconds.
+#: How long after that the delayed ZAP requests are answered, one of which may be the refused connection's, in seconds.
 MARGIN = 0.01
 #: The cause that counts refused connections.
 TOO_MANY = "too-many-connections"
@@ -178,7 +178,8 @@ class EventBusService(Service):
         self._context = zmq.Context()
         self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
-        # A ROUTER may answer one request while others wait, and none whose connection has ended.
+        # It is a ROUTER, because a ROUTER may answer one request while others wait, and need not answer a request whose
+        # connection has ended.
         handler = self._context.socket(zmq.ROUTER)
         handler.bind(ADDRESS)
         zap = ZMQPort(self._reactor, handler)
@@ -367,7 +368,7 @@ class EventBusService(Service):
         if cause is None or (gone is not None and gone.refused):
             return
         where = self._where(port, UNKNOWN if gone is None else gone.host)
-        if cause == LEFT:  # for example a check whether the port is open
+        if cause == LEFT:  # not logged: it may be a check whether the port is open
             counters.add(PROTOCOL, cause)
         else:
             counters.refuse(log, PROTOCOL, cause, where, FAILURES[cause])
@@ -379,9 +380,9 @@ class EventBusService(Service):
         """Process a ZAP request, by which ZeroMQ asks whether to admit a connection.
 
         A request has the address of the peer, and no descriptor.  So while a refused connection from that address is
-        kept open, any request may be its own, and is answered when that connection has been closed: an answer that
-        refuses could meet another client, and one that admits could let the refused client send a request that is
-        lost when its connection is closed.
+        kept open, any request may be that of the refused connection.  It is answered only when that connection is
+        closed.  Otherwise a refusal could meet another client; and an admission could let the refused client send a
+        request, which would be lost when its connection is closed.
         """
         # A connection is reported to its monitor before the ZAP request; read those events first.
         for port in self._ports:

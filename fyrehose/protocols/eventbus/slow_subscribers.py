@@ -21,12 +21,12 @@ import attrs
 
 from fyrehose.protocols.eventbus.connections import AcceptedConnection, socket_of
 
-#: How long the others wait before the send queues are looked at, in seconds.  Most waits are shorter, because only
-#: ZeroMQ is busy, and looking at thousands of queues takes long.
+#: How long the other subscribers wait before the send queues are looked at, in seconds.  Most waits are shorter,
+#: because only ZeroMQ is busy; and looking at thousands of queues takes long.
 SOON = 0.125
-#: How long slow subscribers may delay the others after that, in seconds.
+#: How long slow subscribers may then delay the others until they are disconnected, in seconds.
 WAIT = 1.0
-#: While others wait, a subscriber that acknowledges less than this is slow, in bytes per second.
+#: A subscriber that acknowledges less than this while others wait is slow, in bytes per second.
 LEAST_RATE = 4 << 20
 #: A subscriber is slow if it acknowledges less than the fastest subscriber that is behind, divided by this.
 FACTOR = 4
@@ -36,13 +36,14 @@ LONGEST = 4.0
 
 @attrs.define(eq=False)
 class SlowSubscribers:
-    """The subscribers whose send queue has not been empty since others wait for them.
+    """The subscribers whose send queue has not been empty since the other subscribers began to wait for them.
 
     :ivar connected: returns the connections of all subscribers
     """
 
     connected: Callable[[], Collection[AcceptedConnection]]
-    #: when the others began to wait, when the send queues were first looked at, or None, and when for slow subscribers
+    #: when the other subscribers began to wait, and when the send queues were first looked at, or None; and when slow
+    #: subscribers were last looked for
     _waiting: float | None = attrs.field(default=None, init=False)
     _since: float | None = attrs.field(default=None, init=False)
     _checked: float = attrs.field(default=0.0, init=False)
@@ -52,7 +53,7 @@ class SlowSubscribers:
     _released: int = attrs.field(default=0, init=False)
 
     def forget(self) -> None:
-        """Forget all waiting subscribers, because none waits any more."""
+        """Forget the wait and all measurements, because no subscriber waits any more."""
         self._waiting = self._since = None
 
     def slow(self, now: float, released: int = 0) -> list[AcceptedConnection] | None:
@@ -81,7 +82,7 @@ class SlowSubscribers:
         slow = [each for each, size in taken.items() if size < least]
         if not slow and others_wait and elapsed >= LONGEST:
             slow = list(taken)
-        if slow or (not taken and released > self._released):  # all read, and ZeroMQ is busy
+        if slow or (not taken and released > self._released):  # every subscriber reads; only ZeroMQ is busy
             self.forget()
             return slow
         return slow if taken else None

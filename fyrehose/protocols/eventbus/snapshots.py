@@ -126,7 +126,7 @@ class SnapshotAnswer:
         self.next = runs[-1].last_seq + 1 if runs else self.last + 1
         self._messages = self._select(runs)
         if self.peek() is None:
-            self.progressed = now  # reading records that do not match is progress, too
+            self.progressed = now  # reading records that do not match the subtrees is progress, too
 
     def _select(self, runs: Sequence[Run]) -> Iterator[tuple[int, Frames]]:
         for run in runs:
@@ -148,7 +148,7 @@ class Snapshots:
 
     :ivar at_once: number of active snapshots
     :ivar limit: upper bound of the memory of all requests, in bytes; those of one network may have half of it
-    :ivar memory: what is in use
+    :ivar memory: the memory of all requests, in bytes
     :ivar active: snapshots that are being sent, in turn
     :ivar parked: snapshots whose clients do not read
     """
@@ -179,7 +179,7 @@ class Snapshots:
         :raises RemoteProtocolError: the requests would use too much memory
         """
         replaced = self._all.get(snapshot.identity)
-        # The earlier request of the same client is counted with the network that it came from.
+        # The memory of the client's earlier request counts for the network that it came from.
         if not self.memory.fits(snapshot.cost - (0 if replaced is None else replaced.cost), snapshot.network):
             detail = f"{len(self)} requests use {self.memory.used} bytes"
             raise RemoteProtocolError("too-many-snapshots", detail)

@@ -23,7 +23,7 @@ from fyrehose.identity import Action, Identity
 
 #: The address at which ZeroMQ expects the ZAP handler of a context.
 ADDRESS = "inproc://zeromq.zap.01"
-#: ZAP domain of the sockets, by the action that they serve; ZeroMQ sends no requests for sockets without a domain.
+#: The ZAP domain of a socket, by the action that it serves; ZeroMQ sends no ZAP requests for a socket without a domain.
 DOMAINS = {Action.PUBLISH: b"eventbus.publish", Action.SUBSCRIBE: b"eventbus.subscribe"}
 
 VERSION = b"1.0"
@@ -50,8 +50,8 @@ class Authenticator:
     """Decides which connections are admitted.
 
     :ivar permits: returns whether the access policy permits an identity an action
-    :ivar clients: public keys (Z85) of clients that may connect; None: any key
-    :ivar curve: a client needs a key
+    :ivar clients: public keys (Z85) of clients that may connect; None: a client may have any key
+    :ivar curve: whether a client needs a key
     """
 
     permits: Callable[[Identity, Action], bool] = lambda identity, action: True
@@ -59,7 +59,7 @@ class Authenticator:
     curve: bool = False
 
     def answer(self, frames: Sequence[bytes], number: int) -> Answer:
-        """Return the answer to a ZAP request; never raises.
+        """Return the answer to a ZAP request, also to an invalid one; never raise.
 
         :param number: the number of the connection
         """

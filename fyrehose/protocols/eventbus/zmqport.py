@@ -5,8 +5,8 @@
 
 The FD is edge-triggered, and does not mean that there is a message: it becomes readable when ZeroMQ's thread has sent
 commands to the socket.  *Any* call on the socket processes those and makes the FD unreadable again, even a send, and
-even a send that fails.  So this class schedules a turn of its own after each successful send, after a failed send if
-there is something to do, and after a turn that ends before the socket is empty.
+even a send that fails.  So this class schedules a turn itself after each successful send, after a failed send if the
+socket has events, and after a turn that ends before the socket is empty.
 
 in: calls of the reactor and the owner      out: messages as lists of bytes
 """
@@ -49,7 +49,7 @@ Message = list[bytes]
 
 
 class Gone(Exception):
-    """The peer is not connected any more; no part of the message was sent."""
+    """The peer is no longer connected; no part of the message was sent."""
 
 
 def _nothing(*_: object) -> None:
@@ -81,7 +81,8 @@ class ZMQPort:
         self._fd = int(socket.getsockopt(zmq.FD))
         kind = socket.getsockopt(zmq.TYPE)
         self._wanted = zmq.POLLIN if kind in (zmq.ROUTER, zmq.XPUB) else zmq.POLLIN | zmq.POLLOUT
-        #: Frames that are read at a time: XPUB subscribes the sender of the message that was read last.
+        #: Frames that are read at a time: one for XPUB, because a subscription there is made for the sender of the last
+        #: message read.
         self._at_once = 1 if kind == zmq.XPUB else FRAMES_TURN
         self._again: IDelayedCall | None = None
         self._reading = False
@@ -95,7 +96,7 @@ class ZMQPort:
         """Report the connection events of the socket.
 
         :param events: the events to report, for example CONNECTED | DISCONNECTED
-        :param happened: called with each event and its value
+        :param happened: called with each event and its value: an error number, or a file descriptor
         """
         self._monitor = Monitor(self._reactor, self.socket, events, happened)
 
@@ -133,7 +134,7 @@ class ZMQPort:
         """
         data = frames[-1]
         size = len(data)
-        # Most messages are small: comparing here saves a call.
+        # Most messages are small and need no tracking: this comparison saves a call.
         tracked = account is not None and size >= account.free and account.tracks(size)
         try:
             if account is not None and tracked:
@@ -163,12 +164,13 @@ class ZMQPort:
             self.schedule_turn()
 
     def lend_by_key(self, key: bytes, frames: Sequence[Buffer]) -> None:
-        """Send one message to the subscribers of a prefix of *key*, which is as long as the first frame.
+        """Send one message to subscribers whose subscription is a prefix of *key*; *key* is as long as the first frame.
 
-        An empty key means all subscribers; those that have not subscribed to an empty first frame drop the message.
+        An empty key sends it to all subscribers; the socket of a subscriber drops a message to which it has not
+        subscribed.
 
-        This uses that ZeroMQ chooses the receivers when it is passed the first frame, and passes a message on when it
-        has the last one: in between, the frame is overwritten.  ``tests/protocols/eventbus/test_zmqport.py`` fails if a
+        ZeroMQ chooses the receivers by the first frame, but sends nothing before it has the last frame.  In between,
+        this method overwrites the first frame with the topic.  ``tests/protocols/eventbus/test_zmqport.py`` fails if a
         later version copies frames earlier.
         """
         first = bytearray(key)
@@ -187,7 +189,7 @@ class ZMQPort:
         self._messages.set_all(zmq.SUBSCRIBE, added)
 
     def held(self) -> tuple[int, int]:
-        """Return the number of messages that the socket has not released, and the bytes of their frames."""
+        """Return the number of lent messages that the socket still holds, and the bytes of their frames."""
         return self._messages.held()
 
     def process_commands(self) -> None:
@@ -284,7 +286,7 @@ class Monitor(ZMQPort):
             happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
 
         self._watched = watched
-        # Not id(self): ZeroMQ gives an address free some time after its monitor was closed and forgotten.
+        # No address from id(self): ZeroMQ frees an address some time after its monitor was closed and forgotten.
         address = f"inproc://monitor-{next(_monitors)}"
         watched.monitor(address, events)
         pair = watched.context.socket(zmq.PAIR)
@@ -299,7 +301,7 @@ class Monitor(ZMQPort):
 
 
 def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
-    """Schedule *function* for at most *delay* seconds from now; return *call* if it is pending, or a new one."""
+    """Make sure that *function* is called within *delay* seconds; return the pending *call*, or a new one."""
     if call is None or not call.active():
         return cast("IDelayedCall", clock.callLater(delay, function))
     if call.getTime() > clock.seconds() + delay:

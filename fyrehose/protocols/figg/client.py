@@ -56,7 +56,8 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 class Subscription:
     """A topic that the client subscribes to.
 
-    :ivar offset: offset of the last message passed to ``take``, or the requested start; None until ATTACHED arrives
+    :ivar offset: offset of the last message passed to ``take``, before that the requested start; None: new messages
+        only, until ATTACHED arrives
     :ivar take: called with each run of messages, in order and without repetition
     :ivar on_attached: called with the offset at which the server starts, and with the requested one
     """
@@ -102,7 +103,7 @@ class FiggClient:
 
     @property
     def absent(self) -> bool:
-        """Whether the server begins a topic at offset 0, before its first message."""
+        """Whether a subscribed topic may not exist yet: the server started at offset 0, and has sent no message."""
         return any(each.attached and each.offset == 0 for each in self._subscriptions.values())
 
     # The public API.
@@ -222,9 +223,9 @@ class FiggClient:
             self._connection.resume()
 
     def shortfall(self, complete: bool) -> str:
-        """Return which subscription the server has not confirmed; "" if it has confirmed them all.
+        """Describe the subscriptions that the server has not confirmed; return "" if it has confirmed all.
 
-        One connection delivers the messages in order, so none can be missing at the end of a confirmed subscription.
+        One connection delivers the messages in order, so no message of a confirmed subscription can be missing.
         """
         waiting = [topic for topic, subscription in self._subscriptions.items() if not subscription.attached]
         if complete or not waiting:
@@ -307,7 +308,7 @@ class FiggClient:
         if subscription is not None:
             requested = subscription.offset
             subscription.attached = True
-            # The server may start later than requested, if the requested messages have expired.
+            # The server starts later than requested if the requested messages have expired.
             subscription.offset = event.offset
             _call(subscription.on_attached, event.offset, requested)
 

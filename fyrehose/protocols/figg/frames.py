@@ -48,7 +48,7 @@ FLAGS = Struct(
 NUMBER = Struct(
     ">Q"  # seq_num, offset, or the stamp of PING and PONG
 )
-#: A header, and a number as the whole payload, as in ACK.
+#: A header, and a payload that is one number, as in ACK.
 NUMBER_FRAME = Struct(HEADER.format + NUMBER.format[1:])
 
 
@@ -219,7 +219,7 @@ class _NumberFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class _MessageFrame(Frame):
-    """The common layout of PUBLISH and DATA; for runs of them the kernels produce the same bytes and values."""
+    """The common layout of PUBLISH and DATA; kernels read and write many such frames at once, with equal bytes."""
 
     sizes = (_TOPIC_MIN + NUMBER.size + SIZE.size, _TOPIC_MAX + NUMBER.size + SIZE.size)
 
@@ -359,10 +359,11 @@ class DataRun(MessageRun):
 
 @attrs.define(slots=True)
 class Published:
-    """Consecutive PUBLISH frames with rising numbers, grouped by topic; nobody changes it.
+    """Consecutive PUBLISH frames with rising numbers, grouped by topic; never changed once made.
 
     :ivar last: the number of the last frame; its ACK covers all of them
-    :ivar runs: one run of drafts for each topic, its messages in the order of arrival, with their numbers
+    :ivar runs: one run for each topic, without stream numbers: its messages in the order of arrival, with their
+        ``seq_num``
     """
 
     last: int

@@ -163,7 +163,7 @@ class FiggProtocol(SessionProtocol):
         self._drop_postponed()
 
     def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
-        """Handle the refusal of *runs*; of several messages, publish those before and behind the refused ones."""
+        """Handle the refusal of *runs*: publish several messages again in halves, so that few are lost."""
         if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
             super().not_published(runs, note, error)
             return
@@ -224,7 +224,7 @@ def _large(run: Run) -> LargeRecord:
 
 
 def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
-    """Split *runs* at the median of their numbers; return each half with its highest number."""
+    """Split *runs* into the lower and the higher half of their numbers; return each half with its highest number."""
     numbers = sorted(number for run in runs for number in run.producer_seqs() or ())
     middle = numbers[len(numbers) // 2]
     first, second = [], []

@@ -47,7 +47,7 @@ from fyrehose.sessions import ByteSession
 MAX_RUN = 1 << 20
 #: The most events that a server handles in one turn; a run of messages counts for each of its topics.
 MOST_EVENTS = 32
-#: Size of a DATA frame without its topic and data, in bytes.
+#: Size of a DATA frame without its topic and its data, in bytes.
 DATA_HEAD = HEADER.size + SIZE.size + NUMBER.size + SIZE.size
 
 Event = Frame | Published | DataRun | Broken
@@ -58,11 +58,11 @@ class _Session(ByteSession):
 
     #: types that the peer may send
     _accepted: ClassVar[frozenset[FrameType]]
-    #: the frame that the kernels parse in runs
+    #: the class of the frames that the kernels parse many at a time: PUBLISH or DATA
     _message: ClassVar[type[Frame]]
-    #: the most events of one turn
+    #: the most events that one turn returns
     _most_events: ClassVar[int] = sys.maxsize
-    #: whether parsing has stopped there
+    #: whether the last turn stopped at that limit
     more: bool = False
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
@@ -153,7 +153,8 @@ class _Session(ByteSession):
     def _check_header(self, source: bytes | bytearray, position: int, end: int) -> FrameType:
         """Check the header at *position*, set ``expected`` to the size of the frame, and return its type.
 
-        The size of the data follows from those of the frame and the topic, so it is checked as soon as both arrived.
+        The sizes of the frame and of the topic give the size of the data, so it is checked as soon as both have
+        arrived.
 
         :raises RemoteProtocolError: the header, or the size of the topic or data, is invalid
         """
@@ -213,7 +214,7 @@ class FiggServerSession(_Session):
     Events: Attach, Detach, Ping, Published, Broken.
 
     :param max_payload: limit of the data of one PUBLISH, in bytes
-    :ivar producer: of the runs that are published; the owner sets it
+    :ivar producer: the producer's name in the runs that are published; the owner sets it
     """
 
     _accepted = CLIENT_FRAMES
@@ -287,7 +288,7 @@ def encode_data(runs: Sequence[Run]) -> Encoded:
 
 
 def head_of_data(run: Run) -> bytes:
-    """Return what stands before the data of the first record of *run* in its DATA frame."""
+    """Return the part of a DATA frame before its data, for the first record of *run*."""
     topic, size = run.stream.encode(), run.sizes[0]
     head = HEADER.pack(FrameType.DATA, VERSION, DATA_HEAD - HEADER.size + len(topic) + size)
     return head + SIZE.pack(len(topic)) + topic + NUMBER.pack(run.first_seq) + SIZE.pack(size)

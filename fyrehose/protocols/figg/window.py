@@ -23,7 +23,7 @@ class _Entry:
 
     :ivar run: the messages; its stream is the topic
     :ivar first: ``seq_num`` of the first message
-    :ivar done: fires when the whole call is acknowledged; None in all parts but the last
+    :ivar done: fires when all messages of the call are acknowledged; None in all parts but the last
     """
 
     run: Run
@@ -97,7 +97,7 @@ class PublishWindow:
             yield entry.first, entry.run
 
     def to_resend(self) -> list[tuple[int, Run]]:
-        """Return all messages that are sent and not acknowledged, as pairs of the first number and the messages."""
+        """Return all sent messages that are not acknowledged, as pairs of the first number and the messages."""
         return [(entry.first, entry.run) for entry in self._sent]
 
     def acknowledged(self, number: int) -> None:

@@ -1,9 +1,9 @@
-"""Acknowledge records of a named subscription by HTTP, over a connection of its own beside the one that follows it.
+"""Acknowledge records of a named subscription by HTTP, over a connection of its own.
 
     acknowledge(seq) -> POST /subscriptions/NAME/ack {"seq": ..., "generation": ...} -> 200, when it is durable
 
-One request is open at a time; acknowledgements that wait meanwhile become one, because the newest of a stream includes
-the others.
+One request is open at a time.  Acknowledgements that wait meanwhile become one, because the newest acknowledgement of a
+stream includes the earlier ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ log = Logger()
 
 #: The longest time that :meth:`Acknowledger.close` waits for the server's answer, in seconds.
 CLOSE_TIMEOUT = 5.0
-#: How names are encoded that are not UTF-8.
+#: How names that are not UTF-8 are encoded.
 ESCAPED = "surrogateescape"
-#: The most streams of a subscription of a pattern in one request, so that its body is small enough for any names.
+#: How many streams one request acknowledges, for a subscription to a pattern; its body is then small enough for any
+#: names.
 MOST_STREAMS = 30
 
 
@@ -37,7 +38,8 @@ MOST_STREAMS = 30
 class Marks:
     """The acknowledgements of one request.
 
-    :ivar numbers: numbers by stream; None stands for the stream of a subscription that is not one of a pattern
+    :ivar numbers: the acknowledged number of each stream; the key is None if the subscription has one stream, not a
+        pattern
     """
 
     generation: int
@@ -58,11 +60,11 @@ class Marks:
 
 @attrs.define(eq=False)
 class Acknowledger:
-    """Acknowledges records of one named subscription, and sends again what a lost connection left without an answer.
+    """Acknowledges records of one named subscription; after a lost connection it repeats requests without an answer.
 
     :ivar authority: the value of the ``Host`` header
     :ivar name: the named subscription
-    :ivar refused: how many acknowledgements the server has refused for good
+    :ivar refused: number of acknowledgements that the server has refused permanently
     """
 
     clock: IReactorTime
@@ -71,22 +73,22 @@ class Acknowledger:
     name: str
     refused: int = attrs.field(default=0, init=False)
     _generation: int = attrs.field(default=0, init=False)
-    #: the newest acknowledgement of each stream that has no answer
+    #: the newest acknowledgement of each stream that the server has not answered
     _waiting: dict[str | None, int] = attrs.field(factory=dict, init=False)
     _service: ClientService | None = attrs.field(default=None, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
     _closing: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
-        """Acknowledge the records up to number *seq*, as the consumer that was told *generation*.
+        """Acknowledge the records up to number *seq*, which the server delivered under this *generation*.
 
-        :param stream: the stream, if the subscription is one of a pattern
+        :param stream: the stream, if the subscription is to a pattern
         """
         if generation > self._generation:
             self._generation = generation
             self._waiting.clear()
         elif generation < self._generation:
-            return  # The server would refuse it.
+            return  # The server would refuse an acknowledgement of an old generation.
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         if self._service is None:
             retry = backoffPolicy(1.0, 30.0)
@@ -96,7 +98,7 @@ class Acknowledger:
             self._send(self._connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send an acknowledgement, unless one is under way, whose answer sends the next."""
+        """Send the waiting acknowledgements, unless a request is open; its answer then sends them."""
         if connection.idle:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
@@ -115,7 +117,7 @@ class Acknowledger:
     # Called by the connection.
 
     def _changed(self, connection: Connection | None) -> None:
-        """Record the connection that is open now, or that there is none; without need of one do not reconnect."""
+        """Record the open connection, or None; reconnect only if acknowledgements wait."""
         self._connection = connection
         if connection is None:
             if not self._waiting:

@@ -29,14 +29,14 @@ from fyrehose.records import Delivery, Run
 KEEPALIVE = 15.0
 #: The most records that an answer sends in one turn: small records cost more than their bytes.
 TURN_RECORDS = 2_000
-#: What a record counts in a turn besides its bytes, because encoding it takes time.
+#: How much a record counts in a turn besides its bytes, because encoding takes time for each record.
 RECORD_COST = 512
 
 
 class AnsweredConnection(Protocol):
     """The connection that an answer is sent to, which is an HttpProtocol."""
 
-    factory: Any  #: whose ``checks`` are shared by all readers of a large record
+    factory: Any  #: its ``checks`` are shared by all readers of a large record
     broker: IBroker
     session: HttpSession
     timers: Timers
@@ -67,8 +67,8 @@ class AnsweredConnection(Protocol):
 class Form:
     """The form of a record in an answer: a line, or a server-sent event with or without its number.
 
-    :ivar before: stands before the record's JSON object
-    :ivar after: stands behind it
+    :ivar before: the text before the record's JSON object
+    :ivar after: the text after the record's JSON object
     :ivar numbered: whether the record's number goes first, as the id of an event
     """
 
@@ -77,7 +77,7 @@ class Form:
     numbered: bool = False
 
     def head(self, seq: int) -> bytes:
-        """Return what stands before the JSON object of record *seq*."""
+        """Return the text before the JSON object of record *seq*, with its number if the form has it."""
         return b"id: %d\n%b" % (seq, self.before) if self.numbered else self.before
 
     def encode(self, runs: tuple[Run, ...]) -> Encoded:
@@ -117,20 +117,20 @@ class Form:
 
 LINE = Form(b"", b"\n")
 EVENT = Form(b"data: ", b"\n\n", numbered=True)
-#: Many streams have no common numbers.
+#: The form of events from many streams: they have no id, because the streams have no common numbers.
 UNNUMBERED = Form(b"data: ", b"\n\n")
 
-# A delivery is encoded once for all that call the same function.
+# A delivery is encoded once for all answers that pass the same function object.
 events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
 
 @attrs.define(eq=False)
 class _JoinedEvent:
-    """An event that is sent as one record, one of its parts after the other.
+    """An event larger than a record, whose parts are sent one after another as one JSON object.
 
-    :ivar numbers: the records that are its parts, those that are not sent yet
-    :ivar unchecked: those of which it is not known yet whether they are UTF-8
+    :ivar numbers: the numbers of the records that hold its parts and are not sent yet
+    :ivar unchecked: the numbers of its parts that were not checked yet for UTF-8
     :ivar begun: whether the beginning of its JSON object was sent
     """
 
@@ -138,23 +138,23 @@ class _JoinedEvent:
     unchecked: list[int]
     check: TextCheck = attrs.field(factory=TextCheck, init=False)
     begun: bool = attrs.field(default=False, init=False)
-    #: the end of the part before, which is encoded with the next one: a part of a character, or of a group of base64
+    #: the last bytes of the part before, to be encoded with the next part: an incomplete character, or group of base64
     _rest: bytes = attrs.field(default=b"", init=False)
 
     @property
     def text(self) -> bool:
-        """Return whether the event is UTF-8, which is checked."""
+        """Return whether the event is UTF-8; call it when all parts are checked."""
         return bool(self.check.text)
 
     def check_part(self, part: Run) -> None:
-        """Check more of *part*, the first that is unchecked."""
+        """Check whether more of *part* is UTF-8; *part* is the first unchecked part."""
         if self.check.proceed(memoryview(part.payload), final=len(self.unchecked) == 1):
             del self.unchecked[0]
         if self.check.text is False:
             self.unchecked.clear()
 
     def next_record(self, part: Run, begin: bytes) -> LargeRecord:
-        """Return the next part, to be sent in pieces behind *begin*."""
+        """Return the next part, to be sent in pieces after the bytes *begin*."""
         before = self._rest
         final = len(self.numbers) == 1
         del self.numbers[0]
@@ -178,7 +178,7 @@ class _JoinedEvent:
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
-    """The answer to a GET: records *next* to *last*, at most *left* of them, a piece in each turn.
+    """The answer to a GET: records *next* to *last*, but at most *left*, a piece in each turn of the reactor.
 
     :ivar then: further streams, with the first and the last record of each
     :ivar joins: whether the parts of an event that is larger than a record are sent as one record
@@ -191,9 +191,9 @@ class ReadAnswer:
     left: int
     then: list[tuple[str, int, int]] = attrs.field(factory=list)
     joins: bool = False
-    #: the parts of events, by the number of each part that is to come
+    #: the numbers of the parts of each event that is being joined, by the number of each part that is still to come
     _events: dict[int, tuple[int, ...]] = attrs.field(factory=dict, init=False)
-    #: the event of which a part was sent
+    #: the event whose parts are being sent
     _joining: _JoinedEvent | None = attrs.field(default=None, init=False)
     _paused: bool = attrs.field(default=True, init=False)
     _queued: bool = attrs.field(default=False, init=False)
@@ -264,7 +264,7 @@ class ReadAnswer:
         return tuple(wanted)
 
     def _send_or_join(self, runs: tuple[Run, ...]) -> int:
-        """Send the first of *runs* up to a part of an event; send the event in place of its last part."""
+        """Send the records of *runs* before the first part of an event; send the event at its last part."""
         first = next((at for at, run in enumerate(runs) if is_part(run)), None)
         if first != 0:
             return self._send(runs[:first])
@@ -283,7 +283,7 @@ class ReadAnswer:
         return self._send_part() + cost
 
     def _send_part(self) -> int:
-        """Send the next part of an event that is being joined, once all are checked."""
+        """Send the next part of the event that is being joined, or check one: all are checked before any is sent."""
         event = self._joining
         assert event is not None
         if event.unchecked:
@@ -327,11 +327,11 @@ class ReadAnswer:
 class LiveAnswer:
     """The answer to a live GET: one server-sent event per record, with the record's number as the id.
 
-    It relays pausing and resuming from the transport to the subscription.  Of a delivery that does not fit into a piece
-    it takes the first records, and the subscription continues behind these in its next turn.
+    It relays pausing and resuming from the transport to the subscription.  If a delivery does not fit into a piece, the
+    answer sends its first records, and the subscription delivers the others in its next turn.
     """
 
-    #: how it sends a record, and the function that encodes deliveries for all answers of this form
+    #: how a record is sent, and the function that encodes deliveries for all answers of this form
     form, encode = EVENT, staticmethod(events)
 
     def __init__(self, connection: AnsweredConnection) -> None:

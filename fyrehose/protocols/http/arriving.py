@@ -1,4 +1,4 @@
-"""A read with ``at-least``: it waits until this server has a record, so that clients read their writes at any server.
+"""Wait until this server has a record (a read with ``at-least``), so that clients read their own writes at any server.
 
 GET ?at-least=SEQ  -> the record is here: answer
                    -> it is not: subscribe -> it has come: answer | the time is over: 503
@@ -36,7 +36,7 @@ class WaitingConnection(Protocol):
 @implementer(INamedSink)
 @attrs.define(eq=False)
 class Arrival:
-    """One read that waits for record ``at_least`` of its stream; it counts as a subscription meanwhile."""
+    """One read that waits for record ``at_least`` of its stream; while it waits, it counts as a subscription."""
 
     connection: WaitingConnection
     event: Read
@@ -45,7 +45,7 @@ class Arrival:
     def start(self) -> None:
         """Answer now if the record is durable, or else as soon as it is.
 
-        :raises Forbidden: the peer may not read the stream, or has its most subscriptions
+        :raises Forbidden: the peer may not read the stream, or has the largest permitted number of subscriptions
         """
         if self._is_here():
             self.connection.read_arrived(self.event)
@@ -85,7 +85,7 @@ class Arrival:
             self.connection.read_arrived(self.event)
 
     def skipped(self, first: int, last: int) -> None:
-        """Do nothing: a delivery follows."""
+        """Do nothing: a delivery follows, which ends the wait."""
 
     def ended(self, reason: Exception) -> None:
         self.end()

@@ -1,4 +1,4 @@
-"""Split the body of a POST into messages: the whole body is one message, or each line is one, or each has its length.
+"""Split the body of a POST into messages: the whole body is one, or each line is one, or a length precedes each one.
 
 Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.
 """
@@ -10,9 +10,10 @@ from typing import Protocol
 
 import attrs
 
-#: The expected size of a message of unknown length, in bytes; once it is larger, the limit is expected.
+#: The expected size of a message of unknown length, in bytes; a message that grows larger is expected to reach the
+#: limit.
 SMALL = 64 << 10
-#: The length before each message of a body with lengths, in bytes.
+#: The size of the length field before each message of a body with lengths, in bytes.
 _LENGTH = Struct(">I")
 
 
@@ -41,7 +42,7 @@ class Body(Protocol):
 
     @property
     def expected(self) -> int:
-        """Return the size that the incomplete message may reach, in bytes; 0 if there is none."""
+        """Return the size that the incomplete message may reach, in bytes; 0 if no message is incomplete."""
 
     @property
     def buffered(self) -> int:
@@ -145,7 +146,7 @@ def split_lines(data: bytes, largest: int) -> list[bytes]:
 
 
 def split_lengths(data: bytes, largest: int) -> list[bytes]:
-    """Return the messages of a whole body in which the length of each message is before it.
+    """Return the messages of a whole body in which a length precedes each message.
 
     :param largest: limit of a message, in bytes
     :raises TooLarge: a message is longer than the limit

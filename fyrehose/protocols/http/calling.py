@@ -1,8 +1,8 @@
-"""Send requests with JSON bodies to a server by HTTP, one after another over one connection, which is made again.
+"""Send requests with JSON bodies to a server by HTTP, one after another over one connection; reconnect if it is lost.
 
     call("POST", path, body) -> connect, if there is no connection -> status and object
 
-A request whose answer was lost is sent again, so it must be one that may be repeated.
+A request whose answer was lost is sent again, so only requests that may be repeated can be sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fyrehose.protocols.http.requests import LOST, TEMPORARY, Connection
 
 log = Logger()
 
-#: The longest wait between two attempts, and the longest for an answer, in seconds.
+#: The longest pause between two attempts, and the longest wait for an answer, in seconds.
 LONGEST_RETRY, ANSWER_TIMEOUT = 10.0, 30.0
 
 
@@ -31,7 +31,7 @@ class Caller:
 
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
-    :ivar repeats: how many requests were sent again, because the answer was lost
+    :ivar repeats: number of requests that were sent again, because their answer was lost
     """
 
     clock: IReactorTime
@@ -43,10 +43,10 @@ class Caller:
     _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
     async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
-        """Send a request, again and again until it is answered with something else than "not now".
+        """Send a request; repeat it while the answer is lost, or is one that asks to try later (status 429 or 503).
 
         :param wait: how long the server may wait before it answers, in seconds
-        :return: status and JSON object of the answer; {} for an answer without one
+        :return: status and JSON object of the answer; {} for an answer without a body
         """
         await self._one.acquire()
         try:
@@ -81,18 +81,18 @@ class Caller:
         answered: Any = connection.ask(method, path, data).addTimeout(wait + ANSWER_TIMEOUT, self.clock)
         answer = await answered
         if answer.status in TEMPORARY:
-            connection.leave()  # The next connection goes to the server that leads.
+            connection.leave()  # The next connection goes to the leader of the cluster.
         return answer.status, _parsed(answer.body)
 
     def close(self) -> None:
-        """Close the connection; a request that has no answer is sent again over another one."""
+        """Close the connection; an unanswered request is sent again over the next one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.transport.abortConnection()
 
 
 def _parsed(answer: bytes) -> dict[str, Any]:
-    """Return the JSON object *answer*, or one whose error says that it is none."""
+    """Return the JSON object *answer*; if it is not one, an object with an ``error`` that says so."""
     try:
         found = json.loads(answer or b"{}")
     except (ValueError, RecursionError):

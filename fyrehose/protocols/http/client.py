@@ -1,12 +1,12 @@
-"""HTTP client that follows a stream, or all that match a pattern, with all columns of their records, and reconnects.
+"""HTTP client that follows one stream, or all streams that match a pattern, with all columns, and reconnects.
 
     HEAD /streams/NAME -> number of the last record -> GET /streams/NAME/live?from=N -> events -> runs -> take
     GET /streams/NAME/live?subscription=S           -> events -> runs -> take -> acknowledge
     GET /streams?match=P -> numbers of last records -> GET /streams/*/live?match=P   -> events -> runs -> take
     GET /streams/*/live?match=P&subscription=S      -> events -> runs -> take -> acknowledge, stream by stream
 
-The numbers tell where to continue, so that a new connection begins behind the last record.  The server keeps the
-position of a named subscription.  With a pattern the client reports which records it missed while it was not connected.
+A new connection begins behind the last record number that the client received; of a named subscription the server keeps
+the position.  With a pattern the client reports which records it missed while it was not connected.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class HttpTailer:
     """Reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
-    :ivar position: number of the last record that was passed on, or the one before the first; None: not known yet
+    :ivar position: number of the last record passed to ``take``; before the first one, the number before it; None: not
+        known yet
     :ivar absent: whether the stream did not exist when the server began to send records
-    :ivar positions: the same for each stream that matches the pattern
+    :ivar positions: the position in each stream that matches the pattern
     """
 
     clock: IReactorTime
@@ -69,12 +70,12 @@ class HttpTailer:
     _after: int | None = attrs.field(default=None, init=False)
     _acknowledger: Acknowledger | None = attrs.field(default=None, init=False)
     _takeover: bool = attrs.field(default=False, init=False)
-    #: the generation of the named subscription when the server began to send records; None: not yet
+    #: the generation of the named subscription when the server began to send records; None before that
     _generation: int | None = attrs.field(default=None, init=False)
-    #: raised when a record was not processed: what was passed on since is not acknowledged
+    #: number of records that failed; records passed on before the last failure are not acknowledged any more
     _failures: int = attrs.field(default=0, init=False)
     _reconnected: bool = attrs.field(default=False, init=False)
-    #: which of the streams that match the server does not send; empty if it sends all
+    #: which matching streams the server does not send, and why; empty if it sends all
     _partial: str = attrs.field(default="", init=False)
     _stream: str = attrs.field(default="", init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
@@ -174,7 +175,7 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """Return the method and the target of the request to make before that for records; None: none is needed."""
+        """Return method and target of the request that asks where to begin; None: the records are requested at once."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
@@ -185,7 +186,7 @@ class HttpTailer:
 
     @property
     def target(self) -> str:
-        """Return the target of the request for records."""
+        """Return the path and the query of the request for records."""
         path = self.path if self._pattern is None else "/streams/*"
         fields: dict[str, object] = {} if self._pattern is None else {"match": self._pattern}
         if self._acknowledger is not None:
@@ -197,11 +198,11 @@ class HttpTailer:
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def ends_at(self, last: int) -> None:
-        """Begin behind number *last*, at which the stream ends."""
+        """Begin behind record *last*, the last one of the stream."""
         self.position = last
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
-        """Record where the streams end that match the pattern, and report what was published without a connection."""
+        """Record the last number of each matching stream; report the records that were missed without a connection."""
         self._reconnected = self._connected is not None and self._connected.called
         for each in streams:
             stream, last = str(each["name"]), int(each["last"])
@@ -213,10 +214,11 @@ class HttpTailer:
     def begun(self, generation: int | None = None) -> None:
         """Record that the server sends records from now on.
 
-        :param generation: that of the named subscription; if it has changed, the server knows best what was consumed
+        :param generation: the generation of the named subscription; if it has changed, the position that the server
+            keeps counts
         """
         self._problem = self._partial = ""
-        self._takeover = False  # Two consumers that want it would displace each other for ever.
+        self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
             self.position, self._generation = None, generation
             self.positions.clear()
@@ -224,7 +226,7 @@ class HttpTailer:
             self._connected.callback(None)
 
     def refused(self, status: int, reason: str) -> None:
-        """Record a refusal: fail if it is the first answer and final, else report it and try again later."""
+        """Handle a refusal: fail if it is permanent and the first answer; otherwise log it, and try again later."""
         if self._connected is not None and not self._connected.called and status not in TEMPORARY:
             service, self._service = self._service, None
             if service is not None:
@@ -258,9 +260,9 @@ class HttpTailer:
                 self._acknowledge(run, taken)
 
     def missing(self, first: int, last: int, stream: str | None = None) -> None:
-        """Report a range of numbers that the stream no longer has, or that were published without a connection.
+        """Report records that the stream no longer has, or that were published while there was no connection.
 
-        :param stream: the one that matches the pattern
+        :param stream: their stream, if the client follows a pattern
         """
         if stream is None:
             self.position = last
@@ -276,16 +278,16 @@ class HttpTailer:
         fresh = [record for record in records if record["seq"] > known]
         for run in runs_of(stream, fresh):
             if known and run.first_seq > known + 1 and self._reconnected:
-                self.missing(known + 1, run.first_seq - 1, stream)  # They came between the list and the events.
+                self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
             known = self.positions[stream] = run.last_seq
             taken = self._take(run)
             if self._acknowledger is not None:
                 self._acknowledge(run, taken, stream)
 
     def _acknowledge(self, run: Run, taken: Any, stream: str | None = None) -> None:
-        """Acknowledge *run* when *taken* has fired, the result of ``take``.
+        """Acknowledge *run* when *taken*, the result of ``take``, has fired.
 
-        :param stream: the one that matches the pattern
+        :param stream: the stream of *run*, if the client follows a pattern
         """
         acknowledger, generation, failures = self._acknowledger, self._generation, self._failures
         assert acknowledger is not None
@@ -342,20 +344,20 @@ def _payload(record: dict[str, Any]) -> bytes:
 
 
 class _Connection(Protocol):
-    """One connection: asks where the stream ends, if that is the place to begin, and follows the stream from there."""
+    """One connection: asks for the end of the stream, if the client begins there, and then follows the stream."""
 
     transport: Any
 
     def __init__(self, tailer: HttpTailer) -> None:
         self._tailer = tailer
         self._http = h11.Connection(h11.CLIENT)
-        self._live = False  #: whether the answer is the one with records
-        self._asked = False  #: whether the request before that was made, if one is needed
-        self._listing = False  #: whether the answer is a list of streams
+        self._live = False  #: whether the answer under way is the one with records
+        self._asked = False  #: whether the request that finds where to begin was sent
+        self._listing = False  #: whether the answer under way is a list of streams
         self._status = 0
         self._error = bytearray()
         self._events = bytearray()
-        self._searched = 0  #: bytes of it without the end of an event
+        self._searched = 0  #: bytes of the answer that were searched, and have no end of an event
 
     def connectionMade(self) -> None:
         self._tailer.connection_changed(self)
@@ -410,7 +412,7 @@ class _Connection(Protocol):
             return
         self._events += data
         if len(self._events) > MOST_EVENT:
-            raise ValueError("it sends an event that is larger than any record")
+            raise ValueError("the server sends an event that is larger than any record")
         if self._listing:
             return
         end = self._events.rfind(b"\n\n", max(0, self._searched - 1))
@@ -443,7 +445,7 @@ class _Connection(Protocol):
         self._tailer.received(records)
 
     def _ended(self) -> None:
-        """Handle the end of an answer: follow the stream after the first one, otherwise close the connection."""
+        """Handle the end of an answer: request the records after the first one, otherwise close the connection."""
         if self._listing:
             self._tailer.listed(json.loads(self._events)["streams"])
             self._events.clear()

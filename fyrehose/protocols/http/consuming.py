@@ -1,8 +1,8 @@
-"""Requests that consume a named subscription: they open it, wait for records if there are none, and are answered.
+"""Requests that consume a named subscription: each opens it, waits if no record is there, and is answered with records.
 
 GET ?subscription=S         open -> attach -> wait -> records behind the position
 GET /live?subscription=S    Last-Event-ID acknowledges -> open -> attach -> events behind the position
-    with a pattern          the same, behind the position of each stream that matches
+    with a pattern          the same, from the position of each matching stream
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ConsumingConnection(Protocol):
 @implementer(INamedSink)
 @attrs.define(eq=False)
 class Consumption:
-    """One request that consumes a named subscription; it is the subscription's consumer until it is answered.
+    """One request that consumes a named subscription; no other consumer may have that until the request is answered.
 
     :ivar event: the request; its ``subscription`` is not None
     """
@@ -61,9 +61,9 @@ class Consumption:
     event: Read | Live | Follow
     _named: Any = attrs.field(default=None, init=False)
     _position: Any = attrs.field(default=None, init=False)
-    #: tell of new records while the request waits for one
+    #: the subscriptions that report new records while the request waits for one
     _waiting: list[ISubscription] = attrs.field(factory=list, init=False)
-    #: number of the last record that the answer has, or may have, by stream
+    #: by stream, the number of the last record that the answer contains or may contain
     _sent: dict[str, int] = attrs.field(factory=dict, init=False)
     _stop_watching: Callable[[], None] | None = attrs.field(default=None, init=False)
 
@@ -91,7 +91,7 @@ class Consumption:
                 self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
 
     def sent(self, stream: str, seq: int) -> None:
-        """Record that the answer was sent completely, and that *seq* is its last record of *stream*."""
+        """Record that the whole answer was sent; record *seq* of *stream* is its last one."""
         self._sent[stream] = seq
 
     def displaced(self, reason: SubscriptionError) -> None:
@@ -140,12 +140,12 @@ class Consumption:
 
     @property
     def _matching(self) -> bool:
-        """Return whether the subscription is one of a pattern."""
+        """Return whether the subscription is to a pattern, not to one stream."""
         return isinstance(self.event, Follow) or (isinstance(self.event, Read) and self.event.pattern)
 
     @property
     def _holder(self) -> str:
-        """Return the name of the polling consumer: the one that the client gave itself, or else its connection."""
+        """Return the name of the polling consumer: the name in the request, or else the connection's."""
         if isinstance(self.event, Read) and self.event.consumer:
             return f"consumer {self.event.consumer}"
         return self.connection.label
@@ -159,11 +159,11 @@ class Consumption:
         return list(self._named.places)
 
     def _place(self, stream: str) -> int | None:
-        """Return the number behind which to begin in *stream*; None if the subscription is not one of it."""
+        """Return the acknowledged number of *stream*; None if the subscription does not cover *stream*."""
         return int(self._position.last(stream)) if stream in self._named.members else None
 
     def _unread(self, stream: str) -> int:
-        """Return how many records of *stream* are behind its position."""
+        """Return the number of records of *stream* that are not acknowledged."""
         oldest, last = self.connection.broker.bounds(stream)
         return int(max(0, last - max(self._position.last(stream), oldest - 1)))
 
@@ -186,7 +186,7 @@ class Consumption:
             return
         try:
             self._watch(stream)
-        except Forbidden:  # There is no room for another subscription: the client asks again, and finds the record.
+        except Forbidden:  # No further subscription is permitted: the client asks again, and then finds the record.
             self._answer()
 
     def _answer(self) -> None:
@@ -203,7 +203,7 @@ class Consumption:
             self.connection.read(self.event, self._position.seq + 1, self._headers)
 
     def _parts(self, limit: int) -> list[tuple[str, int, int]]:
-        """Return the records to answer with, by stream: those with few first, so that no stream waits for another."""
+        """Return the ranges of records to answer with; the streams with the fewest records go first."""
         unread = sorted((count, stream) for stream in self._streams if (count := self._unread(stream)))
         parts = []
         for at, (count, stream) in enumerate(unread):

@@ -1,4 +1,4 @@
-"""Decide which messages are JSON, so that the server calls only those ``application/json`` that a reader can parse."""
+"""Decide which messages are JSON, so that only messages that a reader can parse are stored as ``application/json``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MOST_PARSED = 4 << 20
 
 
 def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> Iterator[tuple[str | None, Column]]:
-    """Yield consecutive *messages* with their content type: None for those that are called JSON and are not.
+    """Yield groups of consecutive *messages* with their content type; None for messages said to be JSON that are not.
 
     A message is JSON if it is one JSON text in UTF-8 (RFC 8259) of at most :data:`MOST_PARSED` bytes.
 
-    :param content_type: what the publisher says
+    :param content_type: the content type that the publisher states
     """
     if content_type is None or content_type.partition(";")[0].strip().lower() != JSON:
         yield content_type, column_of(messages)

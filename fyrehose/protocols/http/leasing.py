@@ -1,6 +1,6 @@
 """Carry out one request about a shared subscription: create, lease, settle, pause, redrive, show, rewind, delete.
 
-Manage -> broker.named.sharing -> what to answer with: an object, the bytes of one, or None for nothing
+Manage -> broker.named.sharing -> the answer: an object, its bytes, or None for an empty answer
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LeasingConnection(Protocol):
 class Leasing:
     """One request about a shared subscription.
 
-    :ivar sharing: the shared subscriptions, as the peer may use them
+    :ivar sharing: the broker's shared subscriptions, with the permissions of the peer
     """
 
     connection: LeasingConnection
@@ -42,8 +42,8 @@ class Leasing:
     def start(self, shared: Any | None) -> Any:
         """Carry out the request.
 
-        :param shared: the subscription; None: there is none of this name
-        :return: what to answer with, or a Deferred of it
+        :param shared: the subscription; None: no shared subscription has this name
+        :return: the answer, or a Deferred of it
         """
         event, sharing = self.event, self.sharing
         if isinstance(event.work, Creation):
@@ -91,7 +91,8 @@ class Leasing:
 def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
     """Return the answer to a request for records.
 
-    :param waited: for how long it waited, in seconds: a worker that knows it can count its lease from there
+    :param waited: how long the request waited, in seconds: a lease begins that much later than the worker sent the
+        request
     """
     records: list[bytes] = []
     for part in found:

@@ -56,7 +56,7 @@ class Matching:
 class Listing:
     """Describes streams.
 
-    :ivar broker: that of the peer
+    :ivar broker: the broker with the peer's permissions
     :ivar names: the streams
     :ivar now: the time, in seconds since 1970 UTC
     """

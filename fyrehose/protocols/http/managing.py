@@ -3,12 +3,12 @@
     GET    /subscriptions               list those that the peer may see
     GET    /subscriptions/S             show one
     POST   /subscriptions/S/ack         {"seq": N}, and optionally "generation": move the position forward
-    POST   /subscriptions/S/rewind      {"seq": N}, or "start" or "latest": set the position
+    POST   /subscriptions/S/rewind      {"seq": N}, {"seq": "start"} or {"seq": "latest"}: set the position
            of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
     PUT, and POST /subscriptions/S/lease, settle, pause and redrive: see working.py
 
-The same paths may begin with ``/streams/NAME``; the subscription must then be one of that stream.
+Each of these paths may begin with ``/streams/NAME``; the subscription must then be one to that stream.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from fyrehose.protocols.http.working import BODIES, Work
 from fyrehose.records import LAST_SEQ
 from fyrehose.web.session import RequestHead
 
-#: The largest body of such a request, in bytes.
+#: The largest body of a request about named subscriptions, in bytes.
 LARGEST = 64 << 10
-#: The methods of each path, by its last part.
+#: The permitted methods of each path, by the last part of the path.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
 METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Manage:
-    """List, show, acknowledge, rewind or delete.
+    """A request about named subscriptions: list, show, acknowledge, rewind or delete; or about a shared one.
 
     :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle``, ``pause``
         or ``redrive``
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
-    :ivar seq: the position, of a pattern by stream; None: the end of the stream
+    :ivar seq: the position, or for a pattern the position in each stream; None: the end of the stream
     :ivar generation: the generation that the consumer knows; None: any
     """
 
@@ -48,12 +48,12 @@ class Manage:
     stream: str | None = None
     seq: int | Mapping[str, int] | None = None
     generation: int | None = None
-    #: what the body of a request about a shared subscription says
+    #: the parsed body of a request about a shared subscription
     work: Work | None = None
 
 
 def manage(request: RequestHead) -> Manage | None:
-    """Return what a *request* with a path of this module asks for, without its body; None for an unknown path."""
+    """Return the event of *request*, without the fields of its body; None if its path is not about subscriptions."""
     path = request.path
     stream = None
     if path[0] == "streams" and len(path) > 2:
@@ -67,7 +67,7 @@ def manage(request: RequestHead) -> Manage | None:
 
 
 def allowed(event: Manage) -> tuple[str, ...]:
-    """Return the methods of the path of *event*."""
+    """Return the methods that the path of *event* permits."""
     return METHODS["" if not event.name else event.action if event.action in METHODS else "S"]
 
 

@@ -1,4 +1,4 @@
-"""The answer to a live GET of all streams that match a pattern, also of those that are created later.
+"""The answer to a live GET of all streams that match a pattern, including streams that are created later.
 
     streams that exist -> subscribe from now on; streams that are created -> subscribe from their first record
     with a named subscription -> subscribe behind its position in each stream
@@ -31,7 +31,7 @@ MOST_STREAMS = 1_000
 @implementer(IConnectedSink)
 @attrs.frozen(eq=False)
 class _Part:
-    """The sink of one stream."""
+    """Receives the deliveries of one stream, and passes them to the answer."""
 
     answer: PatternAnswer
     stream: str
@@ -67,7 +67,7 @@ class PatternAnswer(LiveAnswer):
         self._parts: dict[str, ISubscription] = {}
         self._stop_watching: Callable[[], None] = lambda: None
         self._full = False
-        #: events that are sent when the answer has begun
+        #: events that were reported before the answer began; they are sent when it begins
         self._early: list[bytes] = []
 
     def follow(
@@ -75,9 +75,10 @@ class PatternAnswer(LiveAnswer):
     ) -> None:
         """Subscribe to the streams, and start sending.
 
-        :param place: the number behind which to begin in a stream, or None if the named subscription is not one of it;
+        :param place: returns the acknowledged number of a stream, or None if the named subscription does not cover it;
             None: there is no named subscription
-        :raises TooManySubscriptions: the peer's address, or the memory budget, has no room for all of them
+        :raises TooManySubscriptions: the peer's address, or the memory budget, has no room for subscriptions to all
+            streams
         """
         broker = self.connection.broker
         self._place = place
@@ -107,7 +108,7 @@ class PatternAnswer(LiveAnswer):
         self._emit(b"event: gap\ndata: %b\n\n" % gap)
 
     def lost(self, stream: str, reason: Exception) -> None:
-        """End the answer if the server closes or nothing is left, else report that *stream* is not followed."""
+        """End the answer if the server closes or no stream is left, otherwise report that *stream* is lost."""
         self._parts.pop(stream, None)
         if isinstance(reason, Closed) or not self._parts:
             self.ended(reason)
@@ -178,4 +179,4 @@ class _All:
             part.resumeProducing()
 
     def stopProducing(self) -> None:
-        """Do nothing: the answer stops its subscriptions."""
+        """Do nothing: the answer itself stops its subscriptions."""

@@ -1,6 +1,6 @@
-"""HTTP client that publishes: many short messages per request, each request with a key, so that all is stored once.
+"""HTTP client that publishes many short messages per request; with a key the server stores each request once.
 
-    publish(stream, payload) -> lines of one POST, or a body of its own -> 200 -> the Deferreds fire
+    publish(stream, payload) -> a line of a POST, or a POST of its own -> 200 -> the Deferreds fire
 
 A request whose connection is lost is sent again with its key.
 """
@@ -26,7 +26,7 @@ from fyrehose.protocols.http.acknowledging import ESCAPED
 from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 from fyrehose.protocols.http.session import KEYED, NDJSON
 
-#: The most bytes of lines in one request; the server accepts lines with a key up to KEYED bytes.
+#: The most bytes of lines in one request, in bytes; the server accepts up to KEYED bytes of lines with a key.
 MOST_LINES = KEYED // 2
 
 
@@ -40,7 +40,7 @@ class _Batch:
     key: str = attrs.field(factory=lambda: str(uuid4()))
 
     def send(self, connection: Connection) -> Deferred[ServerAnswer]:
-        """Send the request; a repetition of it has the same bytes."""
+        """Send the request; sent again, it has the same key and the same bytes."""
         kind = NDJSON if _is_line(self.payloads[0]) else "application/octet-stream"
         headers = (("Content-Type", kind), ("Idempotency-Key", self.key))
         target = f"/streams/{quote(self.stream, safe='', errors=ESCAPED)}"
@@ -48,14 +48,14 @@ class _Batch:
 
 
 def _is_line(payload: bytes) -> bool:
-    """Return whether *payload* can be a line of a request with others."""
+    """Return whether *payload* can share a request with other messages, one on each line."""
     return bool(payload) and len(payload) <= MOST_LINES and b"\n" not in payload and not payload.endswith(b"\r")
 
 
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class HttpPublisher:
-    """Publishes to any streams of one server.
+    """Publishes messages to any streams of one server.
 
     :ivar authority: the value of the ``Host`` header
     :ivar window: the most messages that are not acknowledged yet
@@ -116,7 +116,7 @@ class HttpPublisher:
     # Called by the connection.
 
     def _changed(self, connection: Connection | None) -> None:
-        """Send the request again that has no answer; the first one asks whether the server speaks HTTP."""
+        """Send the unanswered request again; on the first connection, first ask whether the server speaks HTTP."""
         self._connection = None if self._closed else connection
         if self._connection is None:
             return
@@ -136,9 +136,9 @@ class HttpPublisher:
     def _answered(self, answer: ServerAnswer, connection: Connection, batch: _Batch) -> None:
         """Settle the publishes of a request, and send the next one."""
         if answer.status in TEMPORARY:
-            connection.leave()  # It is sent again on the next connection.
+            connection.leave()  # The request is sent again on the next connection.
             return
-        if batch is not self._batch:  # it was settled when the publisher was closed
+        if batch is not self._batch:  # the publisher was closed, which settled the publishes
             return
         self._batch = None
         accepted = answer.status == 200
@@ -152,7 +152,7 @@ class HttpPublisher:
         batch.send(connection).addCallbacks(self._answered, sent_again, callbackArgs=(connection, batch))
 
     def _send(self) -> None:
-        """Send the next request, if none is under way."""
+        """Send the next request, if no request waits for its answer."""
         connection = self._connection
         if connection is None or not connection.idle or self._batch is not None or not self._waiting:
             return

@@ -1,4 +1,4 @@
-"""One connection of a client to an HTTP listener: one request at a time, and its answer.
+"""One connection of a client to an HTTP listener, which sends one request at a time and receives its answer.
 
 ask(method, target, body, headers) -> bytes -> ServerAnswer -> ask(...) ...
 """
@@ -22,18 +22,18 @@ from fyrehose.net.several import follow_leader
 
 log = Logger()
 
-#: Refusals that may pass by themselves.
+#: Statuses of refusals after which the same request may succeed later.
 TEMPORARY = (429, 503)
-#: What is raised when a connection cannot be made, or is lost.
+#: The errors of a connection that cannot be made, or is lost.
 LOST = (ConnectError, ConnectionClosed, ConnectionDone, ConnectionLost, defer.TimeoutError, OSError)
 #: The largest answer, in bytes.
 LARGEST = 64 << 20
-#: The most of a reason that is shown, in characters.
+#: The longest part of a reason that is shown, in characters.
 MOST_DETAIL = 4 << 10
 
 
 def sent_again(failure: Failure) -> None:
-    """Ignore that a connection was lost before its answer, as a client that sends the request again on the next one."""
+    """Ignore that a connection was lost before the answer arrived; for clients that send the request again."""
     failure.trap(*LOST)
 
 
@@ -46,7 +46,7 @@ class ServerAnswer:
 
     @property
     def detail(self) -> str:
-        """Return the reason that the answer states, or what it says instead."""
+        """Return the reason that the answer states under ``error``, or the beginning of its body if it states none."""
         try:
             reason = str(json.loads(self.body)["error"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -55,13 +55,14 @@ class ServerAnswer:
 
 
 class Connection(Protocol):
-    """One connection, with one request at a time.
+    """One connection to a server, with one request at a time.
 
-    :param endpoint: what it connects to; if that is several servers, an answer may say which of them comes next
+    :param endpoint: where the connection was made to; if this names several servers, an answer may name the leader for
+        the next connection
     :param authority: the value of the ``Host`` header
     :param token: the bearer token that is sent, if any
     :param changed: called with the connection when it is made, and with None when it is lost
-    :ivar usable: whether another request can be sent, when the last one is answered
+    :ivar usable: whether the connection can send another request once the last one is answered
     """
 
     transport: Any
@@ -107,7 +108,7 @@ class Connection(Protocol):
         return waiting
 
     def leave(self) -> None:
-        """Close the connection, and send nothing more."""
+        """Close the connection, and send no further request."""
         self.usable = False
         self.transport.loseConnection()
 
@@ -123,7 +124,7 @@ class Connection(Protocol):
                 elif isinstance(event, h11.Data):
                     self._body += event.data
                     if len(self._body) > LARGEST:
-                        raise h11.RemoteProtocolError("the answer is too large")
+                        raise h11.RemoteProtocolError(f"the answer exceeds {LARGEST} bytes")
                 elif isinstance(event, h11.EndOfMessage):
                     self._answered()
                 elif isinstance(event, h11.ConnectionClosed):

@@ -129,7 +129,7 @@ class HttpProtocol(WebProtocol):
     # Handlers of the session's events.
 
     def on_publish(self, event: PublishPart) -> None:
-        """Publish messages of a body; :meth:`settled` answers when all of them are durable."""
+        """Publish messages of a body; :meth:`settled` answers the request when all of them are durable."""
         if not self.session.answering or (self._upload is not None and self._upload.refusal is not None):
             return  # An earlier part of the body was refused.
         if self._upload is None:
@@ -219,7 +219,7 @@ class HttpProtocol(WebProtocol):
             self._send_records(event, event.first, {})
 
     def _fresh(self) -> dict[str, str]:
-        """Return the header with the possible age of the answer; a server without a cluster has none."""
+        """Return the header that says how old the answer may be; none if the server is not in a cluster."""
         age = self.broker.age
         if age is None:
             return {}
@@ -240,7 +240,7 @@ class HttpProtocol(WebProtocol):
     def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
         """Answer with the records of several streams.
 
-        :param parts: each stream, and the first and the last of its records
+        :param parts: each stream, and the numbers of its first and last record to send
         """
         self.session.start(200, NDJSON, {**self._fresh(), **headers})
         if parts:
@@ -370,7 +370,7 @@ class HttpProtocol(WebProtocol):
 
     @property
     def answering(self) -> bool:
-        """Return whether the present request can be answered: the peer is there, and has no answer yet."""
+        """Return whether the present request can still be answered: the peer is connected, and no answer has begun."""
         return bool(self.writable and self.session.answering and not self.session.streaming)
 
     def read(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
@@ -385,7 +385,7 @@ class HttpProtocol(WebProtocol):
         self.proceed()
 
     def refuse_late(self, event: Read) -> None:
-        """Refuse a read that has waited for its record in vain."""
+        """Refuse a read whose record has not arrived in time."""
         self._consumption = None
         last = self.broker.bounds(event.stream)[1]
         detail = (
@@ -448,7 +448,7 @@ class HttpProtocol(WebProtocol):
     # Called by the base class.
 
     def finish(self) -> None:
-        """Close the connection, after completing a live answer."""
+        """Close the connection; a live answer is completed first."""
         if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
             self._streamed.close()
             self.session.end()
@@ -474,9 +474,9 @@ class HttpProtocol(WebProtocol):
         super().hang_up()
 
     def take_eof(self) -> None:
-        """Handle the end of input; it ends a live answer, and a request that waits for records.
+        """Handle the end of input; end a live answer, and a request that waits for records.
 
-        The peer may have gone.  Otherwise this is noticed when something is written, which may be much later.
+        The peer may have disconnected, which the server would otherwise notice only when it writes, perhaps much later.
         """
         self._input_ended = True
         super().take_eof()
@@ -489,7 +489,7 @@ class HttpProtocol(WebProtocol):
             self._end_follower()
 
     def _end_follower(self) -> None:
-        """End a live answer if the peer has finished sending; if it does not read either, without its last events."""
+        """End a live answer if the peer has finished sending; if the peer does not read, abort it."""
         if not self._input_ended or not isinstance(self._streamed, LiveAnswer):
             return
         if self.write_paused:
@@ -573,7 +573,7 @@ class HttpProtocol(WebProtocol):
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
     def _authenticate(self, request: RequestHead, token: str | None = None) -> None:
-        """Use *token*, or else that of the head of *request*, or none if it has none, for the access policy."""
+        """Apply the access policy for *token*; if that is None, for the token in the header of *request*, if any."""
         if token is None and self.identity.token is None and "authorization" not in request.headers:
             return
         identity = with_token(self.identity, token_of(request) if token is None else token)

@@ -35,21 +35,21 @@ NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "applica
 #: The content type of messages of any bytes, each behind its length.
 LENGTHS = "application/vnd.fyrehose.messages"
 EVENTS = "text/event-stream"
-#: curl sends this content type by default, so it says nothing about the body.
+#: The content type that curl sends by default; it says nothing about the body.
 FORM = "application/x-www-form-urlencoded"
-#: The largest limit of records of one GET, and the limit of a GET without one.
+#: The largest ``limit`` of records of a GET, and the limit of a GET that states none.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
-#: The most streams that one answer lists, and the largest number of a page.
+#: The most streams that one answer lists, and the largest page number.
 MOST_LISTED, MOST_PAGES = 1_000, 10**7
 #: The largest body of several messages that are one publish, in bytes: lines with an Idempotency-Key, or with lengths.
 KEYED = 1 << 20
 #: The longest time that a GET waits for a record, in seconds.
 LONGEST_WAIT = 300
-#: How long a GET with ``at-least`` waits if it does not say it, in seconds.
+#: How long a GET with ``at-least`` and without ``wait`` waits, in seconds.
 ARRIVAL_WAIT = 10
-#: How long a polling consumer has a subscription for itself if it acknowledges nothing, and the longest such time, in
-#: seconds.
+#: How long no other consumer may have a subscription after a poll that is not acknowledged, and the longest time that a
+#: consumer may ask for, in seconds.
 LEASE, LONGEST_LEASE = 30, 3_600
 #: The causes for which requests are refused.
 REFUSALS = (
@@ -100,7 +100,7 @@ class PublishPart:
     stream: str
     content_type: str | None
     payloads: list[bytes]
-    key: str | None = None  #: the Idempotency-Key; then this is the whole body
+    key: str | None = None  #: the Idempotency-Key; with a key, these are all messages of the body
 
 
 @attrs.frozen(slots=True)
@@ -119,12 +119,12 @@ class PublishEnd:
 class Read:
     """Read up to *limit* records, starting at number *first*, or at the oldest if that is later.
 
-    :ivar subscription: the named subscription behind whose position to read; None: none
-    :ivar wait: how long to wait if it has no records, in seconds
+    :ivar subscription: the named subscription, from whose position to read; None: read without one
+    :ivar wait: how long to wait if the subscription has no records, in seconds
     :ivar takeover: whether to displace another consumer
     :ivar consumer: the name that the client gave itself; empty: none
-    :ivar lease: how long no other consumer may continue if the client acknowledges nothing, in seconds
-    :ivar pattern: whether *stream* is a pattern, of which *subscription* is one
+    :ivar lease: how long no other consumer may have the subscription if the client does not acknowledge, in seconds
+    :ivar pattern: whether *stream* is a pattern; *subscription* is then one to that pattern
     :ivar joins: whether to join the parts of events that are larger than a record
     :ivar at_least: wait until this server has the record of this number; 0: do not wait
     """
@@ -144,7 +144,7 @@ class Read:
 
     @property
     def after(self) -> int:
-        """Return the number behind which a new subscription begins."""
+        """Return the number of the record behind which a new subscription begins."""
         return max(0, self.first - 1)
 
 
@@ -153,7 +153,7 @@ class Live:
     """Follow a stream from the record behind number *after*; None: from now on.
 
     :ivar last_event: the number of the last record that the peer has received; None: unknown
-    :ivar subscription: the named subscription behind whose position to begin; None: none
+    :ivar subscription: the named subscription, from whose position to begin; None: follow without one
     :ivar takeover: whether to displace another consumer
     """
 
@@ -179,7 +179,7 @@ class List:
 class Follow:
     """Follow all streams that match *pattern*, from now on, or behind the positions of a subscription.
 
-    :ivar after: where the subscription begins in each stream if it is new; None: with new records
+    :ivar after: the number behind which a new subscription begins in each stream; None: with new records
     :ivar subscription: the named subscription; None: none
     :ivar takeover: whether to displace another consumer
     """
@@ -192,7 +192,7 @@ class Follow:
 
     @property
     def stream(self) -> str:
-        """Return the text of the pattern, by which its subscription is known."""
+        """Return the text of the pattern, which stands for the stream in its subscription."""
         return self.pattern.text
 
 
@@ -226,7 +226,7 @@ class HttpSession(WebSession):
     _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
     _key: str | None = attrs.field(default=None, init=False)
-    #: splits the whole body into messages, which are one publish; None: the body itself has messages
+    #: splits a whole body into messages that are published together; None: messages are published as they arrive
     _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
     #: a request about named subscriptions whose body is being received
     _managed: Manage | None = attrs.field(default=None, init=False)
@@ -430,7 +430,7 @@ class HttpSession(WebSession):
         return ()
 
     def _largest(self, event: Manage) -> int:
-        """Return the size of the largest body of *event*: one to settle may have results."""
+        """Return the size of the largest permitted body of *event*; a request to settle may also publish results."""
         return self.limits.message if event.action == "settle" else LARGEST
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
@@ -457,7 +457,7 @@ class HttpSession(WebSession):
             if live and "token" in request.query:
                 _check_token(request)
             if subscription is None and "wait" in numbers and "at-least" not in numbers:
-                raise ValueError("wait without at-least=SEQ, the number of the record to wait for")
+                raise ValueError("wait without at-least: expected at-least=SEQ, the number of the record to wait for")
             if request.query.get("parts", "join") not in ("join", "keep"):
                 raise ValueError("invalid parts: expected join, or keep, which is the default")
         except ValueError as error:
@@ -517,7 +517,7 @@ class HttpSession(WebSession):
 def _check_token(request: RequestHead) -> None:
     """Check the token of a query, which only browsers need, because their EventSource cannot send a header.
 
-    :raises ValueError: the request has another token, too, or the token is not one that ends
+    :raises ValueError: the request has an Authorization header, too, or the token is not a signed one, which expires
     """
     if "authorization" in request.headers:
         raise ValueError("a token in the query and an Authorization header: send one of them")

@@ -34,7 +34,7 @@ log = Logger()
 
 #: How long a request for records waits, in seconds.
 WAIT = 20.0
-#: How many lease times a record is extended at most, by default: a body that hangs does not keep it for ever.
+#: How many lease times a record is extended by default, at most, so that a body that hangs does not keep it for ever.
 LONGEST = 10
 
 _numbers = count(1)
@@ -46,7 +46,7 @@ class WorkRecord:
 
     :ivar record: the record
     :ivar failures: how many of its leases have failed before
-    :ivar lost: whether the lease was lost meanwhile; nothing that the body does counts any more
+    :ivar lost: whether the lease was lost meanwhile: another worker may have the record, and its result here is ignored
     """
 
     record: Record
@@ -93,15 +93,16 @@ class WorkClient:
         idle: float | None = None,
         options: Mapping[str, object] | None = None,
     ) -> SharedWork:
-        """Return the work of one worker, to be used with ``async with``.
+        """Return the records of a shared subscription for one worker, to be used with ``async with``.
 
         :param stream: the stream, or a pattern such as ``logs.*``
-        :param consumer: the name of the worker; it is for lists, and for the records that one worker may hold
+        :param consumer: the name of the worker, which lists show; the limit of records that one worker may hold counts
+            by this name
         :param most: how many records are leased at once
         :param longest: how many lease times a record is extended at most
         :param idle: end when no record has come for so many seconds; None: wait for ever
-        :param options: those of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: it is created with
-            them, or has to have them; None: it is used as it is, or created with the default options
+        :param options: those of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: a new subscription
+            gets these options, and an existing one must have them; None: any existing options, or the defaults
         """
         consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         polling, acting = (Caller(self.clock, self.endpoint, self.authority, self.token) for _ in range(2))
@@ -128,7 +129,7 @@ class SharedWork:
     lease: float = attrs.field(default=30.0, init=False)
     _waiting: deque[WorkRecord] = attrs.field(factory=deque, init=False)
     _current: WorkRecord | None = attrs.field(default=None, init=False)
-    #: numbers of requests: those of another worker that had the same name must not repeat
+    #: numbers the requests; begins at random, so that no number of an earlier worker of the same name repeats
     _request: int = attrs.field(factory=lambda: secrets.randbits(40), init=False)
     _extending: LoopingCall = attrs.field(init=False)
 
@@ -165,13 +166,13 @@ class SharedWork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle the present record, or return it if the body has failed; return those that were not begun."""
+        """Settle the present record, or return it if the body raised an error; return records not begun."""
         if self._extending.running:
             self._extending.stop()
         current, self._current = self._current, None
         try:
             if error is not None:
-                # A request for records may be under way, and its records end with their leases.
+                # A request for records may be under way; its records come back to others when their leases end.
                 self.polling.close()
             if current is not None and not (current.ended or current.lost):
                 if error is None:
@@ -216,7 +217,7 @@ class SharedWork:
     async def settle(self, record: WorkRecord, publish: Sequence[Mapping[str, object]] = ()) -> None:
         """Settle *record*, and publish messages in the same commit: the results of the work.
 
-        :param publish: such as ``{"stream": "invoices", "payload": "..."}``; ``payload_base64`` for bytes
+        :param publish: the messages, such as ``{"stream": "invoices", "payload": "..."}``; ``payload_base64`` for bytes
         :raises LeaseLost: the lease was lost, and nothing was published
         :raises FyrehoseError: the server refuses
         """
@@ -249,7 +250,7 @@ class SharedWork:
         return [*place, record.seq, record.token]
 
     async def _act(self, body: Mapping[str, object]) -> dict[str, Any]:
-        """Send a request to settle; it may be repeated, because what is final stays so."""
+        """Send a request that settles records; it may be repeated, because a settled record stays settled."""
         before = self.acting.repeats
         status, answer = await self.acting.call("POST", f"{self.path}/settle", {**body, "consumer": self.consumer})
         if status != 409 or "refused" not in answer:
@@ -257,7 +258,7 @@ class SharedWork:
         return {**answer, "repeated": self.acting.repeats > before}
 
     async def _fetch(self) -> None:
-        """Lease the next records; with the same number the server gives the same ones, if the answer is lost."""
+        """Lease the next records; repeat a request whose answer was lost under its number, for the same records."""
         self._request += 1
         wait = WAIT if self.idle is None else min(WAIT, self.idle)
         sent = self.clock.seconds()

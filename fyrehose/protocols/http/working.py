@@ -72,7 +72,7 @@ def creation(fields: dict[str, Any]) -> Creation:
 
 
 def lease_request(fields: dict[str, Any]) -> LeaseRequest:
-    """Return the request for records that the object *fields* is.
+    """Return the request for records that the JSON object *fields* describes.
 
     :raises ValueError: it is invalid
     """
@@ -109,7 +109,7 @@ def redrive(fields: dict[str, Any]) -> Redrive:
 
 
 Work = Creation | LeaseRequest | Settling | Redrive | bool
-#: How the bodies of these actions are read.
+#: The function that parses the body of each action.
 BODIES: dict[str, Callable[[dict[str, Any]], Work]] = {
     "create": creation,
     "lease": lease_request,

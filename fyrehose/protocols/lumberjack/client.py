@@ -37,7 +37,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class _Batch:
-    """One call of publish(); ``left`` of its documents are not acknowledged."""
+    """The documents of one call of publish_many(); ``left`` of them are not acknowledged."""
 
     done: Deferred[None]
     left: int
@@ -68,7 +68,7 @@ class LumberjackClient:
     :ivar window: limit of events in a window
     :ivar window_bytes: limit of a window in bytes; a window always holds at least one event
     :ivar pipelining: limit of unacknowledged windows per server
-    :ivar max_pending_bytes: limit of unacknowledged bytes; beyond it :meth:`publish_many` raises
+    :ivar max_pending_bytes: limit of unacknowledged bytes; beyond this limit :meth:`publish_many` raises
     :ivar timeout: time without data after which the client aborts a connection that owes an acknowledgement, in seconds
     :ivar on_state: called with an endpoint and True when it is connected, and with False when the connection is lost
     :ivar retry: maps the number of failures in a row to the delay before the next attempt, in seconds
@@ -99,7 +99,7 @@ class LumberjackClient:
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        LumberjackWriterSession(self.version, self.compression)  # validates both
+        LumberjackWriterSession(self.version, self.compression)  # checks version and compression
         if not self.endpoints or min(self.window, self.window_bytes, self.pipelining) < 1:
             raise LocalProtocolError(
                 "a client needs an endpoint, and window, window_bytes and pipelining of at least 1"
@@ -131,7 +131,8 @@ class LumberjackClient:
     def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
         """Publish *payload* as a JSON document: see :func:`to_document`.
 
-        :return: fires when it is acknowledged
+        :return: fires when the document is acknowledged
+
         :raises ConfigError: a stream is named
         :raises LocalProtocolError: see :meth:`publish_many`, or *payload* is not UTF-8
         """
@@ -214,7 +215,7 @@ class LumberjackClient:
         self._send_soon()
 
     def _acknowledged(self, connection: _Connection, count: int) -> None:
-        if self._closed:  # by a callback of an earlier acknowledgement; all publishes have failed already
+        if self._closed:  # a callback of an earlier acknowledgement closed the client; all publishes have failed
             return
         done = []
         while count and connection.sent:

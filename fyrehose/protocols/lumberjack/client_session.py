@@ -38,7 +38,7 @@ class Acknowledged:
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeptAlive:
-    """The reader sent A without acknowledging more events, to show that it is alive."""
+    """The reader sent an A frame that acknowledges no further events, to show that it is alive."""
 
 
 Event = Acknowledged | KeptAlive | Broken
@@ -139,10 +139,10 @@ class LumberjackWriterSession(ByteSession):
         if not number:
             return KeptAlive()
         if not self._windows:
-            raise RemoteProtocolError("acknowledges-nothing", f"A {number}, but no window is unacknowledged")
+            raise RemoteProtocolError("acknowledges-nothing", f"A {number}, but all windows are acknowledged")
         window = self._windows[0]
         if number > window.count:
-            raise RemoteProtocolError("acknowledges-too-much", f"A {number} for a window of {window.count} events")
+            raise RemoteProtocolError("acknowledges-too-much", f"A {number}, but the window has {window.count} events")
         count = number - window.acknowledged
         if count <= 0:
             return KeptAlive()

@@ -1,6 +1,6 @@
-"""Converts frames to columns: consecutive events of one turn with the same topic and content type become one run.
+"""Convert frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
-Consecutive means within their stream: with routes, events of several streams may take turns.
+They are consecutive in their own stream; with routes, events of other streams may stand between them.
 
     J  the document as it is; application/json, or application/x-lumberjack-j if it is not JSON
     D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
@@ -34,7 +34,7 @@ RAW_PAIRS = "application/x-lumberjack-d"
 LARGE = 128 << 10
 
 
-#: Returns the stream of an event for its topic and the further strings; None: no route fits.
+#: A function that returns the stream of an event for its topic and its further strings; None: no route fits.
 Route = Callable[[str | None, Sequence[str | None]], str | None]
 
 
@@ -83,7 +83,7 @@ class Columns:
     _groups: list[_Group] = attrs.field(factory=list, init=False)
     #: the last group of each stream
     _latest: dict[str | None, _Group] = attrs.field(factory=dict, init=False)
-    #: the streams of the strings that were found in this turn
+    #: the stream for each combination of topic and further strings that was found in this turn
     _streams: dict[tuple[bytes | None, ...], str | None] = attrs.field(factory=dict, init=False)
     _part_found: tuple[bytes | None, ...] = attrs.field(default=(None,), init=False)
 
@@ -92,7 +92,7 @@ class Columns:
 
         :param sequences: the first sequence if they are consecutive, otherwise a column of u64
         :param lengths: column of u32
-        :return: number of runs that they start
+        :return: the number of new runs that the documents begin
         """
         before = len(self._groups)
         if self.route is not None and self._add_routed(sequences, lengths, payload):
@@ -113,7 +113,7 @@ class Columns:
         return len(self._groups) - before
 
     def _add_routed(self, sequences: int | bytes, lengths: bytes, payload: bytes) -> bool:
-        """Add documents of streams that take turns, a part for each; return False if that could change their order."""
+        """Add documents of several streams, sorted by stream; return False if that could change their order."""
         classes, of = kernel.classify(lengths, payload, self.paths, self.most)
         parts: dict[tuple[str | None, bytes | None, bool], int] = {}
         table = bytearray(256)
@@ -148,7 +148,7 @@ class Columns:
         )
 
     def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
-        """Add a part of a document; all parts have the topic and the stream of the first part."""
+        """Add a part of a document; all parts get the topic and the stream of the first part."""
         self._close_groups()
         if first:
             beginning = payload[: self.most]
@@ -173,12 +173,12 @@ class Columns:
         return runs
 
     def _group_of(self, segment: Segment, size: int) -> _Group:
-        """Return the group that *segment*, of *size* bytes, belongs to."""
+        """Return the group to which the events of *segment* (*size* bytes) belong, and count them there."""
         _, found, is_json = segment
         return self._group(self._stream_of(found), found[0], is_json, size)
 
     def _group(self, stream: str | None, topic: bytes | None, is_json: bool, size: int) -> _Group:
-        """Return the group for events of *size* bytes: the last one of their *stream*, or a new one."""
+        """Return the group for events of *size* bytes: the last group of their *stream*, or a new one."""
         last = self._latest.get(stream)
         if last is None or (last.topic, last.is_json) != (topic, is_json) or max(last.size, size) >= LARGE:
             last = self._latest[stream] = _Group(stream, topic, is_json)
@@ -187,7 +187,7 @@ class Columns:
         return last
 
     def _stream_of(self, found: tuple[bytes | None, ...]) -> str | None:
-        """Return the stream of an event with the strings *found*; None: no route fits, or there are none."""
+        """Return the stream of an event with the strings *found*; None: no route fits, or there are no routes."""
         if self.route is None:
             return None
         if found not in self._streams:
@@ -226,7 +226,7 @@ def _join_sequences(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
 
 
 def text_of(raw: bytes | None) -> str | None:
-    """Decode the inside of a JSON string; return None if it is no valid topic, or there is none."""
+    """Decode the inside of a JSON string; return None if *raw* is None, or is no valid topic."""
     if raw is None:
         return None
     try:

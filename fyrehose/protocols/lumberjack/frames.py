@@ -172,7 +172,7 @@ class Compressed(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Json(Frame):
-    """One event as a JSON document; for runs of them the kernels produce the same bytes and values."""
+    """One event as a JSON document; kernels read and write many such frames at once, with equal bytes."""
 
     type = FrameType.JSON
 
@@ -224,7 +224,7 @@ class PairScanner:
     """Finds the end of a D frame incrementally; the format has no total length.  Each field is parsed once.
 
     :ivar largest: limit of the body, in bytes
-    :ivar needed: number of bytes, including the header, that the frame has at least, as far as it arrived
+    :ivar needed: the least size of the frame, header included, as far as the arrived bytes tell
     :ivar whole: True if the frame is complete
     """
 
@@ -261,7 +261,7 @@ class PairScanner:
     def _count(self, source: Buffer, start: int, available: int | None) -> int:
         count: int = LONG.unpack_from(source, start)[3]
         if count > MAX_PAIRS or (available is not None and 2 * SIZE.size * count > available - LONG.size):
-            raise RemoteProtocolError("too-many-pairs", f"a D frame of {count} pairs")
+            raise RemoteProtocolError("too-many-pairs", f"{count} pairs in a D frame; at most {MAX_PAIRS} that fit")
         return count
 
     def _expect(self, needed: int) -> None:

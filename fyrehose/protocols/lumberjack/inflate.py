@@ -23,17 +23,17 @@ import attrs
 from fyrehose.errors import RemoteProtocolError
 
 engine: Any = zlib
-with suppress(ImportError):  # ISA-L is two and a half times as fast
+with suppress(ImportError):  # ISA-L inflates two and a half times as fast as zlib
     from isal import isal_zlib
 
     engine = isal_zlib
 
-#: Largest output of one call of the decompressor, in bytes: what one turn inflates.  It is large because each call of
-#: the decompressor also copies the last 32 KiB of its output.
+#: Largest output of one call of the decompressor, in bytes; one turn inflates as much.  It is large because each call
+#: also copies the last 32 KiB of the output.
 SLICE = 256 << 10
 #: Part of a compressed frame that must arrive before inflating starts, in bytes; smaller frames must arrive completely.
 PIECE = 256 << 10
-#: Size of inflated data at which its frames are parsed, in bytes: the content of a usual window.
+#: Size of the inflated data at which the frames in it are parsed, in bytes: the content of a usual window.
 WHOLE = 1 << 20
 #: Memory of a decompressor (its window and tables), in bytes.
 ENGINE = 96 << 10
@@ -56,7 +56,7 @@ class Inflation:
     :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
     :ivar done: True if the stream was inflated to its end and its checksum matches
     :ivar exceeded: the error to raise after ``data`` was parsed, because the stream exceeds ``limit``
-    :ivar digest: identifies the frame if it was determined, see :meth:`digest_of`; empty otherwise
+    :ivar digest: identifies the frame, see :meth:`digest_of`; empty if it was not computed
     """
 
     left: int
@@ -68,7 +68,7 @@ class Inflation:
     digest: bytes = attrs.field(default=b"", init=False)
     _size: int = attrs.field(init=False)
     _data: bytearray = attrs.field(factory=bytearray, init=False)
-    #: what was inflated since ``data`` was last asked for, and its size in bytes
+    #: the bytes that were inflated since ``data`` was last read, and their number
     _pieces: list[bytes] = attrs.field(factory=list, init=False)
     _pieces_size: int = attrs.field(default=0, init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
@@ -81,7 +81,7 @@ class Inflation:
     def data(self) -> bytearray:
         """Return the inflated bytes that are not parsed yet; the caller removes those that it has parsed."""
         if self._pieces:
-            # Joined once: a bytearray that grows piece by piece is copied several times.
+            # All pieces are joined at once, because a bytearray that grows piece by piece is copied several times.
             self._data = bytearray().join((self._data, *self._pieces))
             self._pieces, self._pieces_size = [], 0
         return self._data
@@ -102,8 +102,9 @@ class Inflation:
     def input_needed(self) -> int:
         """Return the number of bytes of the payload that must be buffered before inflating continues.
 
-        The rest of an incomplete inner frame is inflated only when the buffered input must contain all of it, so that
-        for a peer that falls silent the server holds about as much as it sent, and not a thousand times as much.
+        If a frame within the compressed frame is incomplete, the rest is inflated only when enough input for all of it
+        is buffered.  So for a peer that falls silent the server holds about as many bytes as the peer sent, and not a
+        thousand times as many.
         """
         missing = self.frame_size - len(self._data) - self._pieces_size
         return min(self.left, max(PIECE, missing + (missing >> 10) + 64))
@@ -123,11 +124,11 @@ class Inflation:
 
     @property
     def may_be_refused_late(self) -> bool:
-        """Return whether a refusal may follow after many of its events were stored: it is large, or may be a bomb."""
+        """Return whether the frame may be refused after some events were stored: it is large, or may be a bomb."""
         return self._size > PIECE or self._size * RATIO > self.limit
 
     def digest_of(self, source: bytearray, at: int, version: int) -> bytes:
-        """Return a digest of the frame of *version*, from its size and its beginning.
+        """Return a digest of the compressed frame, made from *version*, its size and its first bytes.
 
         :param source: contains the first PIECE bytes of the payload from *at* on
         """
@@ -140,7 +141,7 @@ class Inflation:
         return self._size <= PIECE
 
     def inflate(self, source: bytearray, at: int, most: int) -> int:
-        """Inflate about *most* bytes of the payload in *source* from *at* on, and at the most ``limit`` in all.
+        """Inflate about *most* more bytes from the payload in *source* at *at*, but no more than ``limit`` in all.
 
         :return: the position of the payload that was not consumed
         :raises RemoteProtocolError: the payload is no zlib stream, or ends early
@@ -183,7 +184,7 @@ class Inflation:
         )
 
     def skip(self, available: int) -> int:
-        """Skip bytes after the end of the stream, which some writers send; return their number."""
+        """Skip bytes after the end of the zlib stream, which some writers send; return their number."""
         size = min(self.left, available)
         self.left -= size
         return size

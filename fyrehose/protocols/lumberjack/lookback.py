@@ -1,11 +1,11 @@
-"""Finds in the log what writers may send again when a listener with ``resent = "drop"`` opens, for all such listeners.
+"""Find the records in the log that writers may send again, when the first listener with ``resent = "drop"`` opens.
 
     open -> the newest runs of the log, in turns -> Repetitions.recover -> ready: the turns of listeners begin
 
 The server that wrote the end of the log may have been lost with connections whose acknowledgements were lost, too.  So
 until the end of the log has been searched, nobody knows what is a repetition: listeners accept connections, and their
 turns wait (:meth:`~fyrehose.protocols.lumberjack.turns.Turns.hold`).  The search is bounded by size, by runs and by
-time, and has turns of a millisecond or two, so that everybody else is served meanwhile.
+time, and has turns of a millisecond or two, so that other connections are served meanwhile.
 
 The listeners of one server that remember equally much for equally long share one table, because a writer that loses its
 connection to one of them may send again to another.
@@ -34,16 +34,16 @@ log = Logger()
 READ_BACK, MOST_RUNS = 128 << 20, 65_536
 #: Runs that are older than ``resent_age`` and this, in seconds, are not searched: clocks may step by an hour.
 CLOCK_STEP = 3600.0
-#: What one turn reads: the most runs, and about how many bytes.
+#: Bounds of what one turn reads: the number of runs, and about how many bytes.
 TURN_RUNS, TURN_BYTES = 64, 256 << 10
 
 
 @attrs.define(eq=False)
 class SharedRepetitions:
-    """The repetitions that listeners of one server share, and the search for them in its log.
+    """The table of events that writers may send again, shared by listeners, and the search that fills it.
 
-    :ivar broker: the server's
-    :ivar table: what writers may send again
+    :ivar broker: the server's broker
+    :ivar table: the events that writers may send again
     """
 
     broker: IBroker
@@ -51,13 +51,13 @@ class SharedRepetitions:
     _listeners: dict[Callable[[], object], None] = attrs.field(factory=dict, init=False)
     #: the rest of the search; None: it is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
-    _left: int = attrs.field(default=0, init=False)  #: how many runs it may read
-    _queued: bool = attrs.field(default=False, init=False)  #: whether the broker will give it a turn
-    _oldest: int | None = attrs.field(default=None, init=False)  #: the time of the oldest, in microseconds
+    _left: int = attrs.field(default=0, init=False)  #: how many runs the search may still read
+    _queued: bool = attrs.field(default=False, init=False)  #: whether the broker will give the search a turn
+    _oldest: int | None = attrs.field(default=None, init=False)  #: older runs are not searched; in microseconds
 
     @classmethod
     def of(cls, broker: IBroker, clock: IReactorTime, events: int, age: float) -> SharedRepetitions:
-        """Return those of *broker* for listeners that remember *events* events for *age* seconds."""
+        """Return the shared object of *broker* for listeners that remember *events* events for *age* seconds."""
         most = max(1, min(events, broker.budget.limit // 32 // ENTRY))
         found = _SHARED.get((id(broker), most, age))
         if found is None:
@@ -112,7 +112,7 @@ class SharedRepetitions:
             log.warn("lumberjack: events that are sent again may be stored twice: {damage}", damage=str(damage))
             self._finish()
         except Exception:
-            self._finish()  # the listeners must not wait for ever
+            self._finish()  # end the search after an error, or the listeners would wait for ever
             raise
         if self._runs is not None and not self._queued:
             self._queued = True
@@ -131,7 +131,7 @@ class SharedRepetitions:
             ready()
 
 
-#: What the listeners of each broker share, by its id, as long as one of them uses it, and so the broker.
+#: The objects that listeners share, by the broker's id and their limits; kept while a listener uses them.
 _SHARED: WeakValueDictionary[tuple[int, int, float], SharedRepetitions] = WeakValueDictionary()
 
 

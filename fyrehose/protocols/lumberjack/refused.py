@@ -1,4 +1,4 @@
-"""Remembers the compressed frames that a listener refused, so that a repeated one is neither inflated nor stored again.
+"""Remember the compressed frames that a listener refused, so that a repetition is neither inflated nor stored again.
 
 A writer sends a refused window again.  The server has stored a part of a large frame by then, and would store that part
 at each attempt.  A writer of version 2 learns how much is stored, and then sends another frame: the rest.  Only a
@@ -6,8 +6,8 @@ writer that cannot continue sends the same frame.
 
     digest of a frame's first bytes -> known: refused      unknown: inflated; if it is refused then, remembered
 
-A lost connection may lose the acknowledgement, and an honest writer may send equal events.  So a frame of which a part
-can be acknowledged is inflated again after :data:`FIRST`, and then after pauses that double.
+A lost connection may lose the acknowledgement, and an honest writer may send equal events.  So if a part of the frame
+can be acknowledged, the frame is inflated again after :data:`FIRST` seconds, and then after pauses that double.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import attrs
 
 from fyrehose.broker.fairness import FairShare
 
-#: How long a frame is refused without inflating it, in seconds: the first time, and at the most.
+#: How long a frame is refused without being inflated, in seconds: after its first refusal, and at the most.
 FIRST = 60.0
 LONGEST = 86_400.0
 #: The most frames that a listener remembers; beyond that, the network with the most forgets its oldest.
@@ -30,7 +30,7 @@ MOST = 4_096
 class RefusedFrame:
     """A frame that was refused.
 
-    :ivar reason: why, for the log
+    :ivar reason: why it was refused, for the log
     :ivar pause: time from the last attempt to inflate it to the next, in seconds
     :ivar until: when it may be inflated again, on the monotonic clock
     """
@@ -42,7 +42,7 @@ class RefusedFrame:
 
 @attrs.define(eq=False)
 class RefusedFrames:
-    """The refused frames of one listener; networks share the room.
+    """The refused frames of one listener; the networks of writers have fair shares of the table.
 
     :ivar seconds: the monotonic clock
     """
@@ -50,7 +50,7 @@ class RefusedFrames:
     seconds: Callable[[], float]
     most: int = MOST
     _frames: dict[tuple[str, bytes], RefusedFrame] = attrs.field(factory=dict, init=False)
-    #: the same by network, the latest last
+    #: the keys of the frames by network, the latest last
     _by_network: FairShare[tuple[str, bytes]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -60,7 +60,7 @@ class RefusedFrames:
         return len(self._frames)
 
     def of(self, network: str) -> RefusedFramesOf:
-        """Return the frames that writers of *network* sent."""
+        """Return the view of this table for the writers of *network*."""
         return RefusedFramesOf(self, network)
 
     def add(self, network: str, digest: bytes, reason: str, *, hopeless: bool) -> None:
@@ -89,7 +89,7 @@ class RefusedFrames:
 
 @attrs.frozen
 class RefusedFramesOf:
-    """The part of :class:`RefusedFrames` that concerns one network; sessions use it."""
+    """The refused frames of one network, for its sessions: a view of :class:`RefusedFrames`."""
 
     frames: RefusedFrames
     network: str

@@ -1,11 +1,11 @@
-"""Recognizes events that a writer sends again although they are stored: ``resent = "drop"``, without I/O.
+"""Recognize events that a writer sends again although they are stored (``resent = "drop"``), without I/O.
 
     in:  the runs that a connection is about to publish, what became durable or was refused, ends of connections
     out: the runs without the events that are stored already, and how many records are durable in the writer's order
 
-A writer that has received no acknowledgement sends again.  Such an event may be acknowledged without being stored, only
-if *each record keeps the promise of one acknowledged event at most*.  One proof of that needs nothing from the writer
-but its events:
+A writer sends an event again if it has received no acknowledgement.  The server may acknowledge such an event without
+storing it only if *each record stands for one event at most*: otherwise two different events would be acknowledged, and
+one of them lost.  The events themselves prove it:
 
 1. **Identity.**  An event that says which process read it, from which file, at which offset and when
    (``agent.ephemeral_id``, ``log.file.path``, ``log.offset``, ``@timestamp``), or that has an ``@metadata._id``, is one
@@ -13,15 +13,15 @@ but its events:
    acknowledged.  Twins, clones behind one address and programs that log the same line again have other identities, or
    none.  Old Beats encode an event anew each time, with keys in another order, so the same JSON counts as equal.
 2. **Bytes decide, and the index only searches.**  The index has a hash of each identity.  A hit is compared with the
-   record itself: in memory while it is not durable, otherwise as the journal reads it.  So a collision, a retired
-   stream, a record that retention has deleted, or an error while reading all mean: store the event.
+   record itself: in memory while it is not durable, otherwise as the journal reads it.  So the event is stored after a
+   collision or an error while reading, and if its stream was retired, or retention has deleted the record.
 3. **In flight.**  Records that are not durable are found as well.  A repetition is acknowledged when its original is
    durable, and in the order of its own connection; if the original cannot be written, neither is the repetition
    acknowledged (:class:`_Turn`).
 4. **Quiet times cost nothing.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
    of those that are not acknowledged: their acknowledgements may be lost.  Nothing is hashed.  Only when the connection
-   has ended are they *lost*: searched for in what others send, until they are ``age`` old.  A start of the server
-   counts the end of the log as lost.
+   has ended do its records become *lost*: events of other connections are compared with them, until they are ``age``
+   old.  A start of the server counts the end of the log as lost.
 5. **Half-open connections.**  A writer may connect again before the server notices that it has lost its connection, and
    what it sent on the first one may still arrive.  So while a network has several connections, and for ``age`` after
    the last one was opened, their last windows are searched for as well.
@@ -46,17 +46,17 @@ from fyrehose.records import Buffer, Run
 
 #: The values of the option ``resent``.
 STORE, DROP = "store", "drop"
-#: The fields that identify an event: all of one line.
+#: The fields that identify an event: all fields of one of these lines.
 IDENTITIES = (
     ((b"agent", b"ephemeral_id"), (b"log", b"file", b"path"), (b"log", b"offset"), (b"@timestamp",)),
     ((b"@metadata", b"_id"),),
 )
-#: Acknowledged windows of a connection whose acknowledgements may be lost.  A writer with n unacknowledged windows at
-#: the most (``pipelining``) has sent up to two more, so this is enough for six.
+#: Acknowledged windows of a connection whose acknowledgements may be lost.  A writer with at most n unacknowledged
+#: windows (``pipelining``) may send n + 2 again, so this is enough for n = 6.
 WINDOWS = 8
-#: What an event in the index is charged, in bytes.
+#: Memory that is charged for each event in the index, in bytes.
 ENTRY = 256
-#: The most stretches of all connections, and the least of each.
+#: The most stretches (see :class:`Stretch`) of all connections, and the fewest that each connection may have.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
 #: The most that one read of the journal returns, in bytes, and the most reads for one run that is compared.
 READ, MOST_READS = 1 << 20, 16
@@ -79,7 +79,7 @@ class Stretch:
     """Consecutive records of one stream that one turn of a connection has published.
 
     :ivar payload: the size of the events, in bytes
-    :ivar size: what it takes of a table
+    :ivar size: how much of a table's capacity the stretch takes
     :ivar window: ordinal, on its connection, of the last window that has some of the events
     :ivar run: the records while they are not durable
     :ivar keys: the hash of each event's identity, or None; empty: they are not in the index
@@ -104,9 +104,10 @@ class Stretch:
 class _Turn:
     """The records of one turn, which are reported as durable together, and not before those of the turns before.
 
-    :ivar records: how many there are, the repetitions included
-    :ivar stored: how many of them are published, and not durable
-    :ivar originals: how many stretches have the others, and are not durable; -1: one of them was refused
+    :ivar records: number of records, including repetitions
+    :ivar stored: number of records that are published and not yet durable
+    :ivar originals: number of stretches with the originals of its repetitions that are not yet durable; -1: an original
+        was refused
     """
 
     sender: Sender
@@ -115,7 +116,7 @@ class _Turn:
     originals: int
 
 
-#: What the index has for a hash that it does not have.
+#: The default for a hash that is not in the index.
 _NOBODY: tuple[Stretch | None, int] = (None, 0)
 
 
@@ -137,7 +138,7 @@ class Repetitions:
     :ivar read: the journal's ``read``
     :ivar seconds: the monotonic clock
     :ivar capacity: the most events of lost connections, and as many of connections that may be half-open
-    :ivar age: how long they are searched for, in seconds
+    :ivar age: how long these events are searched for, in seconds
     :ivar charge: called with the change of the memory that the index takes, in bytes
     :ivar forgot: called with the number of events that are forgotten early, because a table is full
     """
@@ -151,9 +152,9 @@ class Repetitions:
     _index: dict[int, tuple[Stretch, int]] = attrs.field(factory=dict, init=False)
     _lost: FairShare[Stretch] = attrs.field(init=False)
     _live: FairShare[Stretch] = attrs.field(init=False)
-    #: the lost ones, in the order in which they are forgotten
+    #: the stretches of lost connections, in the order in which they are forgotten
     _ages: OrderedDict[Stretch, None] = attrs.field(factory=OrderedDict, init=False)
-    #: those of both tables that are not in the index yet
+    #: the stretches of both tables whose events are not in the index yet
     _unread: dict[Stretch, None] = attrs.field(factory=dict, init=False)
     _senders: dict[str, dict[Sender, None]] = attrs.field(factory=dict, init=False)
     _connections: int = attrs.field(default=0, init=False)
@@ -166,18 +167,18 @@ class Repetitions:
 
     @property
     def suspects(self) -> int:
-        """Return how many events the index holds, which may arrive again."""
+        """Return the number of events in the index: those that may arrive again."""
         return len(self._index)
 
     def connected(self, network: str, settled: Callable[[Exception | None], object]) -> Sender:
         """Return the state of a new connection of *network*.
 
-        :param settled: called when the original of a repetition has become durable, with None, or was refused, with the
-            error
+        :param settled: called with None when the original of a repetition has become durable, and with the error if it
+            was refused
         """
         others = self._senders.setdefault(network, {})
         if others:
-            if network not in self._overlaps:  # otherwise they are watched already
+            if network not in self._overlaps:  # otherwise the others are watched already
                 for stretch in [stretch for other in others for stretch in other.recent]:
                     self.watch(stretch)
             self._overlaps[network] = self.seconds() + self.age
@@ -187,7 +188,7 @@ class Repetitions:
         return sender
 
     def recover(self, run: Run, network: str) -> None:
-        """Count *run*, which *network* has sent, as that of a lost connection: call it with the newest run first."""
+        """Treat *run*, sent by a writer of *network*, as that of a lost connection; call this for newest runs first."""
         if run.content_type != JSON:
             return
         stretch = _stretch_of(run, network)
@@ -200,11 +201,11 @@ class Repetitions:
         self._enter(stretch, [None if key in self._index else key for key in keys])
 
     def open(self) -> None:
-        """Undo :meth:`close`, because connections may be made again."""
+        """Undo :meth:`close`, because a listener is open again."""
         self._closed = False
 
     def close(self) -> None:
-        """Forget everything when the last connection has ended: no other one will be made."""
+        """Forget everything as soon as the last connection has ended, because no listener is open any more."""
         self._closed = True
         self._forget_if_closed()
 
@@ -217,7 +218,7 @@ class Repetitions:
         self._connections -= 1
         for stretch in sender.recent:
             self._lose(stretch)
-        if len(others) < 2:  # what the last one has sent, nobody else can send before it is lost
+        if len(others) < 2:  # no second connection is left on which records of the first could arrive
             self._end_overlap(sender.network)
         if not others:
             del self._senders[sender.network]
@@ -241,11 +242,11 @@ class Repetitions:
         return network in self._overlaps
 
     def watch(self, stretch: Stretch) -> None:
-        """Search for *stretch*, of a connection that is open."""
+        """Compare events with the records of *stretch*, although its connection is still open."""
         self._admit(stretch, self._live)
 
     def forget(self, stretch: Stretch) -> None:
-        """Search for *stretch* no longer."""
+        """Stop comparing events with the records of *stretch*."""
         self._lost.discard(stretch)
         self._live.discard(stretch)
         self._ages.pop(stretch, None)
@@ -264,7 +265,7 @@ class Repetitions:
         return max(LEAST_STRETCHES, STRETCHES // max(1, self._connections))
 
     def originals(self, run: Run) -> list[Stretch | None] | None:
-        """Return for each event of *run* the stretch that has it already; None if that is true of no event."""
+        """Return for each event of *run* the stretch that stores it already, or None; just None if all are new."""
         if run.content_type != JSON:
             return None
         index = self._index
@@ -280,7 +281,7 @@ class Repetitions:
         return found if any(found) else None
 
     def renew(self, stretch: Stretch) -> None:
-        """Search for *stretch* for longer: it was sent again, and the acknowledgement of that may be lost, too."""
+        """Remember *stretch* for another ``age``: it was sent again, and this acknowledgement may be lost, too."""
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
@@ -289,7 +290,7 @@ class Repetitions:
     # Private.
 
     def _forget_if_closed(self) -> None:
-        if self._closed and not self._senders:  # then nothing is searched for but what is lost
+        if self._closed and not self._senders:  # only stretches of lost connections are left
             for stretch in list(self._ages):
                 self.forget(stretch)
 
@@ -314,9 +315,9 @@ class Repetitions:
             self._unread[stretch] = None
 
     def _admit_older(self, stretch: Stretch) -> bool:
-        """Admit *stretch*, which is older than all others, to the lost ones; return False if there is no room for it.
+        """Add *stretch*, which is older than all others, to the lost ones; return False if there is no room for it.
 
-        It displaces only what is of a network that has more than its own has then.
+        It displaces only stretches of a network that has more in the table than its own network will have.
         """
         table, size = self._lost, stretch.size
         while not table.fits(size):
@@ -336,7 +337,7 @@ class Repetitions:
                 self.forget(stretch)
 
     def _read_all(self) -> None:
-        """Read the events of stretches that are not in the index yet."""
+        """Enter the stretches that are not in the index yet; read their events for this."""
         unread, self._unread = self._unread, {}
         for stretch in unread:
             keys: list[int | None] = []
@@ -344,7 +345,7 @@ class Repetitions:
                 for run in [stretch.run] if stretch.run is not None else self._runs(stretch):
                     keys += _keys(run)
             except JournalCorrupt:
-                pass  # the rest is not searched for, and the journal reports the damage where it is read for a peer
+                pass  # events after the damage are not recognized; the journal reports it when a peer reads there
             self._enter(stretch, keys)
             if not any(stretch.keys):
                 self.forget(stretch)
@@ -379,7 +380,7 @@ class _Stored:
 
     read: Callable[[str, int, int], tuple[Run, ...]]
     _left: int = MOST_READS
-    #: by stretch, where what was read begins, and the payloads
+    #: by stretch, the position in it at which the read payloads begin, and the payloads
     _found: dict[Stretch, tuple[int, list[memoryview]]] = attrs.field(factory=dict)
 
     def payload(self, stretch: Stretch, at: int) -> Buffer | None:
@@ -404,12 +405,12 @@ class _Stored:
                     break
                 found += run.payloads()
         except JournalCorrupt:
-            pass  # nothing is known of the record, so the event is stored
+            pass  # the record cannot be compared, so the event is stored
         return found
 
 
 def is_same(stored: Buffer | None, payload: Buffer) -> bool:
-    """Return whether *payload* has the bytes of *stored*, or is the same JSON with keys in another order."""
+    """Return whether *payload* equals *stored*, byte for byte or as the same JSON with keys in another order."""
     if stored is None or len(stored) != len(payload):
         return False
     if stored == payload:
@@ -418,7 +419,7 @@ def is_same(stored: Buffer | None, payload: Buffer) -> bool:
 
 
 def _canonical(document: Buffer) -> Any:
-    """Return a value that is equal for documents that differ in the order of keys only."""
+    """Return a value that is equal for two documents if they differ only in the order of keys."""
     return json.loads(
         bytes(document),
         object_pairs_hook=lambda pairs: ("object", sorted(pairs, key=lambda pair: pair[0])),
@@ -429,7 +430,7 @@ def _canonical(document: Buffer) -> Any:
 
 @attrs.define(eq=False)
 class Sender:
-    """The last turns of one connection, and which of their records are durable.
+    """The records that one connection has sent lately, and which of them are durable.
 
     :ivar settled: see :meth:`Repetitions.connected`
     :ivar recent: the stretches whose acknowledgements may be lost, the oldest first
@@ -439,13 +440,13 @@ class Sender:
     network: str
     settled: Callable[[Exception | None], object]
     recent: deque[Stretch] = attrs.field(factory=deque, init=False)
-    #: those that are not durable, by the id of their run
+    #: the stretches that are not durable yet, by the id of their run
     _flying: dict[int, Stretch] = attrs.field(factory=dict, init=False)
     _turns: deque[_Turn] = attrs.field(factory=deque, init=False)
     _open: bool = attrs.field(default=True, init=False)
 
     def sift(self, runs: list[Run]) -> tuple[list[Run], dict[Stretch, None]]:
-        """Return *runs* without the events that are stored already, and the stretches that have these."""
+        """Return *runs* without the events that are stored already, and the stretches that store those."""
         originals: dict[Stretch, None] = {}
         if not self.repetitions.is_watched(self):
             return runs, originals
@@ -463,9 +464,9 @@ class Sender:
         return fresh, originals
 
     def begin(self, records: int, stored: int, originals: Iterable[Stretch]) -> bool:
-        """Note a turn with *records* records, of which *stored* are about to be published.
+        """Begin a turn with *records* records, of which *stored* are about to be published.
 
-        :param originals: the stretches that have the other records
+        :param originals: the stretches that store the other records
         :return: whether an original is not durable, so that :attr:`settled` will be called for this turn
         """
         waited = [stretch for stretch in originals if stretch.run is not None]
@@ -476,7 +477,7 @@ class Sender:
         return bool(waited)
 
     def publishing(self, runs: Iterable[Run], windows: int, acknowledged: int) -> None:
-        """Note that *runs* are about to be published; those that are not become :meth:`refused`.
+        """Record that *runs* are about to be published; call :meth:`refused` for those that are not.
 
         :param windows: the number of windows that have begun on the connection
         :param acknowledged: how many of them are acknowledged
@@ -495,7 +496,7 @@ class Sender:
             self.repetitions.forget(self.recent.popleft())
 
     def durable(self, runs: Iterable[Run]) -> int:
-        """Note that *runs* are durable.
+        """Record that *runs* are durable.
 
         :return: the number of records that are durable, the oldest first, since the last call
         """
@@ -522,7 +523,7 @@ class Sender:
         return records
 
     def refused(self, runs: Iterable[Run], error: Exception) -> None:
-        """Note that *runs* will not become durable."""
+        """Forget *runs*, because they were refused, and will not become durable."""
         for run in runs:
             stretch = self._flying.pop(id(run), None)
             if stretch is not None:
@@ -532,14 +533,14 @@ class Sender:
                 self._settle(stretch, error)
 
     def close(self) -> None:
-        """Note that the connection has ended, and nothing of it is read any more."""
+        """End the sender, because the connection has ended and nothing more is read from it."""
         if self._open:
             self._open = False
             self.repetitions.disconnected(self)
             self.recent.clear()
 
     def _settle(self, stretch: Stretch, error: Exception | None) -> None:
-        """Notify the turns of other connections that wait for *stretch*."""
+        """Notify the turns of other connections that wait until *stretch* is durable or refused."""
         waiting, stretch.waiting = stretch.waiting, []
         for turn in waiting:
             if turn.originals > 0:
@@ -549,7 +550,7 @@ class Sender:
 
 
 def _without(run: Run, repeated: bytes) -> Run:
-    """Return *run* without the events at which *repeated* has a 1."""
+    """Return *run* without the events for which *repeated* has the byte 1."""
     assert run.producer_seq is not None, "each event has a sequence"
     _, sequences, lengths, payload = kernel.scatter(repeated, 2, run.producer_seq, run.lengths, run.payload)[0]
     return attrs.evolve(run, lengths=lengths, payload=payload, producer_seq=sequences)

@@ -1,9 +1,9 @@
-"""Routes: the stream of an event, from strings in it, from its topic, or from the writer's certificate.
+"""Choose the stream of an event from strings in it, from its topic, or from the writer's certificate.
 
     logs.{fields.service}    a string of the event, found by the scanner that finds the topic; nothing is decoded
     {topic}.{certificate}    its topic; the first name in the certificate that the writer has proved to own
 
-The first route of which every part is there, and whose result is a valid name of a stream, decides.  Otherwise the
+The first route decides for whose words the event has values, and which yields a valid name of a stream.  Otherwise the
 event goes to the stream of the option ``stream``.
 """
 
@@ -18,7 +18,7 @@ import attrs
 from fyrehose.kernels.pure.lumberjack import MOST_PATHS
 from fyrehose.records import MAX_NAME
 
-#: Words in braces that are no fields of the event.
+#: Words in braces that do not name a field of the event.
 TOPIC, CERTIFICATE = "topic", "certificate"
 #: The most fields of all routes together: each is searched in each event, beside the topic.
 MOST_FIELDS = MOST_PATHS - 1
@@ -30,7 +30,7 @@ _EXPECTED = "streams with fields in braces, such as logs.{fields.service}"
 class Route:
     """A template of a stream's name.
 
-    :ivar text: the template as it is typed
+    :ivar text: the template as the operator typed it
     """
 
     text: str
@@ -40,7 +40,7 @@ class Route:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """Return the text before, between and behind the braces, in turn with the words in them."""
+        """Return the pieces of the template: text and the words in braces, in turn."""
         return tuple(_PART.split(self.text))
 
     @property

@@ -40,7 +40,8 @@ from fyrehose.records import Publish, Run
 
 #: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.
 KEEP_ALIVE = 4.0
-#: Silence within a window after which a writer of version 1 gets an acknowledgement of the durable events, in seconds.
+#: A writer of version 1 that is silent this long within a window gets an acknowledgement of the durable events; in
+#: seconds.
 SILENCE = 1.0
 
 
@@ -110,7 +111,7 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
-        self._sender: Sender | None = None  #: what the writer may send again; None: nothing is dropped
+        self._sender: Sender | None = None  #: what the writer may send again; None: store repetitions
 
     # Called by the reactor.
 
@@ -140,7 +141,7 @@ class LumberjackProtocol(SessionProtocol):
             self._acknowledged_at = self._received_at
         if self._turns.held or ((not small or self._published) and self._turns.saturated):
             session.postpone()
-        # A frame of several reads is worth a turn: its events then share a commit.
+        # A frame that arrives in several reads waits for a turn, so that its events share a commit.
         whole = small and not session.expected
         session.granted = self._turns.grant_now(WHOLE + PIECE) if whole else 0
         super().take(data)
@@ -171,7 +172,7 @@ class LumberjackProtocol(SessionProtocol):
     def received(self, events: Sequence[object]) -> None:
         """Publish all events of one turn by one call, however many topics they have, and start the timer of answers."""
         count = len(events)
-        if count and not isinstance(events[-1], EventRun):  # Broken, which nothing follows
+        if count and not isinstance(events[-1], EventRun):  # the last event is Broken
             count -= 1
         super().received([tuple(events[:count]), *events[count:]] if count else events)
         if self.session.frames != self._frames:
@@ -219,14 +220,14 @@ class LumberjackProtocol(SessionProtocol):
         records = sum(map(len, runs))
         fresh, originals = sender.sift(runs)
         if originals and not all(self.broker.permits(Action.PUBLISH, run.stream) for run in runs):
-            fresh, originals = runs, {}  # refused as any other
+            fresh, originals = runs, {}  # the writer may not publish: let the broker refuse the events, as any others
         repeated = records - sum(map(len, fresh))
         if repeated:
             self.broker.counters.add(PROTOCOL, "resent-dropped", repeated)
         self.unsettled += sender.begin(records, records - repeated, originals)
         if fresh:
             self.publish_part(fresh)
-        self.durable(())  # the repetitions may be all that their windows lack
+        self.durable(())  # some windows may have waited only for repetitions
 
     def publish_part(self, runs: list[Run]) -> None:
         sender = self._sender
@@ -237,7 +238,7 @@ class LumberjackProtocol(SessionProtocol):
             sender.refused([run for run in runs if not run.first_seq], Closed("the publish was refused"))
 
     def _originals_settled(self, error: Exception | None) -> None:
-        """Acknowledge a turn whose repetitions waited for their originals, or refuse it if these were."""
+        """Acknowledge a turn whose repetitions waited for their originals, or refuse it if an original was refused."""
         self.unsettled -= 1
         if error is None:
             self.durable(())
@@ -248,7 +249,7 @@ class LumberjackProtocol(SessionProtocol):
         self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
-        """Acknowledge the events of *items* to the sender, and repetitions whose originals are durable by now."""
+        """Acknowledge the events of *items* to the writer, and repetitions whose originals are durable by now."""
         records = 0
         for item in items:
             for run in item.runs:
@@ -295,7 +296,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def needs(self) -> int:
-        """Return the memory for the next turn, in bytes."""
+        """Return the memory that the next turn needs, in bytes."""
         return self.session.needs
 
     def take_turn(self, granted: int) -> Outcome:
@@ -355,12 +356,12 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def _forget_sender(self) -> None:
-        """Expect what was sent last on another connection, because nothing is read from this one any more."""
+        """Expect the last records again from other connections, because nothing more is read from this one."""
         if self._sender is not None:
             self._sender.close()
 
     def _charge(self, held: int) -> None:
-        """Charge *held* bytes of session buffers to the account, instead of the previous number."""
+        """Charge *held* bytes of session buffers to the account, in place of the bytes charged before."""
         account, before = self.account, self._charged
         if held == before:
             return
@@ -430,7 +431,7 @@ class LumberjackFactory(SessionFactory):
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
         self.turns = Turns(self.clock, broker.budget)
-        self._shared: SharedRepetitions | None = None  #: also while the last connections end, for a new listener
+        self._shared: SharedRepetitions | None = None  #: kept until the last connection ends, for a new listener
         self.repetitions: Repetitions | None = None
         self.configure(self.settings)
         self.refused = RefusedFrames(self.clock.seconds)
@@ -441,7 +442,7 @@ class LumberjackFactory(SessionFactory):
         self.routes = Routes(settings.routes) if settings.routes else None
 
     def startFactory(self) -> None:
-        """Find in the journal what writers may send again, because this server or another one has stopped."""
+        """Search the journal for events that writers may send again, because a server may have stopped."""
         super().startFactory()  # type: ignore[no-untyped-call]
         if self.settings.resent == resent.DROP:
             settings = self.settings

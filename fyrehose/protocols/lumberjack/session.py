@@ -1,11 +1,11 @@
-"""The reader's side of one connection without I/O: parses frames into events, decides on acknowledgements.
+"""The reader's side of one connection without I/O: parse frames into events, and decide which acknowledgements to send.
 
     in:  the bytes that the transport read, the number of events that became durable, and timer calls
     out: the events EventRun (columns) and Broken; A frames for the writer
 
 The session works in turns, so that one connection cannot block the reactor.  A turn processes a limited number of bytes
 and events.  If ``more_work`` is true after a turn, stop reading, and call :meth:`LumberjackServerSession.process` for
-the next turn.  A turn inflates only within the memory that it was granted; ``needs`` tells how much that has to be.
+the next turn.  A turn inflates only within the memory that it was granted; ``needs`` is how much it needs.
 
     data -> buffer -> frames -> columns -> EventRun
                |         ^
@@ -49,7 +49,7 @@ from fyrehose.sessions import ByteSession
 
 Event = EventRun | Broken
 
-#: Cost of a D frame, which is converted to JSON, and of a run, in units of one J frame (see
+#: Work of a D frame, which is converted to JSON, and of another run, in units of the work for one J frame (see
 #: ``LumberjackLimits.turn_events``).
 PAIRS_WORK = 4
 RUN_WORK = 16
@@ -69,11 +69,11 @@ class Document:
 
 @attrs.define(eq=False)
 class Refusal:
-    """A protocol violation; in a compressed frame, its rest may still arrive.
+    """A protocol violation; if it is in a compressed frame, the rest of that frame may still arrive.
 
     :ivar missing: number of bytes of the frame that have not arrived
-    :ivar digest: identifies the frame; empty: none is remembered
-    :ivar hopeless: True if the same frame will bring nothing when it comes again
+    :ivar digest: identifies the refused frame; empty: the frame is not remembered
+    :ivar hopeless: True if the same frame would be refused again, and no part of it can be acknowledged
     """
 
     error: RemoteProtocolError
@@ -91,7 +91,7 @@ class LumberjackServerSession(ByteSession):
     :ivar frames: number of complete frames received
     :ivar more_work: True if received data waits for :meth:`process`
     :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
-    :ivar refused: remembers the compressed frames that were refused on other connections; None: nothing does
+    :ivar refused: the compressed frames that were refused on other connections; None: refused frames are not remembered
     """
 
     limits: LumberjackLimits = LumberjackLimits()
@@ -108,11 +108,11 @@ class LumberjackServerSession(ByteSession):
     _columns: Columns = attrs.field(init=False)
     out: list[bytes] = attrs.field(factory=list, init=False)
     _max_event: int = attrs.field(init=False)
-    #: rest of the turn's limits, see LumberjackLimits
+    #: what is left of the turn's limits, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
-    #: work of a J frame in the last scan, including its share of the runs
+    #: work of one J frame in the last scan, including its share of the work for the runs
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
@@ -185,12 +185,12 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def buffered(self) -> int:
-        """Return how much of :attr:`expected` is in memory, in bytes."""
+        """Return how many of the :attr:`expected` bytes are in memory."""
         return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
 
     @property
     def needs(self) -> int:
-        """Return the number of inflated bytes that :meth:`process` may hold before it can return any event of them."""
+        """Return the memory in bytes that :meth:`process` may need for inflated data before it can return an event."""
         return 0 if self._inflation is None or not self.more_work else self._inflation.needs
 
     @property
@@ -211,7 +211,7 @@ class LumberjackServerSession(ByteSession):
         self._send(self._windows.acks())
 
     def keep_alive(self) -> None:
-        """Send a writer of version 2 that waits a partial acknowledgement, or A 0."""
+        """Send a partial acknowledgement, or an A frame with 0, to a waiting writer of version 2."""
         self._send(self._windows.keep_alive_acks())
 
     def acknowledge_part(self) -> None:
@@ -269,7 +269,7 @@ class LumberjackServerSession(ByteSession):
         self._damaged = error.cause == "bad-compression"
         refusal = Refusal(error)
         if self._inflation is not None:
-            # A frame that was damaged on its way has the same beginning when it comes again.
+            # A frame that was damaged on its way begins with the same bytes when it is sent again undamaged.
             same = self._inflation.digest_is_whole or error.cause == "decompression-bomb"
             told = self.version == 2 and not self._damaged and self._windows.unverified > 0
             refusal.digest, refusal.hopeless = self._inflation.digest, same and not told
@@ -340,7 +340,7 @@ class LumberjackServerSession(ByteSession):
         digest = inflation.digest_of(self._buffer, at, self.version)
         reason = self.refused.reason(digest)
         if reason:
-            raise RemoteProtocolError("refused-before", f"the same frame came before, and is not inflated: {reason}")
+            raise RemoteProtocolError("refused-before", f"this frame was refused before, and is not inflated: {reason}")
         inflation.digest = digest
 
     def _parse_inflated(self, inflation: Inflation) -> None:
@@ -350,11 +350,11 @@ class LumberjackServerSession(ByteSession):
         del data[:used]
         if (
             len(self._windows.unsealed) >= self.limits.max_windows
-        ):  # these windows cannot be acknowledged before the frame ends
+        ):  # no window can be acknowledged before its compressed frame ends
             raise RemoteProtocolError("too-many-windows", f"{self.limits.max_windows} windows in one compressed frame")
 
     def _finish(self, inflation: Inflation, at: int) -> tuple[int, bool]:
-        """Skip the bytes after the zlib stream; when all arrived, seal the windows of the compressed frame."""
+        """Skip the bytes after the zlib stream; when all have arrived, the windows of the frame are verified."""
         if inflation.unparsed or self._document is not None:
             raise RemoteProtocolError("partial-frame", "a compressed frame ends within a frame")
         at += inflation.skip(len(self._buffer) - at)

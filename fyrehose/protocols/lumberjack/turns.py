@@ -1,4 +1,4 @@
-"""Schedules the connections of one listener, which share the reactor, the disk, and the memory for inflating.
+"""Schedule the connections of one listener, which share the reactor, the disk, and the memory for inflating.
 
 A connection requests turns while its session has work.  Connections that were granted memory take turns in a round
 robin, a few turns per reactor iteration.  The others wait in the order of their requests, so the pool bounds the memory
@@ -42,7 +42,7 @@ class Outcome(Enum):
 
     DONE = "done"
     MORE = "more"
-    HELD_BACK = "held back"  #: it requests another turn after a commit
+    HELD_BACK = "held back"  #: the connection requests another turn after a commit
 
 
 class TurnTaker(Protocol):
@@ -50,10 +50,10 @@ class TurnTaker(Protocol):
 
     @property
     def needs(self) -> int:
-        """Return the memory for the next turn, in bytes."""
+        """Return the memory that the next turn needs, in bytes."""
 
     def take_turn(self, granted: int) -> Outcome:
-        """Process a limited amount of data, using at most *granted* bytes for inflating; never raises."""
+        """Process a limited amount of data, with at most *granted* bytes of memory for inflating; never raise."""
 
 
 @attrs.define(eq=False)
@@ -78,7 +78,7 @@ class Turns:
 
     @property
     def saturated(self) -> bool:
-        """Return whether no connection takes a turn, because turns are held or too much data is in flight."""
+        """Return whether no connection may take a turn, because of :meth:`hold`, or of too much data in flight."""
         return self.held or self.in_flight >= min(MAX_IN_FLIGHT, self.budget.limit // 2)
 
     def hold(self) -> None:
@@ -91,7 +91,7 @@ class Turns:
         self.schedule()
 
     def grant_now(self, size: int) -> int:
-        """Return how much memory a connection may use at once, without a turn, for work that needs *size* bytes."""
+        """Return how much memory a connection may use now, without waiting for a turn: *size* bytes, or 0."""
         idle = not (self._waiting or self._running or self._grants or self.saturated)
         return size if idle and self._fits(size) else 0
 
@@ -102,7 +102,7 @@ class Turns:
         self.schedule()
 
     def withdraw(self, worker: TurnTaker) -> None:
-        """Remove *worker*, and release its grant."""
+        """Take *worker* out of the queues, and release the memory that it was granted."""
         self._waiting.pop(worker, None)
         self._running.pop(worker, None)
         self._granted -= self._grants.pop(worker, 0)
@@ -128,13 +128,13 @@ class Turns:
         granted = self._grants[worker]
         outcome = worker.take_turn(granted)
         if worker not in self._grants:
-            return  # it was withdrawn during its turn
+            return  # the connection was withdrawn during its turn
         if outcome is Outcome.MORE and worker.needs <= granted:
             self._grant(worker, worker.needs)
             self._running[worker] = None
             return
         self.withdraw(worker)
-        if outcome is Outcome.MORE:  # it needs more than its grant: move it to the end of the queue
+        if outcome is Outcome.MORE:  # the connection needs more than its grant: move it to the end of the queue
             self._waiting[worker] = None
 
     def _admit(self) -> None:

@@ -1,4 +1,4 @@
-"""Decides which acknowledgements are due: tracks the windows in their order, and how far each is durable.
+"""Decide which acknowledgements are due: track the windows in order, and how many events of each are durable.
 
 Writers of version 1 take any A frame for the acknowledgement of a whole window (logstash-forwarder reads six bytes and
 does not parse them), so they get exactly one per window, or one when they fall silent within a window.  Writers of
@@ -24,7 +24,7 @@ class OpenWindow:
     :ivar size: number of announced events; None if the writer sent no W frame
     :ivar last: sequence of the last event received
     :ivar durable: number of durable events, without those of ``unverified``
-    :ivar durable_last: sequence of the last of them
+    :ivar durable_last: sequence of the last durable event
     :ivar unverified: number and last sequence of durable events in a compressed frame that is not verified yet
     :ivar acknowledged: number of events that a partial acknowledgement covered
     :ivar finished: True if no further event belongs to the window
@@ -51,7 +51,7 @@ class Windows:
     :ivar version: version of the last frame; 0 before the first one
     :ivar unacknowledged: the windows, the oldest first
     :ivar unsealed: windows with events in the compressed frame that is being inflated
-    :ivar unverified: number of events received in that frame
+    :ivar unverified: number of events received in the compressed frame that is being inflated
     :ivar begun: number of windows so far
     """
 
@@ -75,7 +75,7 @@ class Windows:
 
     @property
     def ack_pending(self) -> bool:
-        """Return whether received events are not acknowledged."""
+        """Return whether any received event is not acknowledged."""
         return any(window.received > window.acknowledged for window in self.unacknowledged)
 
     @property
@@ -85,7 +85,7 @@ class Windows:
         return window is not None and window.version == 1 and self._has_progress(window)
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
-        """Handle W: finish the open window as it is, and open one of *size* events."""
+        """Handle a W frame: finish the open window as it is, and open one of *size* events."""
         window = self._open
         if window is not None:
             window.finished = True
@@ -110,7 +110,7 @@ class Windows:
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
-        # A frame that is not compressed needs no checksum; its ordinal is that of a verified one.
+        # A frame that is not compressed needs no checksum: give it the ordinal of a verified compressed frame.
         frame = self._sealed - sealed
         self._pieces.append((window, count if records is None else records, count, last, frame))
         self.unverified += 0 if sealed else count
@@ -160,12 +160,12 @@ class Windows:
         return acks
 
     def partial_acks(self) -> list[Ack]:
-        """Return a partial acknowledgement of the oldest window of version 2, if more of it is durable than before."""
+        """Return a partial acknowledgement of the oldest window of version 2, if more of its events are durable."""
         window = self.unacknowledged[0] if self.unacknowledged else None
         return self._partial(window) if window is not None and window.version == 2 else []
 
     def keep_alive_acks(self) -> list[Ack]:
-        """Return :meth:`partial_acks`, or A 0, for a writer of version 2 that waits; version 1 gets nothing."""
+        """Return :meth:`partial_acks`, or an A frame with 0, for a waiting writer; nothing for version 1."""
         version = self.unacknowledged[0].version if self.unacknowledged else self.version
         return self.partial_acks() or ([Ack(version=2, number=0)] if version == 2 else [])
 

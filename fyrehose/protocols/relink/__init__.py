@@ -1,4 +1,4 @@
-"""Relink: links that outlive their connections, with acknowledged and transactional channels."""
+"""Relink: acknowledged or transactional messages over channels of a link, which outlives its connections."""
 
 from __future__ import annotations
 

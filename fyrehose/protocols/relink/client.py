@@ -7,9 +7,9 @@
         await transaction.send(b"two")
     await client.close()
 
-The client reconnects until it is closed, and resumes its link: within one link each message is processed once, in
-order.  If the listener no longer knows the link, all outstanding messages fail with UnknownOutcome, and the client
-continues on a new link.
+The client reconnects until it is closed, and resumes its link: within one link the listener processes each message
+once, in order.  If the listener no longer knows the link, all unacknowledged messages fail with UnknownOutcome, and the
+client continues on a new link.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CLOSE_TIMEOUT = 5.0
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
     """Return the delay before the next connection attempt, in seconds: 0, 0.1, 0.2, 0.4 ... 5, each 20 % more or less.
 
-    The upper limit brings every client back within 10 s, however long the server was away.
+    With this upper limit every client reconnects within 10 s of the server's return, however long the server was away.
 
     :param attempt: number of attempts that have failed
     """
@@ -70,12 +70,12 @@ class RelinkClient:
     :ivar on_message: called with channel, sequence number and parts of each message of the listener, in order.  The
         message is consumed when the call has returned, or the Deferred that it returned has fired.  If that fails, a
         committed message is reported as uncommitted; a plain message ends the link.
-    :ivar rename: called for the endpoint name before each new link is requested.  The client then requires its old link
-        (handshake flag 2), so that a lost link is never replaced under the old name
-    :ivar on_lost: called with the messages that were not acknowledged when the link is lost.  A message whose outcome
+    :ivar rename: called before each new link is requested; returns the endpoint name.  With it the client requires its
+        old link (handshake flag 2), so that the listener never replaces a lost link under the old name
+    :ivar on_lost: called when the link is lost, with the messages that were not acknowledged.  A message whose outcome
         is UNKNOWN (:class:`~.events.MessageOutcome`) may have been processed, so sending it again may store it twice
     :ivar on_state: called with True when the link becomes usable, and with False when its connection is lost
-    :ivar retry: returns the delay before a connection attempt from the number of failed ones; see :func:`backoff`
+    :ivar retry: returns the delay before a connection attempt for the number of failed attempts; see :func:`backoff`
     """
 
     clock: IReactorTime
@@ -110,7 +110,7 @@ class RelinkClient:
     def prepare(self, stream: str | None) -> None:
         """Prepare a link that publishes to *stream*, before :meth:`connect`.
 
-        :raises ConfigError: no stream was given, or the client has another endpoint, because a link has only one
+        :raises ConfigError: no stream was given, or the client is for another endpoint: a link belongs to one
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
@@ -183,7 +183,7 @@ class RelinkClient:
             raise LocalProtocolError("the client is closed")
         return self._watchers.when(lambda: not self._closing and self.room(channel) > 0)
 
-    when_room = ready  #: the same for transactions, also where a subclass waits for more
+    when_room = ready  #: as :meth:`ready`; transactions call it also where a subclass makes :meth:`ready` wait longer
 
     def room(self, channel: int) -> int:
         """Return how many more messages may be sent on *channel* now; 0 without a link."""
@@ -193,7 +193,7 @@ class RelinkClient:
         return self.limits.window if found is None else found.room
 
     def transaction(self, channel: int = 0) -> Transaction:
-        """Return a new transaction on *channel*; it begins when the one before on this channel is decided.
+        """Return a new transaction on *channel*; it begins when the previous transaction on this channel has ended.
 
         :raises LocalProtocolError: the channels of this link are plain
         """
@@ -214,7 +214,7 @@ class RelinkClient:
         return closed
 
     def pause(self) -> None:
-        """Call ``on_message`` no more until :meth:`resume`."""
+        """Stop calling ``on_message`` until :meth:`resume`."""
         self._inbox.paused = True
 
     def resume(self) -> None:
@@ -348,7 +348,7 @@ class RelinkClient:
         """Handle events of the session or the link, in order."""
         for event in found:
             if self._closing and self._ended is None:
-                return  # The client has ended; events of a link that was made meanwhile have no effect.
+                return  # The client is closed; events of a link that was made meanwhile have no effect.
             self._handle(event)
         self._watchers.notify()
 
@@ -393,7 +393,7 @@ class RelinkClient:
         self._announce_link()
 
     def _refused(self, event: LinkUnknown) -> None:
-        """Reconnect for a new link, because the listener no longer knows the required one."""
+        """Reconnect for a new link, because the listener no longer knows the old link, which the client required."""
         self._attempts = 0
         if event.lost is None or not self._listener_forgot(event.lost):
             return
@@ -403,7 +403,7 @@ class RelinkClient:
             self._connection.abort()
 
     def _listener_forgot(self, link: Link) -> bool:
-        """Drop *link*, which the listener no longer knows; return False if it had ended in good order."""
+        """Drop *link*, which the listener no longer knows; return False if the link had ended in good order."""
         if link.shutdown_ever_sent and not link.sending:
             self._link_ended()  # The link had ended, and only the listener's shutdown packet did not arrive.
             return False

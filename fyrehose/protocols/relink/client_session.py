@@ -1,4 +1,4 @@
-"""Session of the connector: its machine, whose states are those of the specification ("1. Handshake").
+"""The connector's session: a state machine, with the states of the specification ("1.  Handshake").
 
 VERSION -> REPLY -> a new link: OPEN
                  -> the old link: RESYNC -> OPEN
@@ -22,10 +22,10 @@ from fyrehose.protocols.relink.tables import Stage, Step, Transitions
 
 @attrs.define(eq=False)
 class ConnectorSession(RelinkSession):
-    """Session of the connector, which selects the endpoint and the terms.
+    """The connector's session; the connector selects the endpoint and the terms of the link.
 
     :ivar hello: the connector's part of the handshake; its epoch and link id are those of ``link``
-    :ivar link: the old link, detached, to be resumed; None for a new one
+    :ivar link: the old link, without a connection, to be resumed; None: request a new link
     :ivar new_link: returns a new link from its epoch and id
     """
 
@@ -47,7 +47,7 @@ class ConnectorSession(RelinkSession):
         self.send(self.hello.serialize(), handshake.reply_size)
 
     def read_reply(self) -> None:
-        """Find out whether the listener's reply means the old link, a new link, or none (L6)."""
+        """Read from the listener's reply whether it resumes the old link, begins a new one, or knows none (rule L6)."""
         epoch, link_id = handshake.unpack_reply(self.take())
         hello, old = self.hello, self.link
         if link_id and not epoch:
@@ -62,18 +62,18 @@ class ConnectorSession(RelinkSession):
             self.step(Step.NEW_LINK, self.new_link(epoch, link_id))
 
     def begin(self, link: Link) -> None:
-        """Attach a new link; the old one, if any, is lost."""
+        """Begin a new link on this connection; the old link, if there is one, is lost."""
         lost = self.link
         if lost is not None:
             lost.over = True
         self.attach(link, resumed=False, lost=lost)
 
     def send_report(self, link: Link) -> None:
-        """Attach the old link, and send its report."""
+        """Resume the old link on this connection: report which messages have arrived."""
         self.attach(link, resumed=True)
 
     def give_up(self, epoch: int) -> None:
-        """Report that the required link is lost."""
+        """Report that the listener does not know the required link."""
         if self.link is not None:
             self.link.over = True
         self.fenced()

@@ -25,7 +25,7 @@ HANDSHAKE_TIMEOUT = 10.0
 PING_AFTER = 15.0
 #: The connection is aborted after this much silence of the peer, in seconds.
 DROP_AFTER = 45.0
-#: How long the last bytes of an ended link may take to be sent before the connection is aborted, in seconds.
+#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -103,7 +103,7 @@ class ConnectorConnection(Protocol):
     # Private.
 
     def _dispatch(self, found: Sequence[Any]) -> None:
-        """Pass events on to the client; an event Broken closes the connection after those before it."""
+        """Pass events on to the client; an event Broken closes the connection after the events before it."""
         if found and isinstance(found[0], Linked):
             self.timers.stop(self._handshake_timed_out)
             self._keepalive.start()

@@ -1,4 +1,4 @@
-"""Decode packets from a byte stream (specification, "2. Packets"), wherever the stream was cut.
+"""Decode packets from a byte stream (specification, "2.  Packets"), into whatever pieces the network has cut it.
 
     in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first invalid one
 
@@ -47,14 +47,14 @@ _TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] 
 }
 #: First byte of a unicast message that is neither long nor large.
 _SIMPLE = 1 | Format.MESSAGE << 2
-#: The bit of the first byte of a message that has no meaning and is ignored.
+#: The bit in the first byte of a message that has no meaning; the decoder ignores it.
 _UNUSED = 1 << 7
 #: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class DecoderOwner(Protocol):
-    """The link, as the decoder of many messages at a time sees it."""
+    """The part of a link that the decoder needs to decode many messages at a time."""
 
     def room(self) -> tuple[int, int]:
         """Return how many messages of one channel, and how many bytes of all channels, may be decoded at once.
@@ -63,11 +63,11 @@ class DecoderOwner(Protocol):
         """
 
     def accepts(self, channels: Sequence[int]) -> bool:
-        """Return whether a message on each of *channels* would violate no rule."""
+        """Return whether the peer may send a message on each of *channels* now."""
 
 
 class _MoreNeeded(Exception):
-    """Raised inside the decoder when a packet has not arrived completely.
+    """Raised within the decoder when a packet has not arrived completely.
 
     :ivar size: number of bytes that the packet has at least
     """
@@ -82,8 +82,8 @@ class Decoder:
 
     :ivar sender_size: size of the peer's channel ids, in bytes (used by messages and operations that it sends)
     :ivar receiver_size: size of our channel ids, in bytes (used by acknowledgements that it sends)
-    :ivar owner: the link, if messages of one part are to be returned as :class:`~.frames.Gathered`; None: each message
-        is a packet of its own
+    :ivar owner: the link, if messages of one part are returned many at a time, as :class:`~.frames.Gathered`; None:
+        each is returned as a packet
     """
 
     sender_size: int
@@ -100,7 +100,7 @@ class Decoder:
 
     @property
     def expected(self) -> int:
-        """The least size of the packet that is arriving, as far as it is known; 0 between packets, or if it is here."""
+        """The least size of the incomplete packet, as far as it is known; 0 if no packet is incomplete."""
         if not self.buffer or len(self.buffer) - self._at >= self._needed:
             return 0
         return max(self._needed, 8)

@@ -1,9 +1,9 @@
-"""The two endpoints of the server: publish to a stream, or subscribe to one (names.py defines the endpoint names).
+"""The two endpoints of the server: publish to a stream, or subscribe to a stream (names.py defines the endpoint names).
 
     Publishing    messages -> runs -> journal, in one batch with the link's cursors -> consumed, committed
     Subscribing   journal -> messages on channel 0, limited by the window
 
-An endpoint object belongs to one connection; everything that outlives the connection is in the link's registry entry.
+An endpoint object belongs to one connection; the link's entry in the registry keeps what outlives the connection.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Buffer, Delivery, Run
 
 PROTOCOL = "relink"
-#: Delay before a position that could not be moved is tried again, in seconds.
+#: Delay before the server tries again to move the position of a named subscription, in seconds.
 RETRY = 1.0
-#: The most bytes that a message needs besides its part, or for another part: head, size and padding.
+#: The most bytes that a message of one part needs besides its part, and each further part besides its data: head, size,
+#: padding.
 HEAD = 32
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
 MAX_ANCHORS = 1_000
@@ -56,16 +57,16 @@ def first_anchor(broker: IBroker, place: EndpointName, position: int | None = No
         return [(int(place.seqs), position + 1)]
     oldest, last = broker.bounds(place.stream)
     after = last if place.after is None else min(max(place.after, oldest - 1), last)
-    return [(int(place.seqs), after + 1)]  # With ?seq, message 0 is no record: it says where the channel begins.
+    return [(int(place.seqs), after + 1)]  # With ?seq, message 0 carries no record: it says where the channel begins.
 
 
 def stream_seq(anchors: Anchors, channel_seq: int) -> int:
-    """Return the number in the stream of the record that has number *channel_seq* on the channel."""
+    """Return the seq, in the stream, of the record that message *channel_seq* of the channel carries."""
     begin, seq = next(anchor for anchor in reversed(anchors) if anchor[0] <= channel_seq)
     return seq + channel_seq - begin
 
 
-#: Called when a write is refused for good, before :meth:`Shell.write` returns; returns whether that is handled.
+#: Called when a write is refused permanently, before :meth:`Shell.write` returns; returns whether it has handled this.
 Refused = Callable[[PublishError], bool]
 
 
@@ -153,9 +154,9 @@ class Publishing(Endpoint):
         super().__init__(protocol, entry, place)
         #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
-        #: commits and rollbacks of the current read, in order; they are staged already
+        #: commits and rollbacks of the current read, in order; the link has recorded them as decided (staged)
         self._decided: list[events.Decided] = []
-        #: set when the stream has refused a message of a plain channel for good
+        #: the reason, once the stream has refused a message of a plain channel permanently
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
@@ -166,7 +167,7 @@ class Publishing(Endpoint):
             case events.Decided():
                 self.decided(event)
             case events.Finished():
-                # A channel that is closed twice in one read is gone already if the first write has settled at once.
+                # If a channel is closed twice in one read, the first write may have removed it already.
                 channel = self.link.receiving.get(event.channel)
                 if channel is not None and not channel.leaving:
                     channel.leaving = True
@@ -175,7 +176,7 @@ class Publishing(Endpoint):
                 self.protocol.handle_events(self.link.shutdown())
 
     def decided(self, event: events.Decided) -> None:
-        """Stage a commit or rollback, which is written after the read."""
+        """Record a commit or rollback in the link's state, to be written with the other messages of this read."""
         if event.commit and event.dropped is not None:
             self._count_dropped(event, event.dropped)
         self._stage(event)
@@ -204,7 +205,7 @@ class Publishing(Endpoint):
         self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
-        """Write everything that came in one read at once: the messages, and the cursors of each channel."""
+        """Write all that one read brought in one batch: the messages, and the cursors of each channel."""
         if self._plain:
             plain = [
                 (channel, first, MessageSequence(tuple(pieces))) for channel, (first, pieces) in self._plain.items()
@@ -235,9 +236,9 @@ class Publishing(Endpoint):
         self.protocol.write(runs, staged, partial(self._write_plain_separately, plain))
 
     def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> bool:
-        """Write the part of *plain* that the stream accepts, after it has refused the whole.
+        """Write the messages of *plain* that the stream accepts, after it has refused the batch.
 
-        For each channel that part ends before the first refused message.  A plain channel has no way to refuse a
+        On each channel, messages are written up to the first refused one.  A plain channel has no way to refuse a
         message, so that message ends the link, unless it is kept as a dead letter.
 
         :return: True, because the refusal is handled
@@ -263,9 +264,9 @@ class Publishing(Endpoint):
         return True
 
     def _write_letter(self, channel: int, first: int, messages: MessageSequence, error: PublishError) -> bool:
-        """Write the only message of *messages* as a dead letter, and acknowledge it.
+        """Write the only message of *messages* as a dead letter (a record of refused messages), and acknowledge it.
 
-        :return: whether the letter was accepted
+        :return: whether the dead letter was accepted
         """
         accepted = True
 
@@ -283,7 +284,7 @@ class Publishing(Endpoint):
         return accepted
 
     def _committed_runs(self, decided: list[events.Decided]) -> list[Run]:
-        """Return the runs of all committed messages; commits that follow each other on a channel are joined."""
+        """Return the runs of all committed messages; join consecutive commits of a channel."""
         found: list[tuple[int, int, list[Piece]]] = []
         expected: tuple[int, int] | None = None
         for event in decided:
@@ -299,7 +300,7 @@ class Publishing(Endpoint):
         return runs
 
     def _write_separately(self, decided: list[events.Decided], error: PublishError) -> bool:
-        """Write each commit by itself, because the stream has refused one of them for good, and so the whole batch.
+        """Write each commit separately, because the stream has refused the whole batch for one of them.
 
         :return: whether the refusal is handled
         """
@@ -316,9 +317,9 @@ class Publishing(Endpoint):
         return True
 
     def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
-        """Stage *event* as uncommitted, because the stream has refused it for good.
+        """Answer *event*, a commit, with "uncommitted", because the stream has refused it permanently.
 
-        :return: False if the link has changed meanwhile, so that there is nothing to stage
+        :return: False if the link has changed meanwhile, so that there is nothing to answer
         """
         link = self.link
         if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
@@ -344,24 +345,24 @@ def _pack_seq(seq: int) -> bytes:
 
 @attrs.frozen
 class _Gap:
-    """Mark a gap in the pending messages: the next record has number ``seq`` in the stream."""
+    """A gap in the queue of messages to send: the next record has number ``seq`` in the stream."""
 
     seq: int
 
 
 @implementer(IConnectedSink, ISubscription)
 class Subscribing(Endpoint):
-    """Send the records of a stream on channel 0, from where the peer left off.
+    """Send the records of a stream on channel 0, from the first one that the peer has not received.
 
-    To the connection this is the subscription: it is resumed only while both the transport and the peer's window have
-    room.
+    The connection treats this object as its subscription: the records flow only while both the transport and the peer's
+    window have room.
     """
 
     def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False
-        #: what precedes the next record, and waits for the window: the message that says where it begins, and gaps
+        #: messages to send before the next record, as soon as the window has room: where the channel begins, and gaps
         self._pending: deque[Parts | _Gap] = deque()
         self._writing_anchor = False
         self._named = protocol.named
@@ -369,7 +370,8 @@ class Subscribing(Endpoint):
     # Events of the session.
 
     def begin(self) -> None:
-        # The pong shows that the peer knows the link, which is then kept for the full retention, even without records.
+        # The pong shows that the peer knows the link; then the link is kept for its full retention, even without
+        # records.
         self.link.ping()
         self._subscribe(0)
 
@@ -388,16 +390,16 @@ class Subscribing(Endpoint):
                 if self.link.shutdown_received:
                     self._shut_down()
                 else:
-                    self._acknowledge()  # An acknowledgement may have been refused before the connection was lost.
+                    self._acknowledge()  # moving the position may have failed before the connection was lost
                     self._subscribe(event.next)
             case events.Received() | events.Decided():
                 self.protocol.reject(RemoteProtocolError("message-to-subscription"))
             case events.Finished():
                 self.protocol.handle_events(self.link.forget(event.channel))
             case events.PeerShutdown():
-                # The link ends when the peer has consumed what was sent, and is not kept over a restart.  The peer
-                # forgets a channel that is closed, so a server that then crashed, and still had the link, would send
-                # everything again.
+                # The link ends when the peer has consumed all sent messages, and is not kept over a restart from now
+                # on.  The peer forgets a closed channel: if the server crashed then, and still had the link, it would
+                # send everything again.
                 self.end()
                 self.protocol.registry.forget(self.entry, self._shut_down)
 
@@ -405,7 +407,7 @@ class Subscribing(Endpoint):
         """Close channel 0 if the peer's report has arrived, and shut down the link."""
         link = self.link
         channel = link.sending.get(0)
-        if channel is not None and link.may_send:  # Otherwise this is done after the peer's report.
+        if channel is not None and link.may_send:  # Otherwise the channel is closed after the peer's report.
             if not channel.next:
                 del link.sending[0]  # Nothing was sent on the channel, so the peer never saw it open.
             elif channel.mode is Sending.OPEN:
@@ -477,7 +479,7 @@ class Subscribing(Endpoint):
     # Private.
 
     def _acknowledge(self) -> None:
-        """Move the position of the named subscription to what the peer has consumed; try again if that is refused."""
+        """Move the position of the named subscription to what the peer has consumed; retry after a refusal."""
         if self._named is not None and self.entry.consumed:
             moved = self.protocol.broker.named.acknowledge(self._named, self.entry.consumed)
             moved.addErrback(self._not_acknowledged)
@@ -490,7 +492,7 @@ class Subscribing(Endpoint):
             self.protocol.refuse_subscription(failure)
 
     def _subscribe(self, channel_seq: int) -> None:
-        """Subscribe to the stream, beginning with the record that has number *channel_seq* on the channel."""
+        """Subscribe to the stream, beginning with the record that message *channel_seq* of the channel carries."""
         if self.place.seqs and not channel_seq:
             rewinds = () if self._named is None else (_pack_seq(self._named.state.rewinds),)
             self._pending.append((b"", _pack_seq(self.entry.anchors[0][1] - 1), *rewinds))
@@ -524,7 +526,7 @@ class Subscribing(Endpoint):
             self._subscription.pauseProducing()
 
     def _pump(self) -> None:
-        """Send what precedes the next record, while the window has room; the caller flushes."""
+        """Send the messages that precede the next record, while the window has room; the caller flushes."""
         channel = self.link.sending.get(0)
         if self._writing_anchor or channel is None or not self.link.may_send:
             return
@@ -537,7 +539,7 @@ class Subscribing(Endpoint):
         self._update()
 
     def _send_records(self, run: Run, most: int, room: int) -> tuple[int, int]:
-        """Send records of *run*, from the first, as many as fit into *room* bytes, and at most *most*.
+        """Send the first records of *run*: as many as fit into *room* bytes, and at most *most*.
 
         :return: how many were sent, and the most bytes that they take
         """
@@ -578,7 +580,7 @@ class Subscribing(Endpoint):
         return (_pack_seq(seq), *parts) if self.place.seqs else parts
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
-        """Write where the channel continues behind a gap.
+        """Write an anchor: at which record the channel continues after a gap.
 
         Sending continues when the anchor is durable, because a later connection needs it to find the record again.
         """

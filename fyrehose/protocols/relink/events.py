@@ -1,4 +1,4 @@
-"""Events that a link returns to its owner, and errors of messages whose link was lost or that were refused.
+"""Events that a link returns to its owner, and errors for messages that were refused or whose link was lost.
 
 Sequence numbers in events never wrap; on the wire they are the low 32 bits (3.1).  :class:`fyrehose.errors.Broken` is
 the last event of a peer that violates the protocol; its link is lost.
@@ -23,7 +23,7 @@ class Resumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Received:
-    """Messages on a plain channel, numbered from ``first``; the owner has to stage and settle them."""
+    """Messages on a plain channel, numbered from ``first``; the owner has to call ``stage`` and ``settle`` for them."""
 
     channel: int
     first: int
@@ -31,7 +31,7 @@ class Received:
 
 
 class DropReason(Enum):
-    """Why undecided messages were not kept until their commit."""
+    """Why the payloads of messages were not kept until their commit."""
 
     COUNT = "more than twice `backlog` messages of the channel were undecided"
     SIZE = "more than twice `backlog_size` bytes of the link were undecided"
@@ -41,7 +41,7 @@ class DropReason(Enum):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
-    """The peer commits or rolls back its messages ``first`` to ``last``; the owner has to stage and settle them.
+    """The peer commits or rolls back its messages ``first`` to ``last``; the owner must ``stage`` and ``settle`` them.
 
     :ivar commit: True for a commit, False for a rollback
     :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: they were kept
@@ -76,9 +76,9 @@ class Consumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Rewound:
-    """On a resumed link whose messages are not kept: the peer holds all messages below ``next``.
+    """The peer holds all messages below ``next``, on a resumed link that does not keep its messages.
 
-    The owner has to send again from there; if the channel was being closed, it has to be closed again.
+    The owner has to send the messages from ``next`` on again; if it was closing the channel, it has to close it again.
     """
 
     channel: int
@@ -94,7 +94,7 @@ class ChannelClosed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Finished:
-    """The peer's channel is closed, and the peer knows all results; the owner has to ``forget`` the channel."""
+    """A channel of the peer is closed, and the peer knows all results; the owner has to ``forget`` the channel."""
 
     channel: int
 
@@ -125,9 +125,9 @@ Event = (
 
 
 class MessageOutcome(Enum):
-    """What is known of a message whose link was lost before it was acknowledged.
+    """What is known of a message whose link was lost before the message was acknowledged.
 
-    The third outcome is that it was processed: then its acknowledgement has arrived, and it is not reported.
+    A message that is known to be processed is not reported: its acknowledgement has arrived.
     """
 
     NOT_PROCESSED = "its transaction was never committed, so the listener has not processed it"
@@ -138,7 +138,7 @@ class MessageOutcome(Enum):
 class Unsettled:
     """A message of ours that was not acknowledged when its link was lost.
 
-    :ivar outcome: of a message on a plain channel always UNKNOWN
+    :ivar outcome: always UNKNOWN for a message on a plain channel
     """
 
     channel: int

@@ -106,7 +106,7 @@ LONG, LARGE = 1, 2
 
 
 def nearest(number: int, cursor: int) -> int:
-    """Return the integer nearest to *cursor* whose low 32 bits are *number*; it may be negative.
+    """Return the integer nearest to *cursor* whose low 32 bits are *number*; the result may be negative.
 
     Sequence numbers wrap on the wire (3.1); in memory they are integers that never wrap.
     """
@@ -159,10 +159,10 @@ class _ChannelPacket:
 
 @attrs.frozen(kw_only=True, slots=True)
 class _Targeted(_ChannelPacket):
-    #: format without a sequence number; that with one is higher by two
+    #: the format without a sequence number; the format with a sequence number is this plus two
     form: ClassVar[Format]
     kind: Op | Ack
-    #: sequence number of the last targeted message; None: the message after the one targeted before
+    #: sequence number of the last message that the packet is about; None: the message after the previous packet's
     number: int | None = None
 
     def serialize(self, id_size: int) -> bytes:
@@ -207,7 +207,7 @@ class Acknowledgement(_Targeted):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Message(_ChannelPacket):
-    """A message of any number of parts, even none (2.3.3); it gets a sequence number of its own on each channel."""
+    """A message of any number of parts, even none (2.3.3); it has a separate sequence number on each channel."""
 
     parts: tuple[bytes, ...]
 
@@ -258,7 +258,7 @@ class Gathered:
     runs: tuple[tuple[int, Column], ...]
 
 
-#: Packets that are sent, and packets that the decoder returns.
+#: The packets that are sent, and the packets that the decoder returns.
 Packet = GeneralPacket | Operation | Acknowledgement | Message | MessageRun
 Incoming = GeneralPacket | Operation | Acknowledgement | Message | Gathered
 

@@ -1,4 +1,4 @@
-"""The fields of Relink's handshake (specification, "1. Handshake"), which the peers exchange half-duplex.
+"""The fields of Relink's handshake (specification, "1. Handshake"), which the peers send in turn.
 
 connector   version u8 | pad 7
 listener    version u8 | pad 7
@@ -33,7 +33,7 @@ _REPLY = Struct(
     "Q"  # epoch, microseconds since 1970 UTC
     "Q"  # link id
 )
-#: Size of the fixed fields around the name: its length before it, two id sizes and the flags behind it.
+#: Size of the fixed fields around the name: its length, the two id sizes and the flags.
 _FIXED = 1 + 3
 #: Handshake flags.
 CONNECTOR_TRANSACTIONS, LISTENER_TRANSACTIONS, REQUIRE_LINK = 1, 2, 4
@@ -60,7 +60,7 @@ def _endpoint(instance: object, attribute: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Terms:
-    """The fields of the handshake on which the peers have to agree, and which a resumed link cannot change."""
+    """The fields of the handshake that the connector selects, and that a resumed link cannot change."""
 
     endpoint: str = attrs.field(validator=_endpoint)
     connector_size: int = attrs.field(default=0, validator=_id_size)
@@ -133,14 +133,14 @@ def unpack_reply(buffer: bytes | bytearray) -> tuple[int, int]:
 
 
 def hello_size(buffer: bytes | bytearray) -> int:
-    """Return the size of the hello at the start of *buffer* as far as it is known; check the fields that have arrived.
+    """Return the size of the connector's hello at the start of *buffer*, as far as it is known; check its fields.
 
     :raises RemoteProtocolError: a channel id size is invalid, or the name is not UTF-8
     """
     if not buffer:
         return 1
     end = 1 + buffer[0]
-    # Checked in their order, so that the error does not depend on how the bytes were cut.
+    # The fields are checked in order, so that the error does not depend on how the bytes were cut.
     if len(buffer) >= end:
         _text(buffer[1:end])
     for place in (end, end + 1):

@@ -1,4 +1,4 @@
-"""Events of the handshake, which a session returns to its owner before those of its link (events.py)."""
+"""Events of the handshake, which a session returns to its owner before the events of its link (events.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The inbound half of a link: the peer's channels, and how many unfinished messages they may hold.
 
-Messages that wait for the owner block the connection: nothing more is read until some are settled.  Messages that
-wait for the peer's commit or rollback cannot block it, because the decision would not be read either: beyond a limit
-their payloads are dropped, and a commit of them is answered with ``uncommitted``.
+Messages that wait for the owner block the connection: nothing more is read until some are settled.  Messages that wait
+for the peer's commit or rollback must not block it, because the decision would not be read either.  Beyond a limit
+their payloads are dropped, and a commit of these messages is answered with ``uncommitted``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 
 #: Estimated memory of one channel of the peer, in bytes.
 CHANNEL_MEMORY = 2_048
-#: Up to this many channels the fullest one is found by a scan; with more, only channels that are half full are scanned.
+#: Up to this many channels the fullest one is found by a scan; with more channels, only those that are half full are
+#: scanned.
 SCAN_LIMIT = 8
 
 
@@ -40,7 +41,7 @@ class Inbound(LinkState):
     def room(self) -> tuple[int, int]:
         """Return how many messages of one channel, and how many bytes of all channels, may be decoded in one step.
 
-        Both are at least 1, so that a message which does not fit is decoded alone and judged by itself.
+        Both are at least 1, so that a message that does not fit is decoded alone, and refused alone.
         """
         limits = self.limits
         if self.peer_transactions:
@@ -52,7 +53,7 @@ class Inbound(LinkState):
                 fullest = max([self.receiving[id_].waiting for id_ in self._filling], default=limits.backlog // 2)
             each = limits.backlog - fullest
         size = limits.backlog_size - self.held
-        if size <= 0:  # Not blocked, so everything waits for the peer's decisions; their limit is twice as high.
+        if size <= 0:  # All wait for the peer's decisions, because reading is not blocked; the limit is twice as high.
             size += limits.backlog_size + limits.message_size + 1
         return max(each, 1), max(size, 1)
 
@@ -82,10 +83,10 @@ class Inbound(LinkState):
         return [events.Received(channel=id_, first=first, messages=MessageSequence((messages,)))]
 
     def _count_fitting(self, channel: ReceiveChannel, sizes: Sequence[int], cost: int) -> tuple[int, DropReason]:
-        """Return how many of the messages with the given *sizes*, from the first on, still fit on *channel*.
+        """Return how many of the first messages with these *sizes* still fit on *channel*.
 
         :param cost: the size of all of them, including ``OVERHEAD`` for each
-        :return: also the reason why the next one would not fit
+        :return: also the reason why the next message does not fit
         """
         if channel.dropped is not None:
             return 0, channel.why_dropped
@@ -99,7 +100,7 @@ class Inbound(LinkState):
     def _receive_partly(
         self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int, why: DropReason
     ) -> list[Event]:
-        """Keep the messages that still fit of a transaction that is too large; the others only get their numbers."""
+        """Keep the first messages of a transaction that is too large; only number the others, without payloads."""
         if sizes:
             cost = sum(sizes) + OVERHEAD * len(sizes)
             channel.accept(cut(messages, len(sizes))[0], cost, sizes)
@@ -125,7 +126,7 @@ class Inbound(LinkState):
     def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
         """Open a channel of the peer.
 
-        :param again: the peer has opened it before, and we have forgotten that
+        :param again: the peer opened the channel before, and this side has forgotten it
         """
         if self.shutdown_received and not again:
             raise RemoteProtocolError("channel-after-shutdown")
@@ -146,7 +147,7 @@ class Inbound(LinkState):
             channel = channel or self._open(id_, again=True)
             channel.accept_forgotten(packet.number)
         elif channel is None:
-            if packet.kind is Op.COMMIT:  # It gets its answer, and the channel stays unknown (R4).
+            if packet.kind is Op.COMMIT:  # Answer the commit, without opening the channel (R4).
                 self.emit(
                     Acknowledgement(kind=Ack.UNCOMMITTED, channels=(id_,), number=packet.number), id_size=self.peer_size
                 )
@@ -187,7 +188,7 @@ class Inbound(LinkState):
     # Called by the owner.
 
     def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Record the *result* of the peer's messages up to *through* (None: plain, or rolled back); see :meth:`settle`.
+        """Record the *result* of the peer's messages up to *through* (None: plain or rolled back) until :meth:`settle`.
 
         :raises LocalProtocolError: there are no such messages to stage
         """
@@ -222,19 +223,19 @@ class Inbound(LinkState):
             ids.discard(channel)
 
     def _trim(self, channel: ReceiveChannel) -> None:
-        """Send a ping behind the last results if many are kept; its pong allows to forget them (R6)."""
+        """Send a ping after the last results if many are kept; its pong shows that the peer knows them (rule R6)."""
         if channel.unconfirmed > self.limits.results and channel.trim_barrier is None and self.attached:
             channel.trim_barrier = (self.ping(), channel.consumed)
             channel.unconfirmed = 0
 
     def _barrier(self, channel: ReceiveChannel) -> None:
-        """Send a ping behind the last acknowledgement of a closing channel; closed is sent after its pong (R7)."""
+        """Send a ping after the last acknowledgement of a closing channel; ``closed`` follows its pong (rule R7)."""
         if channel.exhausted and self.attached:
             channel.barrier = self.ping()
             channel.advance(ChannelEvent.PING)
 
     def _charge(self, channel: ReceiveChannel, cost: int) -> None:
-        """Charge *cost* bytes for messages of *channel*, or give them back, and note how full the channel is now."""
+        """Add *cost* bytes, which may be negative, for messages of *channel*; note whether the channel is full."""
         self.held += cost
         limit = self.limits.backlog
         waiting = (channel.dec if channel.transactional else channel.next - 1) - channel.consumed
@@ -244,7 +245,7 @@ class Inbound(LinkState):
     # Called by the link.
 
     def acknowledge(self) -> None:
-        """Acknowledge the messages of this read as received, once per channel (R2)."""
+        """Acknowledge the messages of this read as received, once for each channel (rule R2)."""
         for id_ in sorted(self._unacknowledged):
             channel = self.receiving[id_]
             # On a durable link, consumed follows for decided and plain messages, and implies received.
@@ -254,10 +255,11 @@ class Inbound(LinkState):
         self._unacknowledged.clear()
 
     def send_report(self) -> None:
-        """Send the report of each channel on a resumed link, and resume (R5)."""
+        """Report on a resumed link what has arrived on each channel; then send the resume packet (rule R5)."""
         for channel in self.receiving.values():
-            # A peer that does not send forgotten messages again has got all later ones numbered too low.  If they were
-            # kept, it would take their `received` for that of others, and send messages again that are here already.
+            # If the peer does not send forgotten messages again, this side has numbered all later messages too low.  If
+            # it kept these, the peer would take `received` as that of other messages, and send messages that have
+            # arrived again.
             if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
             self.emit(*channel.report(), id_size=self.peer_size)
@@ -267,19 +269,19 @@ class Inbound(LinkState):
             self._trim(channel)
 
     def rewind(self) -> None:
-        """Forget received messages that could not be written; the link is detached, and the peer sends them again."""
+        """Forget received messages that could not be written; the peer sends them again when it resumes the link."""
         if self.attached or not self.durable:
             raise LocalProtocolError("cannot rewind a link that is attached or not durable")
         for channel in self.receiving.values():
             self._rewind(channel)
 
     def _rewind(self, channel: ReceiveChannel) -> None:
-        """Forget the messages of *channel* that are not durable, also those that were acknowledged as received."""
+        """Forget the messages of *channel* that are not durable, even if they were acknowledged as received."""
         self.forgetful = self.forgetful or channel.acknowledged > channel.consumed
         self._charge(channel, -channel.rewind())
 
     def ponged(self) -> list[Event]:
-        """Handle a pong: the k-th answers the k-th ping of the connection."""
+        """Handle a pong: the k-th pong answers the k-th ping of the connection."""
         if self.pongs == self.pings:
             return []  # A pong without a ping is ignored.
         self.pongs += 1

@@ -1,4 +1,4 @@
-"""The messages that a client has received: they are passed on one after the other, and then settled.
+"""Pass the messages that a client has received to its program, one after another, and acknowledge their results.
 
 events Received, Decided -> on_message, or nothing for a rollback -> consumed, committed, uncommitted
 """
@@ -39,13 +39,14 @@ class Inbox:
     flush: Callable[[], object]
     link: Link | None = None
     paused: bool = False
-    #: channel, sequence number, parts, and whether to process the message; without parts it was dropped
+    #: channel, sequence number, parts, and whether to process the message; None instead of the parts if they were
+    #: dropped
     _waiting: deque[tuple[int, int, tuple[bytes, ...] | None, bool]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
     _delivering: bool = attrs.field(default=False, init=False)
 
     def add(self, link: Link, event: Received | Decided) -> None:
-        """Pass on the messages of *event*, after those that wait already."""
+        """Pass on the messages of *event*, after the messages that already wait."""
         self.link = link
         process = True
         if isinstance(event, Decided):

@@ -12,8 +12,8 @@ from fyrehose.net.lifecycle import Timers
 class Pinging(Protocol):
     """A connection that pings its peer.
 
-    :ivar timers: its timers, with which the pings end
-    :ivar heard_at: when data of the peer arrived last, on the clock of *timers*
+    :ivar timers: the timers of the connection; pings stop when these are stopped
+    :ivar heard_at: when the peer's data last arrived, on the clock of *timers*
     """
 
     timers: Timers
@@ -34,7 +34,7 @@ class Pinging(Protocol):
 class KeepAliveTimer:
     """Ping a peer that is silent, and give up if the silence lasts.
 
-    :ivar ping_after: silence after which a ping is sent, and after which another one is, in seconds
+    :ivar ping_after: silence after which a ping is sent, and the interval of further pings, in seconds
     :ivar drop_after: silence after which the peer is given up, in seconds
     """
 
@@ -43,7 +43,7 @@ class KeepAliveTimer:
     drop_after: float
 
     def start(self) -> None:
-        """Begin, because the handshake is complete."""
+        """Start the timer, because the handshake is complete."""
         timers = self.connection.timers
         self.connection.heard_at = timers.clock.seconds()
         timers.start(self.ping_after, self._check)

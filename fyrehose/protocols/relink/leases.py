@@ -1,13 +1,13 @@
-"""The records that a worker has by one link, sans-I/O (``subscribe:STREAM?name=NAME&share``).
+"""The records that are leased to a worker over one link, sans-I/O (``subscribe:STREAM?name=NAME&share``).
 
     server -> worker   channel 0   a head (HEAD), then the parts of the record
                        channel 1   JSON: what was refused, and new tokens
     worker -> server   consumed    settles the records of these messages that the worker has still
                        messages    JSON: settle, return, reject or extend records, and publish results
 
-    sent(message, record) -> taken(work) or consumed(first, last) -> what is still held -> released() at the end
+    sent(message, record) -> taken(work) or consumed(first, last) -> released() at the end: what the worker still has
 
-A record that the worker speaks of in a message is not settled by ``consumed``: that only makes room for another one.
+If a message of the worker has named a record, ``consumed`` does not settle that record: it only makes room for another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fyrehose.errors import RemoteProtocolError
 HEAD = struct.Struct("<QQIII")
 #: The channels of the server: for records, and for what workers have to know besides.
 RECORDS, NOTICES = 0, 1
-#: The kinds of actions after which the worker does not have the record any more.
+#: The kinds of actions that end the lease of a record.
 ENDING = ("done", "failed", "untried", "reject")
 
 
@@ -36,7 +36,7 @@ ENDING = ("done", "failed", "untried", "reject")
 class HeldRecord:
     """One record that was sent to the worker.
 
-    :ivar stream: empty: the only one of the subscription
+    :ivar stream: empty: the only stream of the subscription
     """
 
     stream: str
@@ -49,7 +49,7 @@ class HeldRecord:
         return HEAD.pack(self.seq, *self.token, self.failures, lease) + self.stream.encode()
 
     def item(self, kind: str, delay: float | None = None) -> Item:
-        """Return the verdict *kind* about the record."""
+        """Return the action *kind* on the record, such as ``done``, with the token of its lease."""
         return Item(kind, self.seq, self.seq, self.token, self.stream, delay)
 
 
@@ -57,7 +57,7 @@ class HeldRecord:
 class HeldRecords:
     """The records of one link.
 
-    :ivar most: how many the worker has at most
+    :ivar most: the most records that the worker has at a time
     """
 
     most: int
@@ -70,11 +70,11 @@ class HeldRecords:
         return max(0, self.most - len(self._held))
 
     def sent(self, message: int, record: HeldRecord) -> None:
-        """Note that *message* of channel 0 carries *record*."""
+        """Record that *message* on channel 0 carries *record*."""
         self._sent[message] = self._held[record.stream, record.seq] = record
 
     def taken(self, work: Settling) -> None:
-        """Forget the records that *work* ends: ``consumed`` says nothing more about them."""
+        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them, too."""
         for item in work.items:
             if item.kind in ENDING:
                 for seq in range(item.first, item.last + 1):
@@ -83,7 +83,7 @@ class HeldRecords:
                         del self._held[item.stream, seq]
 
     def consumed(self, first: int, last: int) -> list[Item]:
-        """Return the verdicts that the worker gives by consuming messages; those that follow each other are one."""
+        """Return the actions that settle the records of consumed messages; consecutive records share an action."""
         found: list[Item] = []
         for message in range(first, last + 1):
             record = self._sent.pop(message, None)
@@ -101,7 +101,7 @@ class HeldRecords:
         return found
 
     def released(self) -> list[Item]:
-        """Return the verdicts of a worker whose link has ended: it has not tried what it has still."""
+        """Return the actions at the end of the link: the records that the worker still has were not tried."""
         held = [record.item("untried", 0.0) for record in self._held.values()]
         self._held.clear()
         self._sent.clear()
@@ -109,23 +109,23 @@ class HeldRecords:
 
 
 def read_request(parts: Sequence[Any]) -> Settling:
-    """Return what a message of the worker says.
+    """Parse a message of the worker: actions on records, and results to publish.
 
     :raises RemoteProtocolError: it is no request
     """
     try:
         fields = json.loads(b"".join(parts))
         if not isinstance(fields, dict):
-            raise ValueError("expected an object")
+            raise ValueError("expected a JSON object")
         return settling(fields)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError("request-invalid", str(error)) from error
 
 
 def notices_of(request: tuple[int, int] | None, answer: Mapping[str, object]) -> Iterator[bytes]:
-    """Yield the message for the worker, if *answer* to a request says more than that everything was done.
+    """Yield the notice for the worker, if *answer* to a request says more than that everything was done.
 
-    :param request: channel and number of its message; None: it is about records that were consumed
+    :param request: channel and number of the request's message; None: the answer is about consumed records
     """
     told = {name: answer[name] for name in ("error", "retry", "refused", "extended") if answer.get(name)}
     if told:

@@ -6,7 +6,7 @@ import attrs
 
 from fyrehose.records import MAX_PAYLOAD
 
-#: Extra size that a message may have beyond the largest record when it carries the record's number (``?seq``), or the
+#: Extra size that a message may have beyond the largest record if it carries the record's number (``?seq``), or the
 #: head of leases.py (``?share``), in bytes.
 NUMBERED, LEASED = 64, 320
 
@@ -24,14 +24,14 @@ class LinkLimits:
     parts: int = 1_024
     #: size of one message's parts with their padding, and of the size table if there is not exactly one part, in bytes
     message_size: int = MAX_PAYLOAD
-    #: the same for messages that we send
+    #: the same limit for messages that this side sends
     sent_size: int = MAX_PAYLOAD
     #: channels that the peer may have open at a time
     channels: int = 4_096
     #: messages of one channel that wait to be settled before reading stops; twice as many may wait for the peer's
     #: decision
     backlog: int = 1_024
-    #: size of all waiting messages in bytes, counted like ``backlog``
+    #: size of all waiting messages of a link in bytes; twice as much may wait for the peer's decision
     backlog_size: int = 16 << 20
     #: messages on one of our channels that the peer has not consumed
     window: int = 1_024

@@ -1,4 +1,4 @@
-"""A link: the channels of both peers, and what the peers know of each other's state.  It outlives its connections.
+"""A link, which outlives its connections: the channels of both peers, and what each peer knows of the other's state.
 
     in: packets of one connection at a time, and calls of the owner      out: events, and packets as bytes
 
@@ -16,7 +16,7 @@ from fyrehose.protocols.relink.outbound import Outbound
 
 
 class Link(Outbound, Inbound):
-    """One link: its connection, and the packets of the peer.
+    """One link: attach it to a connection, and handle the packets of the peer.
 
     For rules such as S2 see docs/protocols/relink-wire.md.
     """
@@ -24,7 +24,7 @@ class Link(Outbound, Inbound):
     __slots__ = ()
 
     def attach(self, *, resumed: bool) -> None:
-        """Attach the link to a connection; if it is an old link, send our report and resume (R5)."""
+        """Attach the link to a connection; on an old link, send our report and the resume packet (rule R5)."""
         self.attached, self.may_send = True, not resumed
         if resumed:
             for sent in self.sending.values():
@@ -32,7 +32,7 @@ class Link(Outbound, Inbound):
             self.send_report()
 
     def detach(self) -> None:
-        """Detach the link, because its connection is lost, or because another one takes over (L4)."""
+        """Detach the link, because its connection is lost, or because another connection takes over (rule L4)."""
         self.attached = self.may_send = self.shutdown_sent = False
         self.pings = self.pongs = 0
         self.out.clear()
@@ -51,7 +51,7 @@ class Link(Outbound, Inbound):
                 for id_, run in packet.runs:
                     found += self.accept(id_, run, len(run.payload), run.sizes)
             case Message():
-                # A multicast's payload is one object, whatever the number of its channels: charge each a part of it.
+                # The channels of a multicast share one payload: charge each channel a part of it.
                 size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
                 for id_ in packet.channels:
                     found += self.accept(id_, (packet.parts,), size, (size,))
@@ -75,7 +75,7 @@ class Link(Outbound, Inbound):
         return found
 
     def _resumed(self) -> list[Event]:
-        """Handle resume: the peer's report is complete, so send what it is missing (S2, S4), and continue."""
+        """Handle the peer's resume packet, which ends its report: send the messages that it lacks (rules S2, S4)."""
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():

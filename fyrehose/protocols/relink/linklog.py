@@ -1,4 +1,4 @@
-"""Links on disk: a stream holds their state, written in one batch with the messages concerned.
+"""Links on disk: a stream holds the state of each link, written in one batch with the messages that changed it.
 
     u8 version | u8 kind | u64 epoch | u64 seq of the first record of the last checkpoint | body
 
@@ -11,7 +11,7 @@
            (u64 channel seq | u64 stream seq) x anchors | snapshot
 
 All integers are little-endian.  A name is a one-way hash of epoch and link id, so that a reader of the stream cannot
-take a link over.  How such a stream is replayed is the theory of :mod:`~fyrehose.broker.state_stream`.  If a record
+take a link over.  :mod:`~fyrehose.broker.state_stream` explains how such a stream is replayed.  If a record
 behind the last checkpoint is missing or damaged, all links are lost: the listener takes a new epoch, which tells the
 connectors.
 """
@@ -34,7 +34,7 @@ from fyrehose.records import Record
 SOURCE = "relink-links"
 VERSION = 1
 NAME_SIZE = 8
-#: A checkpoint begins a new record when the last one is larger than this, in bytes.
+#: A checkpoint is divided into records of about this size, in bytes: a larger record is followed by another.
 RECORD_SIZE = 1 << 20
 
 HEADER = Struct(
@@ -74,7 +74,7 @@ class Saved:
     terms: Terms
     identity: bytes
     anchors: Anchors
-    #: its full snapshot, and the later snapshots of some channels, in order
+    #: the snapshot of the whole link, and later snapshots of some channels, in order
     snapshots: list[bytes]
 
 
@@ -92,7 +92,7 @@ class SavedLinks:
         self.epoch, self.links = 0, {}
 
     def begin(self, newest: Record) -> int:
-        """Return the first record of the last checkpoint, whose epoch *newest* has, too.
+        """Return the seq at which the last checkpoint begins; take the epoch from *newest*, the last record.
 
         :raises ValueError: the record is shorter than its header
         """
@@ -114,12 +114,12 @@ class SavedLinks:
 
 
 def name_of(epoch: int, link_id: int) -> bytes:
-    """Return a link's public name."""
+    """Return a link's public name: a one-way hash, from which nobody can take the link over."""
     return blake2b(epoch.to_bytes(8, "little") + link_id.to_bytes(8, "little"), digest_size=NAME_SIZE).digest()
 
 
 def pack_entry(name: bytes, terms: Terms, identity: bytes, anchors: Anchors, snapshot: bytes) -> bytes:
-    """Return the bytes of an entry."""
+    """Return the bytes of an entry, which describes one link."""
     hello = Hello(terms=terms).serialize()
     places = b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
     sizes = bytes([len(identity)]), _U16.pack(len(hello)), _U16.pack(len(anchors))
@@ -171,13 +171,13 @@ def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
 
 
 def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> bool:
-    """Apply one record to *links*, and return whether a checkpoint begins with it.
+    """Apply one record to *links*; return whether the record begins a checkpoint.
 
     :raises ValueError: the record is invalid, or belongs to another version or epoch
     """
     version, kind, its_epoch, _ = HEADER.unpack_from(data)
     if version != VERSION or its_epoch != epoch:
-        raise ValueError(f"it has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
+        raise ValueError(f"the record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
     if kind == RecordKind.CHECKPOINT:
         begins: bool = PLACE.unpack_from(body)[0] == 0

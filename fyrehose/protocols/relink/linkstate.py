@@ -15,12 +15,12 @@ from fyrehose.protocols.relink.sending import SendChannel
 
 @attrs.define(eq=False)
 class LinkState:
-    """The state of a link, from the point of view of one peer.
+    """The state of a link at one of its two peers; "we" is that peer.
 
     :ivar connector: whether we are the connector
     :ivar durable: the link outlives its process.  Messages that the owner has received and not settled are forgotten
         with the connection, and the peer sends them again; undecided messages are kept as long as the process lives
-    :ivar kept: whether our messages are kept until they are consumed; False: the owner can produce them again
+    :ivar kept: whether our messages are kept until the peer has consumed them; False: the owner can produce them again
     """
 
     terms: Terms
@@ -39,13 +39,13 @@ class LinkState:
     attached: bool = attrs.field(default=False, init=False)
     #: whether a packet of the peer has ever arrived, which shows that the peer knows the link
     used: bool = attrs.field(default=False, init=False)
-    #: whether undecided messages may have been forgotten that were acknowledged as received: by a restart, or by a
-    #: refused write
+    #: whether a restart, or a refused write, may have made us forget undecided messages that were acknowledged as
+    #: received
     forgetful: bool = attrs.field(default=False, init=False)
     #: whether messages may be sent: the link is new, or the peer has resumed
     may_send: bool = attrs.field(default=False, init=False)
     shutting_down: bool = attrs.field(default=False, init=False)
-    #: whether shutdown was sent on any connection so far; ``shutdown_sent``: on this one
+    #: whether shutdown was sent on any connection so far; ``shutdown_sent``: on the present connection
     shutdown_ever_sent: bool = attrs.field(default=False, init=False)
     shutdown_sent: bool = attrs.field(default=False, init=False)
     shutdown_received: bool = attrs.field(default=False, init=False)
@@ -75,7 +75,7 @@ class LinkState:
         (self.our_size, self.our_transactions), (self.peer_size, self.peer_transactions) = ours, peers
 
     def ping(self) -> int:
-        """Send a ping, and return its position among the pings of this connection, from 1."""
+        """Send a ping, and return its ordinal among the pings of this connection, from 1."""
         self.emit(frames.PING)
         self.pings += 1
         return self.pings

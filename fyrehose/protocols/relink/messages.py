@@ -1,9 +1,9 @@
-"""Runs of consecutive messages of a channel, stored as columns where each message has one part, as most have.
+"""Consecutive messages of a channel; messages of one part, which are the most frequent, are stored as columns.
 
     Column             messages of one part each, their payloads as in records.py
     MessageSequence    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
-The record of a message of one part has its payload unchanged; parts.py describes the others.
+A message of one part is stored as a record with the same payload; parts.py describes the records of other messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Piece = Column | tuple[Parts, ...]
 
 
 def cut(piece: Piece, count: int) -> tuple[Piece, Piece]:
-    """Return the first *count* messages and the others; columns share the bytes of *piece*."""
+    """Return the first *count* messages, and the rest; columns share the bytes of *piece*."""
     if isinstance(piece, Column):
         count = min(count, len(piece))
         return piece.part(0, count), piece.part(count, len(piece))
@@ -60,7 +60,7 @@ class MessageSequence:
             yield from parts_of(piece)
 
     def cut(self, count: int) -> tuple[MessageSequence, MessageSequence]:
-        """Return the first *count* messages, and the others."""
+        """Return the first *count* messages, and the rest."""
         head: list[Piece] = []
         tail = list(self.pieces)
         while count:
@@ -76,7 +76,7 @@ class MessageSequence:
         return isinstance(other, MessageSequence) and tuple(self) == tuple(other)
 
     def runs(self, first: int, stream: str, *, source: str, producer: str, topic: str) -> list[Run]:
-        """Return runs of drafts for the journal.
+        """Return the messages as runs for the journal, which gives them their stream numbers.
 
         :param first: the producer's number of the first message
         """
@@ -102,7 +102,7 @@ class MessageSequence:
         return runs
 
     def _columns(self) -> list[tuple[bool, Column]]:
-        """Return the payloads in columns, each with whether its messages have one part each."""
+        """Return the payloads as columns; with each column, whether all its messages have one part."""
         found: list[tuple[bool, Column]] = []
         for piece in self.pieces:
             if isinstance(piece, Column):

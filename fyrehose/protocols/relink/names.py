@@ -9,9 +9,9 @@ stream, little-endian.  The first message of such a channel is not a record: it 
 bytes with the number of the record before the first one, so that a subscriber knows its position before a record comes.
 
 With ``?name=NAME`` the link consumes the named subscription NAME: it begins behind the position that the server keeps,
-and ``consumed`` moves that position.  ``@SEQ`` says where a new subscription begins.  With ``takeover`` the link
-displaces another consumer; without it, it is refused while there is one.  With ``seq``, the first message has another
-part of eight bytes: how often the subscription was rewound.
+and each ``consumed`` of the peer moves that position.  ``@SEQ`` says where a new subscription begins.  With
+``takeover`` the link displaces another consumer; without it, it is refused while there is one.  With ``seq``, the first
+message has another part of eight bytes: how often the subscription was rewound.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class EndpointName:
     name: str | None = None
     #: for subscribers: whether to displace another consumer of the named subscription
     takeover: bool = False
-    #: for subscribers: whether *name* is a shared subscription, of whose workers the peer is one
+    #: for subscribers: whether *name* is a shared subscription; the peer is then one of its workers
     share: bool = False
-    #: for workers: their name; None: the one of their link
+    #: for workers: the name of the worker; None: the link's name
     consumer: str | None = None
-    #: for workers: the most records that they have at a time; None: as the window allows
+    #: for workers: the most records that the worker has at a time; None: as many as the window permits
     most: int | None = None
 
 
@@ -66,8 +66,8 @@ def subscribe_name(
 
     :param after: begin behind this number (0: with the oldest record); None: only new records
     :param seqs: begin each message with the number of its record
-    :param name: the named subscription to consume; *after* says only where a new one begins
-    :param takeover: displace another consumer of it
+    :param name: the named subscription to consume; *after* then only says where a new subscription begins
+    :param takeover: displace another consumer of the named subscription
     """
     place = "" if after is None else f"@{after}"
     options = ["seq"] * seqs + [f"name={name}"] * (name is not None) + ["takeover"] * takeover
@@ -89,7 +89,7 @@ def share_name(stream: str, name: str, *, consumer: str | None = None, most: int
 def parse(terms: Terms) -> EndpointName:
     """Return the stream and the position that *terms* select.
 
-    :raises RemoteProtocolError: there is no such endpoint, or it does not support these transactions
+    :raises RemoteProtocolError: there is no such endpoint, or it does not support the transactions of these terms
     """
     verb, _, rest = terms.endpoint.partition(":")
     if verb not in ("publish", "subscribe"):
@@ -158,7 +158,7 @@ def _options(terms: Terms, text: str) -> dict[str, str]:
 def _check_worker(terms: Terms, options: dict[str, str]) -> None:
     """Check the options of a worker.
 
-    :raises RemoteProtocolError: they do not go together
+    :raises RemoteProtocolError: the options exclude each other, or a value is invalid
     """
     if options.keys() - _OF_WORKERS:
         raise _unknown(terms, "the option share goes with name=NAME, consumer=NAME and most=N only")

@@ -20,7 +20,7 @@ class Outbound(LinkState):
     __slots__ = ()
 
     def channel(self, channel: int) -> SendChannel:
-        """Return our channel with id *channel*, and open it first if necessary.
+        """Return our channel with the id *channel*; open the channel if necessary.
 
         :raises LocalProtocolError: the id does not fit, or the link is shutting down
         """
@@ -35,7 +35,7 @@ class Outbound(LinkState):
         return found
 
     def send(self, channels: Sequence[int], parts: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Send a message on each of *channels* as one packet, and return its sequence number on each.
+        """Send one message on each of *channels*, as one packet; return its sequence number on each channel.
 
         :raises LocalProtocolError: the message is too large, or one of the windows is full; nothing was sent
         """
@@ -52,7 +52,7 @@ class Outbound(LinkState):
         return seqs
 
     def begin(self, channel: int, parts: Sequence[Buffer]) -> None:
-        """Number a message on *channel*, whose :meth:`packet` the caller sends instead of the link.
+        """Number a message on *channel*; the caller itself has to send its :meth:`packet`.
 
         :raises LocalProtocolError: the message is too large, or the window is full
         """
@@ -60,7 +60,7 @@ class Outbound(LinkState):
         self.channel(channel).add(((),))
 
     def packet(self, channel: int, parts: Sequence[Buffer]) -> list[Buffer]:
-        """Return the packet of a message on *channel* in segments, without a copy of its parts."""
+        """Return the packet of a message on *channel* as segments, without copying its parts."""
         return Message(channels=(channel,), parts=()).around(parts, self.our_size)
 
     def send_run(self, channel: int, messages: Column) -> int:
@@ -118,11 +118,11 @@ class Outbound(LinkState):
 
     @staticmethod
     def drained(channel: SendChannel) -> bool:
-        """Return whether the close operation may be sent, because everything is consumed (S6)."""
+        """Return whether the peer has consumed every message, so that ``close`` may be sent (rule S6)."""
         return channel.base == channel.next
 
     def unsettled(self) -> list[Unsettled]:
-        """Return our messages that are not acknowledged, for the case that the link is lost (S7)."""
+        """Return our messages that are not acknowledged, because the link is lost (rule S7)."""
         return [message for channel in self.sending.values() for message in channel.unsettled()]
 
     def acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:

@@ -28,7 +28,7 @@ def links_stream(endpoint: str, name: str = "") -> str:
 
     The name has a hash instead of the endpoint string, which may contain paths of files.
 
-    :param name: the option ``links``: a name that does not depend on the endpoint, which differs between the servers
+    :param name: the option ``links``: a name for the links instead of the endpoint, which differs between the servers
         of a cluster
     """
     if name:

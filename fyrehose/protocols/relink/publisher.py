@@ -53,7 +53,7 @@ class TransactionalPublisher(RelinkClient):
         return super().close()
 
     async def _add(self, payload: bytes, done: Deferred[None]) -> None:
-        """Add a message to the open transaction, or to a new one; commit it when it has ``size`` messages."""
+        """Add a message to the open transaction, or to a new one; commit at ``size`` messages."""
         if self._open is None:
             self._open = await self.transaction().begin()
         await self._open.send(payload)

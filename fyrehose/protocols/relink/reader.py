@@ -35,7 +35,8 @@ log = Logger()
 class RelinkReader(RelinkClient):
     """A connector that subscribes to a stream; after its link is lost, it continues behind the last record.
 
-    :ivar position: number of the last record that was passed on, or the one before the first; None: not known yet
+    :ivar position: number of the last record passed to ``take``; before the first one, the number before it; None: not
+        known yet
     """
 
     absent = False  #: the protocol does not say whether the stream exists
@@ -86,7 +87,7 @@ class RelinkReader(RelinkClient):
     def close(self) -> Deferred[None]:
         """Disconnect from the server.
 
-        A named subscription keeps its link on the server for a while: records that it has not consumed come again.
+        The server keeps the link of a named subscription for a while, and sends unconsumed records again on it.
         """
         if self._name is None:
             return super().close()
@@ -112,7 +113,7 @@ class RelinkReader(RelinkClient):
             return None
         seq = int.from_bytes(parts[0], "little")
         if self._name is not None and self.position is not None and seq <= self.position:
-            return None  # It was passed on, and only the acknowledgement was lost with the link.
+            return None  # The record was passed on; only its acknowledgement was lost with the link.
         before, self.position = self.position, seq
         if before is not None and seq > before + 1:
             self._report_lost(before + 1, seq - 1)
@@ -123,14 +124,14 @@ class RelinkReader(RelinkClient):
         )
 
     def _set_start(self, seq: int, rewinds: int | None = None) -> None:
-        """Record that the channel begins behind number *seq*; report a gap if that is not where reading stopped.
+        """Record that the channel begins behind record *seq*; report a gap if reading had stopped before that record.
 
         :param rewinds: how often the named subscription was rewound
         """
         if self._name is not None:
             rewound = rewinds != self._rewinds
             self._rewinds = rewinds
-            # Otherwise records up to `position` are skipped if they come again.
+            # Otherwise records up to `position` that arrive again are skipped.
             if rewound or self.position is None or seq > self.position:
                 self.position = seq
             return
@@ -151,7 +152,7 @@ class RelinkReader(RelinkClient):
             self._lost(first, last)
 
     def _call_take(self, run: Run) -> Any:
-        """Pass on a record; if that fails, step back so that the record is requested again."""
+        """Pass on a record; if ``take`` fails, set the position back, so that the record is requested again."""
 
         def failed(failure: Failure) -> Failure:
             self.position = run.last_seq - 1

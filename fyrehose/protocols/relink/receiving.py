@@ -6,8 +6,9 @@ docs/protocols/relink-wire.md has the rules R1-R7.
     -------------------|----------------------|-------------|-------------|  ->
                     consumed                done           dec           next
 
-The owner finishes messages in two steps.  ``stage`` records how they end: from then on a snapshot of the channel counts
-them as done, and is written together with the messages.  ``settle`` acknowledges them to the peer when that is durable.
+The owner finishes messages in two steps.  ``stage`` records their result: from then on a snapshot of the channel counts
+them as done, and is written in one batch with the messages.  ``settle`` acknowledges them to the peer when the batch is
+durable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
 from fyrehose.protocols.relink.tables import RECEIVING, ChannelEvent, Receiving
 
-#: Estimated memory of a message besides its payload, in bytes; charged so that empty messages count, too.
+#: Estimated memory of a message besides its payload, in bytes; it is charged for each message, even an empty one.
 OVERHEAD = 64
 _LAST = attrgetter("last")
 
@@ -42,7 +43,7 @@ class ResultRun:
 
 @attrs.define(eq=False)
 class ReceiveChannel:
-    """The cursors of one channel, as sequence numbers of messages (see the module's drawing).
+    """The state of one channel of the peer: its cursors are sequence numbers of messages (see the module's drawing).
 
     :ivar ordinal: number of channels that the peer had opened on its link before this one
     """
@@ -60,29 +61,28 @@ class ReceiveChannel:
     #: the last message covered by a received acknowledgement on this connection
     _received_through: int | None = attrs.field(default=None, init=False)
     results: list[ResultRun] = attrs.field(factory=list, init=False)
-    #: position of the ping that was sent behind the last acknowledgement, among the pings of this connection
+    #: ordinal of the ping that was sent after the last acknowledgement, among the pings of this connection
     barrier: int | None = attrs.field(default=None, init=False)
-    #: position of the ping whose pong allows to forget results, and the number of the last message whose result it
-    #: covers
+    #: ordinal of the ping whose pong shows that the peer knows our results, and the last message whose result it covers
     trim_barrier: tuple[int, int] | None = attrs.field(default=None, init=False)
     #: whether the channel is finished and excluded from snapshots; it is forgotten as soon as that is durable
     leaving: bool = attrs.field(default=False, init=False)
-    #: number of results sent since the last such ping
+    #: number of results sent since that ping
     unconfirmed: int = attrs.field(default=0, init=False)
     #: number of the first undecided message that was not kept; None: all are kept
     dropped: int | None = attrs.field(default=None, init=False)
-    #: why it was not kept
+    #: why that message was not kept
     why_dropped: DropReason = attrs.field(default=DropReason.COUNT, init=False)
     #: unconsumed messages, grouped as they arrived: their count, total cost in bytes, and the size of each message
     #: (None if the messages are not kept)
     _costs: deque[tuple[int, int, Sequence[int] | None]] = attrs.field(factory=deque, init=False)
     _undecided: deque[Piece] = attrs.field(factory=deque, init=False)
-    #: the last result sent on this connection, and the number of its last message
+    #: the last result sent on this connection, and the number of the last message that it covers
     _emitted: tuple[Ack, int] | None = attrs.field(default=None, init=False)
 
     @property
     def waiting(self) -> int:
-        """The number of messages that wait for our owner."""
+        """The number of plain or decided messages that wait for our owner to process them."""
         return (self.dec if self.transactional else self.next - 1) - self.consumed
 
     @property
@@ -101,7 +101,7 @@ class ReceiveChannel:
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
     def advance(self, event: ChannelEvent) -> None:
-        """Change the mode according to the table."""
+        """Change the channel's state as the table of states says for *event*."""
         self.mode = RECEIVING[self.mode, event]
 
     # Called for the peer's packets.
@@ -139,7 +139,7 @@ class ReceiveChannel:
             raise RemoteProtocolError("backlog-too-large", f"more than {MAX_UNDECIDED} undecided messages")
 
     def accept_forgotten(self, number: int | None) -> None:
-        """Number the messages up to *number* (None: the next undecided one), which the peer does not send again."""
+        """Number the messages up to *number* (None: the next undecided one) that the peer does not send again."""
         last = self.dec + 1 if number is None else nearest(number, self.dec)
         if last >= self.next:
             self.accept_dropped(last + 1 - self.next, DropReason.FORGOTTEN)
@@ -202,7 +202,7 @@ class ReceiveChannel:
     # Called by the owner.
 
     def stage(self, through: int, result: Ack | None) -> None:
-        """Record that messages up to *through* end with *result*; None for plain messages and rollbacks.
+        """Record *result* for the messages up to *through*; it is None for plain messages and rollbacks.
 
         :raises LocalProtocolError: the messages are staged already, not decided, or not received
         """
@@ -235,7 +235,7 @@ class ReceiveChannel:
         first = self.consumed + 1
         if not first <= through <= self.done:
             raise LocalProtocolError(f"channel {self.id} has no staged message up to number {through}")
-        # Many results may be kept until the peer confirms them, but only the last ones can be new.
+        # Many results may be kept until the peer confirms them; only the last ones can be new.
         packets = []
         for run in self.results[bisect_left(self.results, first, key=_LAST) :]:
             if run.first <= through:
@@ -261,7 +261,8 @@ class ReceiveChannel:
     def _result_packet(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
         """Return the acknowledgement of *run*.
 
-        The number is omitted only behind the same result on this connection (S5).
+        It has no number if the last acknowledgement on this connection was the same result for the message before (rule
+        S5).
         """
         first, last = max(run.first, first), min(run.last, through)
         plain = first == last and self._emitted == (run.result, first - 1)
@@ -272,10 +273,11 @@ class ReceiveChannel:
     def acknowledge_received(self, numbered: bool) -> Acknowledgement | None:
         """Return ``received`` for all new messages, or None if there are none.
 
-        The number is omitted only behind another ``received`` on this connection (S5).
+        It has no number if the last ``received`` on this connection was for the message before (rule S5).
 
-        :param numbered: always add the number, because a later report may take messages back: a peer that counts
-            acknowledgements without numbers would then apply the next ones to the wrong messages
+        :param numbered: always add the number.  The report after a reconnection may say that fewer messages have
+            arrived; a peer that counts acknowledgements without numbers would then apply the next ones to the wrong
+            messages
         """
         last = self.next - 1
         if self.acknowledged >= last:
@@ -285,7 +287,7 @@ class ReceiveChannel:
         return Acknowledgement(kind=Ack.RECEIVED, channels=(self.id,), number=None if plain else last)
 
     def forget_results(self, through: int) -> None:
-        """Forget the results up to message *through*, because the peer knows them (R6)."""
+        """Forget the results up to message *through*, because the peer knows these results (rule R6)."""
         while self.results and self.results[0].last <= through:
             del self.results[0]
         if self.results:
@@ -315,7 +317,7 @@ class ReceiveChannel:
         return freed
 
     def report(self) -> list[Acknowledgement]:
-        """Return the acknowledgements of the report on a resumed link (R5)."""
+        """Return the acknowledgements that report, on a resumed link, what has arrived, and all results (rule R5)."""
         self._emitted = self._received_through = None
         self.acknowledged = self.next - 1
         packets: list[Acknowledgement] = []
@@ -332,7 +334,7 @@ class ReceiveChannel:
 
 
 class PeerChannels(dict[int, ReceiveChannel]):
-    """The channels of the peer, by id; ``channels[id]`` of one that is not open is an error of the owner."""
+    """The channels of the peer, by id; ``channels[id]`` raises LocalProtocolError if that channel is not open."""
 
     def __missing__(self, channel: int) -> ReceiveChannel:
         raise LocalProtocolError(f"the peer has no channel {channel}")

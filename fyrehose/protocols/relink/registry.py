@@ -1,6 +1,6 @@
-"""All links of a listener: in memory, and in a stream of their own in the journal (linklog.py).
+"""All links of a listener, kept in memory, and in a stream of the journal that holds nothing else (linklog.py).
 
-The state of a link is written in the same batch as the messages concerned, so after a crash both agree.  A link
+The state of a link is written in the same batch as the messages that changed it, so after a crash both agree.  A link
 without a connection is kept for a limited time, and the number of links is limited.
 """
 
@@ -33,7 +33,7 @@ log = Logger()
 
 #: How often expired links and due checkpoints are looked for, in seconds.
 CHECK_INTERVAL = 1.0
-#: A checkpoint is due when the records behind the last one exceed this many bytes.
+#: A checkpoint is due when the records after the last checkpoint exceed this many bytes.
 CHECKPOINT = 1 << 20
 
 
@@ -57,14 +57,14 @@ class LinkEntry:
     """A link with the data that the listener keeps about it.
 
     :ivar name: the link's public name; see :func:`~.linklog.name_of`
-    :ivar identity: digest of the connector's certificate, or empty; a connector that resumes has to present the same
-    :ivar anchors: positions of our channel in the stream that it reads
+    :ivar identity: digest of the connector's certificate, or empty; a connector that resumes the link has to present
+        the same certificate
+    :ivar anchors: at which records of the stream our channel begins and, after each gap, continues
     :ivar host: address of the last connection
     :ivar saved: whether the link survives a restart
     :ivar holder: the connection that the link is attached to
     :ivar writes: number of unfinished writes for this link
-    :ivar ending: whether the link ends with its connection, after everything written for it was acknowledged; it cannot
-        be resumed
+    :ivar ending: whether the link ends with its connection, once all its writes are acknowledged; it cannot be resumed
     :ivar expires: when a link without a connection is discarded, by the reactor's clock; None while it is attached
     """
 
@@ -92,7 +92,7 @@ class LinkEntry:
         self.label = self.name.hex()
 
     def settled(self) -> Deferred[None]:
-        """Return a Deferred that fires when no write for this link is unfinished."""
+        """Return a Deferred that fires when all writes for this link are finished."""
         if not self.writes:
             return succeed(None)
         self._settled.append(Deferred())
@@ -131,7 +131,7 @@ class Registry:
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
-    #: the stream of the links, and what was replayed from it
+    #: the stream of the links, and the links that were replayed from it
     log: StateStream = attrs.field(init=False)
     _saved: linklog.SavedLinks = attrs.field(factory=linklog.SavedLinks, init=False)
     #: links without a connection on which the peer has sent packets
@@ -251,7 +251,7 @@ class Registry:
         return entry
 
     def create(self, terms: Terms, identity: bytes, host: str, anchors: Anchors) -> LinkEntry | None:
-        """Return a new link, which is not written yet, or None if there are too many links."""
+        """Return a new link, not written to the journal yet; None if there are too many links."""
         if len(self.entries) >= self.settings.max_links and not self._make_room():
             return None
         while True:
@@ -278,7 +278,7 @@ class Registry:
         return True
 
     def attached(self, entry: LinkEntry, holder: Holder, host: str) -> Deferred[None]:
-        """Attach the link to *holder* and fence its old connection.
+        """Attach the link to the connection *holder*, and make its old connection ignore everything from now on.
 
         :return: fires when the link's earlier writes are finished
         """
@@ -300,7 +300,7 @@ class Registry:
             self.measure(entry)
 
     def _start_retention(self, entry: LinkEntry) -> None:
-        """Set when *entry*, which has no connection, is discarded."""
+        """Start the time after which *entry*, which has lost its connection, is discarded."""
         used = entry.link.used
         (self._detached if used else self._unused).add(entry, network_of(entry.host))
         keep = self.settings.retention if used else self.settings.unused_retention
@@ -323,7 +323,7 @@ class Registry:
         self.forget(entry)
 
     def forget(self, entry: LinkEntry, then: Callable[[], None] = lambda: None) -> None:
-        """Write that the link is not to be recovered after a restart.
+        """Write a record by which a restarted server does not recover the link.
 
         :param then: called when that is durable, or was refused
         """
@@ -356,7 +356,7 @@ class Registry:
         entry.weight = weight
 
     def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: always from the network that has the most, its largest links first.
+        """Release an eighth of the memory limit: always from the network that takes most, its largest links first.
 
         The links of a network first lose their undecided messages, one after another; when all of them have, the links
         themselves are discarded.
@@ -364,7 +364,7 @@ class Registry:
         memory: FairShare[LinkEntry] = FairShare(self.memory * 7 // 8)
         for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
             memory.add(entry, network_of(entry.host), entry.weight)
-        whole = set(self.entries.values())  # those that still have their undecided messages
+        whole = set(self.entries.values())  # the links that still have their undecided messages
         while not memory.fits(0):
             largest = memory.first_out()
             assert largest is not None, "the table is full"
@@ -373,14 +373,14 @@ class Registry:
                 largest.link.drop_undecided()
                 self._weigh(largest, largest.link.weight)
                 memory.discard(largest)
-                if largest.weight:  # or nothing would be won by discarding it
+                if largest.weight:  # a link without memory need not be discarded
                     memory.add(largest, network_of(largest.host), largest.weight)
             else:
                 memory.discard(largest)
                 self._discard_large(largest)
 
     def _discard_large(self, entry: LinkEntry) -> None:
-        """End *entry*, whose network has the most memory of links."""
+        """End the link *entry*, because its network's links take the most memory."""
         detail = "all links exceed the memory limit; raise server.memory"
         if entry.holder is None:
             self.discard(entry, "links-too-large", detail)
@@ -391,12 +391,12 @@ class Registry:
     # Writing.
 
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
-        """Write a link that is new or has a new anchor; *then* is called with the result or a Failure."""
+        """Write a link that is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
         self._publish(entry, (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
 
     def begin_write(self, entry: LinkEntry, channels: Sequence[int]) -> Run:
-        """Return the record with the staged state of *channels*, to be published together with their messages.
+        """Begin a write: return the record with the staged state of *channels*, to be published with their messages.
 
         The write counts as unfinished until :meth:`LinkEntry.write_finished`.
         """
@@ -404,7 +404,7 @@ class Registry:
         return self._record(RecordKind.DELTA, entry.name + snapshot.save(entry.link, channels))
 
     def _publish(self, entry: LinkEntry, own: Sequence[Run], then: Callable[[Any], None]) -> None:
-        """Publish our records *own* in one batch; the write is unfinished until *then* has returned."""
+        """Publish the registry's records *own* in one batch; the write is unfinished until *then* has returned."""
         entry.writes += 1
 
         def ended(result: Any) -> None:

@@ -2,7 +2,7 @@
 
        consumed        result known     decided        sent
     ---------------|----------------|--------------|------------|  ->
-                  base            settled         dec          next        recv: the last one that the peer holds
+                  base            settled         dec          next        recv: the last message that the peer holds
 
 A message is kept until it is consumed.  A channel that is not ``kept`` stores only the cursors: its owner can produce
 the messages again from their numbers (the server reads them from the journal).
@@ -21,7 +21,7 @@ from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, neares
 from fyrehose.protocols.relink.messages import Piece, parts_of
 from fyrehose.protocols.relink.tables import SENDING, ChannelEvent, Sending
 
-#: Largest window: 32-bit numbers are compared within half their range.
+#: The largest window: 32-bit numbers that wrap can be compared only within half their range.
 MAX_WINDOW = (1 << 31) - 1
 
 
@@ -51,7 +51,7 @@ class SendChannel:
     #: whether the channel was restored, so that only the peer's report says how many messages were sent
     unsure: bool = attrs.field(default=False, init=False)
     _messages: deque[Sent] = attrs.field(factory=deque, init=False)
-    #: the last decision sent on this connection, and the number of its last message
+    #: the last decision sent on this connection, and the number of the last message that it covers
     _emitted: tuple[Op, int] | None = attrs.field(default=None, init=False)
 
     @property
@@ -107,7 +107,7 @@ class SendChannel:
     def decision(self, op: Op, first: int, last: int) -> Operation:
         """Return the packet of a decision.
 
-        The number is omitted only behind the same decision on this connection (S5).
+        It has no number if the last decision on this connection was the same, for the message before (rule S5).
         """
         plain = first == last and self._emitted == (op, first - 1)
         self._emitted = (op, last)
@@ -116,7 +116,8 @@ class SendChannel:
     def unsettled(self) -> Iterator[Unsettled]:
         """Yield the messages that are not acknowledged (S7); none if messages are not kept.
 
-        Without transactions the peer processes a message as soon as it arrives, so its outcome is unknown.
+        Without transactions the peer processes a message as soon as it arrives, so the outcome of each message is
+        unknown.
         """
         for seq, message in enumerate(self._messages, self.base):
             if message.decision is not Op.ROLLBACK and message.result is None:
@@ -200,12 +201,12 @@ class SendChannel:
     # Connections.
 
     def attach(self) -> None:
-        """Begin a new connection: ``recv`` is reset, because the peer's report says what it holds."""
+        """Begin a new connection: ``recv`` is reset, because the peer's report will say which messages it holds."""
         self._emitted = None
         self.recv = self.base - 1
 
     def resend(self) -> Iterator[Message | Operation]:
-        """Yield the messages, decisions and close that the peer lacks according to its complete report (S2, S4)."""
+        """Yield the messages, decisions and ``close`` that the peer lacks by its complete report (rules S2, S4)."""
         if not self.kept:
             self.next = self.recv + 1
             self.unsure = False
@@ -219,7 +220,7 @@ class SendChannel:
             yield Operation(kind=Op.CLOSE, channels=(self.id,))
 
     def resend_decisions(self) -> Iterator[Operation]:
-        """Yield every commit without a result and every unconsumed rollback, as runs with numbers (S4)."""
+        """Yield every commit without a result and every unconsumed rollback, as runs with numbers (rule S4)."""
         run: tuple[Op, int] | None = None
         for seq in range(self.base, self.dec + 1):
             message = self.message(seq)

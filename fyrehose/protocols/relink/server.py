@@ -51,9 +51,9 @@ from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.protocols.relink.working import WorkerEndpoint
 from fyrehose.records import Publish, Run
 
-#: Refusals that a retry cannot avoid; the broker raises them at once, before anything else is written.
+#: Refusals that would be repeated after a retry; the broker raises them at once, before it writes anything.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
-#: Events that concern only the endpoint of a link.
+#: Events of a link that only its endpoint handles.
 LINK_EVENTS = (
     events.Resumed,
     events.Received,
@@ -92,9 +92,9 @@ class RelinkProtocol(SessionProtocol):
         self.endpoint: Publishing | Subscribing | WorkerEndpoint | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
-        #: the shared subscription of whose workers the peer is one
+        #: the shared subscription whose worker the peer is
         self.shared: Any = None
-        #: whether the peer has ended the connection, and so knows that its link is lost
+        #: whether the peer itself has ended the connection, and so knows that its link is lost
         self.peer_left = False
         self._unread_paused = False
         self._keepalive = KeepAliveTimer(self, settings.ping_after, settings.drop_after)
@@ -106,7 +106,7 @@ class RelinkProtocol(SessionProtocol):
         self.timers.start(self.settings.handshake_timeout, self._handshake_timed_out)
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        """Keep the link for the connector's next connection, and release what only this connection held."""
+        """Keep the link for the connector's next connection, and release what belongs only to this connection."""
         self.session.fenced()
         self.peer_left = reason.check(ConnectionAborted) is None
         if self.endpoint is not None:
@@ -119,7 +119,7 @@ class RelinkProtocol(SessionProtocol):
         super().connectionLost(reason)
 
     def pauseProducing(self) -> None:
-        """Stop reading as well, because what the peer sends may need answers."""
+        """Stop reading as well, because the peer's packets may need answers, which cannot be sent now."""
         super().pauseProducing()
         if not self._unread_paused and self.phase is Phase.OPEN:
             self._unread_paused = True
@@ -160,7 +160,7 @@ class RelinkProtocol(SessionProtocol):
         self.shared = shared
 
     def refuse_subscription(self, failure: Failure) -> None:
-        """Close the connection of a peer that may not have the named subscription; it may try again later."""
+        """Close the connection of a peer that cannot have the named subscription now; the peer may try again later."""
         failure.trap(FyrehoseError)
         if self.phase is not Phase.OPEN:
             return
@@ -179,10 +179,10 @@ class RelinkProtocol(SessionProtocol):
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
         if self.phase is not Phase.OPEN or (place.name is not None and self.named is self.shared is None):
             return
-        # The link of a worker is never resumed, because others may have its records since.
+        # The link of a worker is never resumed: other workers may have got its records since.
         entry = None if place.share else registry.find(hello, identity, self.peer)
         if entry is not None and self.named is not None and self.broker.named.owner(self.named) != entry.label:
-            registry.discard(entry)  # Another consumer had the subscription since, or it was rewound.
+            registry.discard(entry)  # The subscription had another consumer since, or was rewound.
             entry = None
         if entry is not None:
             if self.named is not None:
@@ -224,8 +224,8 @@ class RelinkProtocol(SessionProtocol):
             if not isinstance(error, PublishError):
                 result.raiseException()
             entry.saved = False
-            # Subscribing works without room on the disk, except that a restart loses the link.  But a server that may
-            # not lead any more must not replace a link that the client has at the leader.
+            # A subscriber is served even if the disk has no room for its link: only a restart loses the link.  But a
+            # server that may not be the leader any more must not replace a link that the client has at the leader.
             full = isinstance(error, ReadOnly) and not isinstance(error, Unreplicated)
             if not (place.subscribe and full):
                 self.registry.discard(entry)
@@ -288,17 +288,17 @@ class RelinkProtocol(SessionProtocol):
                 self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
-        """Handle events that were caused by our own calls of the link."""
+        """Handle events that the server itself caused by calling the link."""
         self.handle(found)
         self.flush_soon()
 
     def broken(self, event: Broken) -> None:
-        """End the link, after everything before the violation has taken effect and was acknowledged."""
+        """End the link after a violation, once all messages before the violation are stored and acknowledged."""
         if self.endpoint is not None:
             self.endpoint.after_read()
             self.reject(event.error)
         else:
-            self.drop(event.error)  # The link, if one was found, has received nothing on this connection.
+            self.drop(event.error)  # A link that was found has received nothing on this connection, so it is kept.
 
     def link_event(self, event: events.Event) -> None:
         """Handle an event of a link, which concerns only its endpoint."""
@@ -329,10 +329,10 @@ class RelinkProtocol(SessionProtocol):
         refused: Refused | None = None,
         dead: Sequence[Run] = (),
     ) -> None:
-        """Write messages and the staged state of channels; acknowledge them to the peer when they are durable.
+        """Write messages and the recorded state of their channels; acknowledge the messages when both are durable.
 
         :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
-        :param refused: called if the write is refused for good; returns whether it has handled that
+        :param refused: called if the write is refused permanently; returns whether it has handled the refusal
         :param dead: dead letters of messages that are staged
         """
         entry = self.entry
@@ -341,11 +341,11 @@ class RelinkProtocol(SessionProtocol):
         self.unsettled += 1
         try:
             self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)), *dead))
-        except Exception as error:  # an unexpected one must not leave the link as if nothing had been staged
+        except Exception as error:  # after an unexpected error, too, the staged messages have to be taken back
             self.settle((Publish([], 0, self, write),), error)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle the end of writes that one commit has decided, and acknowledge them together."""
+        """Acknowledge the writes that the same commit made durable together, or handle their refusal."""
         self.unsettled -= len(items)
         for item in items:
             try:
@@ -358,7 +358,7 @@ class RelinkProtocol(SessionProtocol):
         self.settled()
         if self.phase is Phase.OPEN:
             # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at
-            # once as well, and so on without end.
+            # once, too, and the next ones, without end.
             (self.flush_soon if self.session.ready else self.flush)()
         for item in items:
             item.note.entry.write_finished()
@@ -369,11 +369,11 @@ class RelinkProtocol(SessionProtocol):
         The peer sends the messages again on another connection, if a retry can help.
         """
         if isinstance(error, Forbidden):
-            self._end_link_later()  # The policy does not allow its peer to publish any more.
+            self._end_link_later()  # The access policy no longer permits the peer to publish.
             self.forbid(error)
         elif isinstance(error, PERMANENT_REFUSALS):
             if write.refused is None or not write.refused(error):
-                self._end_link_later()  # A retry would be refused, too.
+                self._end_link_later()  # A retry of these messages would be refused, too.
                 self.refused(error)
         else:
             write.entry.failed = True
@@ -384,7 +384,7 @@ class RelinkProtocol(SessionProtocol):
                 self.failed(Failure(error))
 
     def end_link(self, error: PublishError) -> None:
-        """End the link, because the stream refuses a message of a plain channel for good, and would do so again.
+        """End the link, because the stream refuses a message of a plain channel, and would refuse it again.
 
         Messages that were written before are acknowledged first.
         """
@@ -393,7 +393,7 @@ class RelinkProtocol(SessionProtocol):
         self.finish()
 
     def _settle_staged(self, entry: LinkEntry, staged: Mapping[int, int | None]) -> None:
-        """Acknowledge staged messages, and remove forgotten channels, because both are durable."""
+        """Acknowledge messages and remove finished channels, because both are durable."""
         link = entry.link
         if link.over:
             return
@@ -409,7 +409,7 @@ class RelinkProtocol(SessionProtocol):
         self.registry.measure(entry)
 
     def count_refusal(self, cause: str, detail: str) -> None:
-        """Count and log messages that were refused for good."""
+        """Count and log messages that were refused permanently."""
         self.broker.counters.refuse(self.log, PROTOCOL, cause, self.peer, detail)
 
     def hang_up(self) -> None:
@@ -427,11 +427,11 @@ class RelinkProtocol(SessionProtocol):
         if self.phase is not Phase.OPEN or not self.session.ready:
             self.flush()
         else:
-            # Decoding stops again when too many messages are not durable.
+            # Decoding stops again as soon as too many messages wait to be durable.
             self.received(self.session.receive_data(b""))
 
     def fenced(self) -> None:
-        """Abort the connection, because another one has taken over its link (L4)."""
+        """Abort the connection, because another connection has taken over its link (rule L4)."""
         self.session.fenced()
         if self.endpoint is not None:
             self.endpoint.end()
@@ -441,8 +441,8 @@ class RelinkProtocol(SessionProtocol):
     def reject(self, error: RemoteProtocolError) -> None:
         """End the link and the connection of a peer that has violated a rule.
 
-        Both wait until everything that was written for the link is acknowledged, or refused: messages that are stored
-        without an acknowledgement would be sent again on another link.
+        Both first wait until all writes for the link are acknowledged or refused: the peer would send stored messages
+        without an acknowledgement again on another link.
         """
         self._end_link_later()
         self.drop(error)

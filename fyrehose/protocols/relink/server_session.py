@@ -1,4 +1,4 @@
-"""Session of the listener: its stages, which are those of the specification ("1. Handshake").
+"""The listener's session: a state machine, with the stages of the specification ("1.  Handshake").
 
 VERSION -> HELLO -> LOOKUP -> a new link: OPEN
                            -> the old link: RESYNC -> OPEN
@@ -20,9 +20,9 @@ from fyrehose.protocols.relink.tables import Stage, Step, Transitions
 
 @attrs.define(eq=False)
 class ListenerSession(RelinkSession):
-    """Session of the listener.  Its owner looks up links: see :class:`~.HelloReceived`."""
+    """The listener's session; its owner looks up the link that a peer requests: see :class:`~.HelloReceived`."""
 
-    #: so that a peer that sends thousands of small packets at once does not keep others waiting
+    #: one turn ends after these events, so that a peer with thousands of small packets does not keep others waiting
     most_events = 256
 
     def accept(self, link: Link, *, resumed: bool) -> list[SessionEvent]:
@@ -31,12 +31,12 @@ class ListenerSession(RelinkSession):
         :raises LocalProtocolError: the link is attached to another connection
         """
         if link.attached:
-            raise LocalProtocolError("the link is attached to another connection; fence that first (L4)")
+            raise LocalProtocolError("the link is attached to another connection; call fenced() of that first")
         self.step(Step.OLD_LINK if resumed else Step.NEW_LINK, link)
         return self._take_events()
 
     def refuse(self, epoch: int) -> None:
-        """Answer the hello by refusing the required link, which is not known; send the pending data, and close.
+        """Answer the hello by refusing the required link, which is not known; then send the pending data, and close.
 
         :raises LocalProtocolError: no hello has arrived
         """
@@ -45,7 +45,7 @@ class ListenerSession(RelinkSession):
     # The handshake.
 
     def send_version(self) -> None:
-        """Reply with version 0, which is the only one, whatever the connector supports."""
+        """Reply with version 0, the only version, whatever the connector supports."""
         self.take()
         self.send(handshake.pack_version(handshake.VERSION), handshake.hello_size)
 

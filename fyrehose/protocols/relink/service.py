@@ -31,11 +31,11 @@ class RelinkService(TCPService):
         self._retry_timer: IDelayedCall | None = None
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options that need another listener: the table of links was read when this one opened."""
+        """Return the options that cannot change while the listener is open: it read its links when it opened."""
         return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen.  While the journal takes none, only this listener stays closed."""
+        """Recover the links, then listen; while the journal accepts no writes, only this listener stays closed."""
         Service.startService(self)
         return self._open()
 
@@ -53,7 +53,7 @@ class RelinkService(TCPService):
         if not self.running:
             return None
         if failure.check(OutcomeUnknown):
-            return self._open()  # fails if the journal has failed, and stays closed if it takes nothing now
+            return self._open()  # fails if the journal has failed; retries while it accepts no writes
         log.warn(
             "relink: the listener stays closed until its links can be written; retrying: {why}",
             why=failure.getErrorMessage(),

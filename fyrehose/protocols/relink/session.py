@@ -4,8 +4,8 @@
 
 Two tables define the stages of a connection.  An error of the peer never raises: the last event is Broken, and
 nothing more is decoded.  The link is lost (its state is suspect, and the peer would send the same packet again), but it
-stays attached until the owner calls ``fenced``: so the owner can acknowledge what came before the error.  The end of
-the transport is no error: the link stays, detached, and waits for the next connection.
+stays attached until the owner calls ``fenced``, so that the owner can acknowledge the packets before the error.  The
+end of the transport is no error: the link is kept, detached, for the next connection.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fyrehose.sessions import ByteSession
 
 @attrs.define(eq=False)
 class RelinkSession(ByteSession):
-    """The common part of both sessions.
+    """The part that the sessions of connector and listener share.
 
-    :cvar transitions: the stages of the connection; each session has its own
-    :ivar stage: the present one
+    :cvar transitions: the table of stages and steps; each of the two sessions has its own
+    :ivar stage: the present stage of the connection
     :ivar expected: the least size of the packet that is arriving, in bytes; 0 between packets, or if packets are held
         back
     :ivar ready: whether a whole packet has arrived that is not decoded yet
-    :ivar link: the link; before the end of the handshake the connector's old one, if it has one
+    :ivar link: the link; before the end of the handshake the connector's old link, if it has one
     :ivar linked: whether the handshake is complete, and the connection has not ended
     :ivar awaited: returns the size of the next field of the handshake from the bytes that have arrived; None: no field
         is awaited
@@ -104,7 +104,7 @@ class RelinkSession(ByteSession):
         return found
 
     def fenced(self) -> list[SessionEvent]:
-        """Detach the link; nothing that this connection has received or still receives has an effect (L4)."""
+        """Detach the link, and ignore everything that this connection has received or still receives (rule L4)."""
         if self.linked and self.link is not None:
             self.link.detach()
         self.linked = False
@@ -115,7 +115,7 @@ class RelinkSession(ByteSession):
     receive_eof = fenced
 
     def step(self, step: Step, *arguments: Link | int) -> None:
-        """Enter the stage that follows from *step*, and handle the step.
+        """Handle *step*: enter the stage that the table names for it, and call the method that it names.
 
         :param arguments: the link, or the epoch of a link that is not known
         :raises LocalProtocolError: the step is not expected in the present stage
@@ -135,7 +135,7 @@ class RelinkSession(ByteSession):
         self.awaited = awaited
 
     def take(self) -> bytes:
-        """Remove and return the awaited field, which has arrived; no other one is awaited then."""
+        """Remove and return the awaited field, which has arrived; no field is awaited then."""
         assert self.awaited is not None
         rest = self._decoder.rest
         size = self.awaited(rest)

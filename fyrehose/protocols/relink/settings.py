@@ -17,9 +17,9 @@ def _name_or_nothing(text: str) -> str:
 
 
 def _refused(text: str) -> str:
-    # The link of a peer that may not publish ends, which tells it so; its messages are never kept.
+    # If a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters.
     if text not in (letters.CLOSE, letters.KEEP):
-        raise ValueError(f"{letters.CLOSE} or {letters.KEEP}")
+        raise ValueError(f"expected {letters.CLOSE} or {letters.KEEP}")
     return text
 
 

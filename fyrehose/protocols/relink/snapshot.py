@@ -1,4 +1,4 @@
-"""Serialize a link's cursors, so that the link can outlive its process.
+"""Serialize a link's cursors, so that the link can outlive the server's process.
 
     u8 version | varint opened | varint count, then for each of the peer's channels:
         varint id << 1 | gone      (gone: nothing follows)
@@ -27,7 +27,7 @@ VERSION = 1
 
 
 def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
-    """Return a snapshot of the whole link, or of those of the peer's channels that *channels* names.
+    """Return a snapshot of the whole link, or only of the peer's channels in *channels*.
 
     :raises LocalProtocolError: the link keeps messages of its own, which a snapshot cannot hold
     """
@@ -47,7 +47,7 @@ def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
 def restore(link: Link, data: bytes) -> None:
     """Apply the snapshot *data* to the detached *link*; channels that it does not contain stay unchanged.
 
-    Undecided messages are not in a snapshot, so the restored link may have forgotten some.
+    Undecided messages are not in a snapshot, so a restored link may lack some that had arrived.
 
     :raises ValueError: *data* is not a valid snapshot
     """

@@ -15,8 +15,8 @@ from enum import Enum
 class TableKey(Enum):
     """Base of the enumerations used as keys of the tables.
 
-    The tables are consulted for each read, and the hash of Enum is a slow function in Python.  Members are singletons,
-    so the hash of object serves.
+    The tables are consulted for each read, and Enum's hash is a slow function in Python.  Each member exists once, so
+    the fast hash of ``object`` will do.
     """
 
     __hash__ = object.__hash__

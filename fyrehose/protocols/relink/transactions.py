@@ -1,7 +1,7 @@
 """A client's transactions: the listener processes all messages of a transaction, or none (specification, 3.2).
 
-Decisions apply to messages in their order, so a channel has at most one open transaction.  A commit does not wait for
-the results of earlier transactions, which arrive later, in order.
+Commits and rollbacks apply to messages in order, so a channel has at most one open transaction.  A commit need not wait
+for the results of earlier transactions; results arrive in order.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fyrehose.protocols.relink.parts import Parts, parts_of
 class Channel:
     """The results that the program waits for on one channel.
 
-    :ivar sent: number of each message that is not consumed, and the Deferred of its sender, in order
-    :ivar closing: the Deferreds of those that close the channel
+    :ivar sent: unconsumed messages in order: the number of each, and the Deferred that its sender waits for
+    :ivar closing: the Deferreds of the calls that close the channel
     :ivar lock: held by the open transaction
     :ivar open: the open transaction
     :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
         messages, and the Deferred of the commit
-    :ivar refused: whether a part of the first of them was refused
+    :ivar refused: whether a part of the first committed transaction was refused
     """
 
     sent: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
@@ -47,7 +47,7 @@ class Channel:
             self.sent.popleft()[1].callback(None)
 
     def abandon(self) -> list[Deferred[None]]:
-        """Forget everything that waits for the listener, and return its Deferreds."""
+        """Return the Deferreds of all that waits for the listener, and forget them."""
         waiting = [deferred for _, deferred in self.sent]
         waiting += [deferred for _, _, deferred in self.committed] + self.closing
         self.sent.clear()
@@ -74,7 +74,7 @@ class Channel:
 def _refusal(count: int) -> str:
     """Return the message of the error for a refused transaction of *count* messages.
 
-    The protocol does not tell the reason, so name the limits that listeners have.
+    The protocol does not state the reason, so the message names the limits that listeners have.
     """
     limits = LinkLimits()
     return (
@@ -112,7 +112,7 @@ class Transaction:
     _link: Link | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Deferred[Transaction]:
-        """Begin the transaction; fires with it when the transaction before it on this channel is decided."""
+        """Begin the transaction; fires with it when the previous transaction on this channel has ended."""
         acquired: Deferred[Any] = self._state.lock.acquire()
 
         def begun(_: Any) -> Deferred[Transaction]:
@@ -133,7 +133,8 @@ class Transaction:
         """Send a message as soon as the window has room; fires when it was passed to the link.
 
         :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
-        :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of it will be processed
+        :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of the transaction will be
+            processed
         """
         self._check()
         client = self._client
@@ -169,7 +170,7 @@ class Transaction:
             self._client.flush_soon()
             return done
         finally:
-            # End it only now: the next transaction on the channel may begin and be decided within this call.
+            # End the transaction last: the next one on the channel may begin and end within this call.
             self._end()
 
     def rollback(self) -> None:
@@ -184,7 +185,7 @@ class Transaction:
                 link.decide(self.channel, Op.ROLLBACK)
                 self._client.flush_soon()
         finally:
-            self._end()  # Last, for the same reason as in commit.
+            self._end()  # End it last, for the same reason as in commit.
 
     async def __aenter__(self) -> Transaction:
         await self.begin()

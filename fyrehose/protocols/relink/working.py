@@ -3,8 +3,9 @@
     room -> lease -> messages on channel 0 -> consumed -> settle
                      messages of the worker -----------> settle, return, reject, extend -> durable -> consumed
 
-The link ends with its connection.  If the peer has ended that, the records that it had are returned as not tried.
-Otherwise the peer may not know of it yet, and still believe that it has them: they come again when their leases end.
+The link ends with its connection.  If the peer ended the connection, its records are returned as not tried.  Otherwise
+the peer may not know yet that the connection is lost, and may still work on its records: other workers get them when
+their leases end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fyrehose.protocols.relink.tables import Sending
 
 log = Logger()
 
-#: How long a request for records waits, in seconds; then it is made again.
+#: How long a request for records waits, in seconds; then the request is repeated.
 WAIT = 30.0
 #: The most records that one request leases.
 MOST_LEASED = 1_000
@@ -41,7 +42,7 @@ MOST_LEASED = 1_000
 
 @attrs.define(eq=False)
 class WorkerRequest:
-    """A message of the worker; it is consumed when what it asks for is done, and all those before it."""
+    """A request of the worker; its message is consumed when the request, and every request before it, is done."""
 
     channel: int
     message: int
@@ -50,12 +51,12 @@ class WorkerRequest:
 
 @implementer(ISubscription)
 class WorkerEndpoint(Endpoint):
-    """Lease records for the peer, as far as it has room for them, and do what it says about them.
+    """Lease as many records for the peer as it has room for, and settle or return them as the peer says.
 
-    To the connection this is the subscription: records are leased only while the transport has room.
+    The connection treats this object as its subscription: records are leased only while the transport has room.
     """
 
-    position = 0  #: a worker has none
+    position = 0  #: a worker has no position
 
     def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
@@ -66,7 +67,7 @@ class WorkerEndpoint(Endpoint):
         self._transport_ready = False
         self._waiting: Deferred[list[LeasedRun]] | None = None
         self._requests: deque[WorkerRequest] = deque()
-        #: records that the peer has consumed, and whose end could not be written
+        #: actions on records that the peer has consumed, which could not be written yet
         self._unwritten: list[Item] = []
         self._over = False
 
@@ -114,11 +115,11 @@ class WorkerEndpoint(Endpoint):
                         link.close(channel)
                     return
             if self.protocol.unsettled or self._unwritten:
-                return  # What is not done yet may need a notice.
+                return  # A request that is not done yet may need a notice.
         self.protocol.handle_events(link.shutdown())
 
     def end(self) -> None:
-        """Return what the worker has, if it knows that its link is lost."""
+        """Return the worker's records, if the worker knows that its link is lost."""
         if self._over:
             return
         self._over = True
@@ -135,7 +136,7 @@ class WorkerEndpoint(Endpoint):
                 done.addErrback(self._not_returned)
 
     def _not_returned(self, failure: Failure) -> None:
-        """Leave the records to the end of their leases, because nothing can be written."""
+        """Log that the records come again only when their leases end, because their return cannot be written."""
         failure.trap(FyrehoseError)
         log.info(
             "relink: what worker {worker!r} had comes again when its leases end: {why}",
@@ -160,12 +161,12 @@ class WorkerEndpoint(Endpoint):
     # Leasing.
 
     def _cancel(self) -> None:
-        """Take the request for records back."""
+        """Cancel the request for records, if one waits."""
         if self._waiting is not None:
             self._waiting.cancel()
 
     def _lease(self) -> None:
-        """Ask for as many records as the peer has room for."""
+        """Request leases for as many records as the peer has room for."""
         channel = self.link.sending.get(RECORDS)
         idle = self._waiting is None and self._transport_ready and not self._over
         if not idle or channel is None or self.link.shutdown_received or self._ended():
@@ -215,7 +216,7 @@ class WorkerEndpoint(Endpoint):
     # Settling.
 
     def _receive(self, channel: int, message: int, parts: tuple[bytes, ...]) -> bool:
-        """Handle a message of the worker; return whether its link goes on."""
+        """Handle a message of the worker; return False if the link ends."""
         if self._ended():
             return False
         try:
@@ -236,7 +237,7 @@ class WorkerEndpoint(Endpoint):
         return True
 
     def _settle(self, items: list[Item]) -> None:
-        """Settle what was consumed."""
+        """Apply the actions *items* on records that the worker has consumed."""
         if not items or self._ended():
             return
         work = Settling(items, [])
@@ -247,7 +248,7 @@ class WorkerEndpoint(Endpoint):
         done.addErrback(self.protocol.failed)
 
     def _keep(self, failure: Failure, items: list[Item]) -> dict[str, object]:
-        """Settle *items* later, because that could not be written."""
+        """Keep *items* to settle them later, because settling could not be written now."""
         failure.trap(PublishError)
         self._unwritten += items
         if failure.check(Following) and not self._over:
@@ -270,7 +271,7 @@ class WorkerEndpoint(Endpoint):
         return {"error": str(error), "retry": isinstance(error, PublishError) and error.retriable}
 
     def _done(self, answer: dict[str, object], request: WorkerRequest | None) -> None:
-        """Send the notice that *answer* needs, and consume the messages that are done."""
+        """Send the notice that *answer* needs, and consume the messages of requests that are done."""
         self.protocol.unsettled -= 1
         if not self._over:
             for notice in notices_of(None if request is None else (request.channel, request.message), answer):

@@ -2,8 +2,8 @@
 
     journal -> range of positions -> round of Parquet files -> counted -> synced -> committed -> subscription updated
 
-The lake's log is the only checkpoint: nothing has to agree with it, and nothing is lost when the driver or a worker is
-killed.  Before a round is committed, its records are counted against the headers of the journal.
+The lake's log is the only checkpoint, so no second one can disagree with it, and no record is lost when the driver or a
+worker is killed.  Before a round is committed, its records are counted against the headers of the journal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Archived:
 class ArchiveState:
     """State of an archive, for its metrics.
 
-    :ivar server, lake: name of the journal in the lake, and where that is
+    :ivar server, lake: name of the journal in the lake, and where the lake is
     :ivar files, size: number of the lake's files, and their size in bytes
     """
 
@@ -98,13 +98,13 @@ def archive(
     :param spark: the session whose tasks write the files; None: this process writes them, without Spark and Java
     :param server: name of the journal in the lake; by default its host
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
-    :param subscription: name of the archive's subscription to the files; None: it has none
+    :param subscription: name of the archive's subscription to the journal's files; None: the archive has none
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
     :param accept_loss: declare numbers lost that retention deleted before they were archived, and continue behind them
     :param progress: called before the first round and after each
-    :param monitor: called then, too, and every few seconds while there is nothing to copy
+    :param monitor: called with the state at these times, too, and every few seconds while there is nothing to copy
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
     :raises JournalLocked: another archive of the journal writes to the lake
     """
@@ -132,7 +132,7 @@ def archive(
 
 
 def check_free(journal: str, lake: str | Path, server: str | None = None) -> None:
-    """Check that an archive could begin, before an engine is started for it.
+    """Check that an archive could begin, before Spark is started for it.
 
     :raises ConfigError: the journal has another name in the lake, or another journal has this one
     :raises JournalLocked: another archive of the journal writes to the lake
@@ -165,7 +165,7 @@ class _Run:
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
     #: When the last round began.
     _began: float = attrs.field(default=float("-inf"), init=False)
-    #: Where the lake ended when the journal was found to have a batch there.
+    #: The end of the lake at which the journal was last checked to have the beginning of a batch.
     _compared: int = attrs.field(default=-1, init=False)
     #: A round of which it is not known whether it was committed.
     _unsure: tuple[Progress, list[rounds.Written], RangeCounts] | None = attrs.field(default=None, init=False)
@@ -189,7 +189,7 @@ class _Run:
             repeated(step, follow, stop, f"the archive of {self.journal}")
         finally:
             memory.release()
-        with suppress(JournalUnreachable):  # What was committed is durable all the same.
+        with suppress(JournalUnreachable):  # All committed rounds are durable in any case.
             self.report(0)
             self.observe(self.source.view(), 0)
         return self.done
@@ -229,7 +229,7 @@ class _Run:
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
 
     def _compare(self, view: View) -> None:
-        """Check that a batch begins where the lake ends, so that what differs is not taken for damage."""
+        """Check that a batch of the journal begins where the lake ends; otherwise it is another journal."""
         position = self.done.position
         if view.mark > position != self._compared:
             check_beginning(self.source, view, position)
@@ -256,7 +256,7 @@ class _Run:
         ends: dict[str, int] = {}
         for stream, last in (*(pair for file in files for pair in file.ends.items()), *_ends(account.gaps)):
             ends[stream] = max(last, ends.get(stream, 0))
-        self._unsure = after, files, account  # A store may fail when the commit has reached it.
+        self._unsure = after, files, account  # A store may report a failure of a commit that has reached it.
         self.lake.commit(self.identity, before, after, [file.action for file in files], account.gaps, about, ends)
         self._committed(after, files, account)
 
@@ -309,16 +309,16 @@ class _Run:
         self.done.gaps += sum(last - first + 1 for _, first, last, _ in gaps)
 
     def optimize(self) -> None:
-        """Merge small files, if it is time."""
+        """Merge small files, if the time for this has come."""
         if self.optimize_every and time.monotonic() - self._optimized >= self.optimize_every:
             try:
                 optimize(self.lake.store.uri, keep=self.keep)
-            except JournalError as error:  # Another archive does the same at this moment, or will.
+            except JournalError as error:  # Another archive merges at this moment, or will merge.
                 log.warning("%s", error)
             self._optimized = time.monotonic()
 
     def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one and if that did not happen within so many seconds."""
+        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
             return
         if self._files is None:
@@ -329,7 +329,7 @@ class _Run:
         self._monitored = time.monotonic()
 
     def report(self, at_least: float) -> None:
-        """Report the progress to retention, unless it was reported within so many seconds."""
+        """Report the progress to retention, unless this was done less than *at_least* seconds ago."""
         if self.subscription is not None and time.monotonic() - self._reported >= at_least:
             self.source.update_subscription(self.subscription, self.done.position, self.identity)
             self._reported = time.monotonic()

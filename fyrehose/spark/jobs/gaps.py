@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Columns that identify a producer that numbers its messages.
 PRODUCER = ("server", "stream", "source", "producer")
-#: Columns that identify a stream: servers number the records of streams of the same name independently.
+#: Columns that identify a stream: several servers may have streams of the same name, and number them independently.
 STREAM = ("server", "stream")
 
 
@@ -27,7 +27,7 @@ STREAM = ("server", "stream")
 class NumberGap:
     """A range of numbers that are missing or duplicate.
 
-    :ivar key: values of the columns by which numbers were counted, such as the stream
+    :ivar key: the values of the columns that identify the stream or the producer
     :ivar kind: ``missing``, ``declared`` (lost, by the journal's own statement), or ``double``
     """
 
@@ -66,7 +66,7 @@ def gaps(
 ) -> list[NumberGap]:
     """Return the missing and duplicate numbers between the first and the last of each key.
 
-    :param declared: ranges that the journal declares lost, each the key, the first and the last number; their kind is
+    :param declared: ranges that the journal declares lost, as (key, first, last); gaps in them get the kind
         ``declared``
     """
     blocks = _blocks(records, keys, number)
@@ -76,7 +76,7 @@ def gaps(
 
 
 def between(blocks: Sequence[_Block]) -> Iterator[NumberGap]:
-    """Yield the numbers that are missing between blocks, which must be sorted."""
+    """Yield the ranges of numbers that are missing between *blocks*, which must be sorted."""
     for i in range(1, len(blocks)):
         before, block = blocks[i - 1], blocks[i]
         if before.key == block.key and block.first > before.last + 1:
@@ -84,7 +84,7 @@ def between(blocks: Sequence[_Block]) -> Iterator[NumberGap]:
 
 
 def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[NumberGap]:
-    """Yield the missing and the duplicate ones of ``numbers``, which must be sorted."""
+    """Yield the ranges that are missing or duplicate in ``numbers``, which must be sorted."""
     for i in range(1, len(numbers)):
         before, number = numbers[i - 1], numbers[i]
         if number == before and (i == 1 or numbers[i - 2] != number):
@@ -94,7 +94,7 @@ def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[NumberGap]:
 
 
 def explained(found: Iterable[NumberGap], declared: Sequence[tuple[Any, ...]]) -> Iterator[NumberGap]:
-    """Yield the gaps again, split so that ranges that the journal declares lost have the kind ``declared``."""
+    """Yield the gaps again; split them where needed, so that ranges declared lost get the kind ``declared``."""
     for gap in found:
         at = gap.first
         if gap.kind == "missing":

@@ -4,8 +4,8 @@
 
 Files are merged stream by stream (merging.py), because delta-rs would mix the streams again.
 
-Files that no version of the table names any more are removed when they are older than a day, so that a query that has
-begun can end.  These are also the files of rounds that were killed.
+Files that the table does not use any more are removed when they are older than a day, so that queries that use them can
+end.  Files of killed rounds are removed, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fyrehose.spark.lake import PARTITION, SCHEMA, File, Lake, delete_rows
 from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
-#: Size of a file that is not compacted any more, in bytes.
+#: Size from which a file is not merged any more, in bytes.
 FILE = 128 << 20
-#: Number of small files of the current day that are compacted; small files of finished days always are.
+#: Number of small files from which the files of the current day are merged; those of finished days always are.
 MANY = 32
 #: Age at which a file that is not used any more is removed, in hours.
 AGE = 24
@@ -36,7 +36,7 @@ AGE = 24
 class Optimized:
     """Result of maintenance.
 
-    :ivar days: how many days were compacted
+    :ivar days: number of days whose files were merged
     :ivar files: how many files the lake has
     :ivar removed: how many files were removed
     """
@@ -51,8 +51,8 @@ def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | Non
 
     :param keep: delete records of days that ended longer ago, in seconds; None: keep all
     :param now: the time by which a day has finished, for tests
-    :raises ConfigError: it is no lake of records, but another table
-    :raises JournalError: another process did the same in the meantime
+    :raises ConfigError: *target* is no lake of records, but another table
+    :raises JournalError: another process changed the same files in the meantime
     """
     target = Lake.existing(lake)
     if not {field.name for field in _table(target).schema().fields}.issuperset(SCHEMA.names):
@@ -84,7 +84,8 @@ def delete(lake: str | Path, where: str) -> int:
 def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
     """Yield the days that have small files to merge, and these files.
 
-    A file with a deletion vector is left as it is: only the program that wrote the vector can remove it.
+    A file with a deletion vector (a list of its deleted rows) is left as it is: only the program that wrote the vector
+    can remove it.
     """
     small: dict[str, list[File]] = {}
     deleted = lake.vectors()

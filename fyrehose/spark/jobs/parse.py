@@ -18,7 +18,8 @@ _MISFIT = "_misfit"
 def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
     """Add the columns ``value`` and ``rescued``; each document is parsed once, however many columns the schema has.
 
-    ``value`` is null where nothing of the payload fits; a field of it is null where it does not have the schema's type.
+    ``value`` is null if the payload does not fit at all; a field of ``value`` is null if it does not have the schema's
+    type.
 
     :param schema: a DDL string, such as ``level string, ms double``; None for VARIANT
     """
@@ -29,7 +30,8 @@ def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
         value = f.try_parse_json(text)
     else:
         value = f.from_json(text, f"{schema}, {_MISFIT} string", {"columnNameOfCorruptRecord": _MISFIT})
-    # In a column of its own: Spark would parse again for every expression that names a field of the value.
+    # The value is stored in a column, because Spark would parse again for every expression that names one of its
+    # fields.
     found = records.withColumn("value", f.when(f.is_valid_utf8(text), value))
     if schema is None:
         return found.withColumn("rescued", f.when(f.col("value").isNull(), f.col("payload")))

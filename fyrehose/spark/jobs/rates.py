@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: How many lines a plot has: more cannot be told apart.
+#: The most lines of a plot: more could not be told apart.
 LINES = 10
-#: And how many windows, those without records included.
+#: The most windows of a plot, including windows without records.
 WINDOWS = 10_000
 
 
@@ -40,7 +40,7 @@ def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
     """Plot the records a second of the busiest streams over time, one line each, into the file at ``path``.
 
     :param rows: of :func:`rates`, with ``start``, ``stream`` and ``records``
-    :param seconds: how long a window is
+    :param seconds: the length of a window
     """
     import matplotlib as mpl
 
@@ -51,7 +51,7 @@ def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
     for row in rows:
         totals[row["stream"]] = totals.get(row["stream"], 0) + row["records"]
     shown = sorted(totals, key=lambda stream: -totals[stream])[:LINES]
-    # Times are drawn as well as numbers are, though matplotlib's types do not say so.
+    # matplotlib draws times, too, though its types do not say so.
     starts: Any = windows({row["start"] for row in rows}, seconds)
     figure, axes = pyplot.subplots(figsize=(11, 5), layout="constrained")
     for stream in shown:
@@ -77,7 +77,7 @@ def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
         return []
     first, step = min(starts), timedelta(seconds=seconds)
     count = (max(starts) - first) // step + 1 if step else 0
-    # Months are not of one length.
+    # Windows of months cannot be listed, because months differ in length.
     filled = [first + i * step for i in range(count)] if count <= WINDOWS else []
     return sorted({*starts, *filled})
 

@@ -9,21 +9,20 @@ if TYPE_CHECKING:
 
 
 def replay(records: DataFrame, to: str, stream: str | None = None, rate: float = 0.0) -> int:
-    """Publish ``records`` to the Figg listener at ``to``; return how many, all of which are durable.
+    """Publish ``records`` to the Figg listener at ``to``; return how many were published; all are durable.
 
-    They keep their order within each stream.  They are new records there: with numbers, times and a producer of their
-    own.  If you run it twice, the stream has them twice: repetitions are recognized, by
-    their numbers, only within one run.
+    They keep their order within each stream, but are new records there, with other numbers, times and another producer.
+    A second run publishes them a second time: repetitions are recognized only within one run, by their numbers.
 
-    :param stream: where to; None: each into the stream that it came from, but for the server's own, whose names begin
-        with a dot: they are about that server, and no listener takes them
-    :param rate: records a second at the most; 0: as fast as they are taken
-    :raises PublishError: the server is not there, or refuses
+    :param stream: the stream to publish to; None: each record goes to the stream that it came from, without the streams
+        whose names begin with a dot: these are about the server itself, and no listener accepts them
+    :param rate: the most records a second; 0: as fast as the server accepts them
+    :raises PublishError: the server cannot be reached, or refuses
     """
     if stream is None:
         records = records.where("stream not like '.%'")
     chosen = records.select("stream", "seq", "payload")
-    # Each stream is published by one task, so that its records arrive in their order; a rate is that of one task.
+    # Each stream is published by one task, so that its records arrive in their order; the rate limits each task.
     chosen = chosen.coalesce(1) if rate else chosen.repartition("stream")
     chosen = chosen.sortWithinPartitions("stream", "seq").cache()
     try:

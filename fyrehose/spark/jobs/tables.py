@@ -4,7 +4,7 @@
 
 The position that a table has reached is in its own log, as an application transaction, like that of an archive: there
 is no checkpoint that could disagree with it.  A kill between two commits leaves one table ahead of another; the next
-round fills only the tables that are behind, up to where the others are.
+round fills only the tables that are behind, up to the position of the others.
 
 Aggregates follow the versions of their table.
 """
@@ -67,17 +67,17 @@ T = TypeVar("T")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
-#: Tables of this size and more are not written again to make a column wider, in bytes.
+#: The size from which a table is not written again to give a column a wider type, in bytes.
 WIDEN = 1 << 30
 #: How often tables without new rows commit their position, and the subscription is updated, in seconds.
 HEARTBEAT = 60.0
 #: How often the state is passed to ``monitor``, in seconds, while there is nothing to fill.
 MONITORED = 5.0
-#: How many files there have to be for a merge, and the age at which a file that is not used is removed, in hours.
+#: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
 MANY, AGE = 32, 24
-#: How often the tasks of a round agree on types before that is an error.
+#: How often the tasks of a round may try to agree on types before this is an error.
 _TRIES = 20
-#: The types of columns, by the names that Delta has for them.
+#: The types of columns, by their names in Delta.
 _TYPES = TYPES | {"binary": pa.binary()}
 
 
@@ -86,7 +86,7 @@ class TableState:
     """The numbers of rows of one table.
 
     :ivar rows: how many rows were added by this run
-    :ivar counts: rows by what became of them, over all runs; none for a quarantine or an aggregate
+    :ivar counts: number of rows of all runs, by outcome; empty for a quarantine or an aggregate
     """
 
     name: str
@@ -100,7 +100,7 @@ class TablesState:
 
     :ivar output: where the tables are
     :ivar position: all tables have every record of the journal before it
-    :ivar rounds: how many rounds were committed; they took ``seconds``, and the last one ``last_seconds``
+    :ivar rounds: number of committed rounds; they took ``seconds``, and the last one took ``last_seconds``
     """
 
     output: str
@@ -124,18 +124,18 @@ def fill_tables(
     monitor: Callable[[TablesState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[TableState]:
-    """Fill the tables with what the journal has; with ``follow``, continue until ``stop()``.
+    """Fill the tables with the events of the journal; with ``follow``, continue until ``stop()``.
 
     :param spark: the session whose tasks write; None: this process writes, without Spark and Java
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
-    :param progress: called with the position that all tables have reached, and that of the journal's end
+    :param progress: called with the position that all tables have reached, and the position of the journal's end
     :param monitor: called with the state before the first round, after each, and every few seconds while there is
         nothing to fill
     :raises ConfigError: a table has other columns than the configuration, or belongs to another journal
     :raises ExpectationFailed: a row does not meet an expectation that must be met; its round is not committed
-    :raises JournalCorrupt: data is damaged, or was deleted before it was in the tables
+    :raises JournalCorrupt: data is damaged, or was deleted before the tables had it
     :raises JournalLocked: another run writes to one of the tables
     """
     with opened(spark, config, round_bytes) as run:
@@ -152,7 +152,7 @@ def fill_tables(
 
 @contextmanager
 def opened(spark: SparkSession | None, config: TablesConfig, round_bytes: int = ROUND) -> Iterator[TablesRun]:
-    """Open the tables of a configuration, which are created if need be, and keep other runs from them."""
+    """Open the tables of a configuration, create them if necessary, and lock them against other runs."""
     source = place(config.journal)
     view = source.view()
     run = TablesRun(config, source, view.identity, locally if spark is None else on_spark(spark), round_bytes)
@@ -165,12 +165,12 @@ def opened(spark: SparkSession | None, config: TablesConfig, round_bytes: int = 
 
 @attrs.define(eq=False)
 class _Output:
-    """A table, or the quarantine of one, and how far it is.
+    """A table, or its quarantine, and its position in the journal.
 
-    :ivar before: the progress that is committed
-    :ivar position: how far it is; behind that of ``before`` there was nothing to commit
+    :ivar before: the committed progress
+    :ivar position: the position that it has reached; behind the one of ``before`` there was nothing to commit
     :ivar fields: the types of columns that are not declared
-    :ivar fixed: those of them that cannot become wider
+    :ivar fixed: the columns of ``fields`` that cannot get a wider type
     """
 
     table: TypedTable
@@ -211,7 +211,7 @@ class TablesRun:
     _seconds: float = attrs.field(default=0.0, init=False)
     _last_seconds: float = attrs.field(default=0.0, init=False)
     _optimized: float = attrs.field(factory=time.monotonic, init=False)
-    #: whether a step has failed, so that what is known of the tables has to be read again
+    #: whether a step has failed, so that the state of the tables has to be read again
     _doubtful: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -242,7 +242,7 @@ class TablesRun:
         return [*(each.lake for each in self.outputs), *(each.lake for each in self.summaries)]
 
     def load(self) -> None:
-        """Read from the tables how far they are, and which columns they have."""
+        """Read from the tables which positions they have reached, and which columns they have."""
         view = self.source.view()
         for output in self.outputs:
             output.lake.refresh()
@@ -311,7 +311,7 @@ class TablesRun:
             progress(min(output.position for output in self.outputs), view.mark)
             self.observe(view, 0)
             return 0.0
-        self.summarize()  # A kill may have come between a table and its aggregates.
+        self.summarize()  # A killed run may have updated a table, and not its aggregates.
         if every is None:
             return None
         if optimize_every and time.monotonic() - self._optimized >= optimize_every:
@@ -319,7 +319,7 @@ class TablesRun:
         return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
 
     def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one and if that did not happen within so many seconds."""
+        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
         at = min(output.position for output in self.outputs)
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < at:
             return
@@ -337,10 +337,10 @@ class TablesRun:
         self._monitored = time.monotonic()
 
     def round(self, view: View) -> None:
-        """Fill the tables that are behind, up to where the others are or the round is full."""
+        """Fill the tables that are behind, until they reach the others or the round is full."""
         if self.config.skip_gaps:
             for output in self.outputs:
-                if output.position < view.start:  # Retention deleted what is between them.
+                if output.position < view.start:  # retention deleted records in between
                     output.position, output.chain = view.start, None
         at = min(output.position for output in self.outputs)
         due = [output for output in self.outputs if output.position == at]
@@ -373,10 +373,10 @@ class TablesRun:
     def _fitting(
         self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
     ) -> list[list[Filled]]:
-        """Let tasks fill the tables, and make columns of the tables wider if the rows need that."""
+        """Let tasks fill the tables; give columns wider types if the rows need that."""
         while True:
             filled = self._filled(tables, due, sources, name)
-            # A column that cannot become wider stays as it is, and the tasks rescue what does not fit.
+            # A column that cannot get a wider type stays as it is; values that do not fit are kept in ``rescued``.
             if all(self._widen(self._main(table), each) for table, each in zip(tables, filled, strict=True)):
                 return filled
 
@@ -443,7 +443,7 @@ class TablesRun:
             total = output.counts + counts
             self._append(output, [file.action for file in files], position, chain, about, total)
         except BaseException:
-            output.keys = None  # They have rows that are not committed.
+            output.keys = None  # the keys include rows that are not committed
             raise
         output.counts = total
         output.rows += sum(file.rows for file in files)
@@ -477,9 +477,9 @@ class TablesRun:
         output.fields |= new
 
     def _widen(self, output: _Output, filled: Sequence[Filled]) -> bool:
-        """Give columns wider types if rows need that; return False if a column cannot become wider.
+        """Give columns wider types if rows need that; return False if a column cannot get one.
 
-        All files of the table are written again, in a commit of their own, which does not move the position.
+        All files of the table are written again, in a separate commit, which does not move the position.
         """
         agreed = {name: kind for each in filled for name, kind in each.fields.items()}
         wider = {name: agreed[name] for name, kind in output.fields.items() if agreed.get(name, kind) != kind}
@@ -507,7 +507,7 @@ class TablesRun:
     def _without_repetitions(
         self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
     ) -> tuple[list[TypedFile], dict[str, int]]:
-        """Return files without events that were sent again, and what that adds to the counts."""
+        """Return files without events that were sent again, and the numbers of dropped rows for the counts."""
         if not output.table.key or not files:
             return list(files), {}
         if keys is None:
@@ -554,7 +554,7 @@ class TablesRun:
         return keys
 
     def settle(self) -> None:
-        """Commit the positions of tables that got no rows, and let retention delete what all have."""
+        """Commit the positions of tables that got no rows, and let retention delete what all tables have."""
         for output in self.outputs:
             if output.position > (output.before.position if output.before else 0):
                 after = self._progress(output)
@@ -566,12 +566,12 @@ class TablesRun:
         self._settled = time.monotonic()
 
     def summarize(self) -> None:
-        """Bring the aggregates up to date with their tables."""
+        """Update the aggregates to the present versions of their tables."""
         for summary in self.summaries:
             summary.update()
 
     def optimize(self) -> None:
-        """Merge the files of tables that have many, and remove those that nobody uses any more."""
+        """Merge the files of tables with many files, and remove files that are not used any more."""
         for lake in self.lakes():
             table = lake.refresh()
             assert table is not None
@@ -586,11 +586,11 @@ class TablesRun:
         self._optimized = time.monotonic()
 
     def backfill(self, name: str, start: datetime, end: datetime) -> TableState:
-        """Extract the rows of a range of time again, and replace those that a table has.
+        """Extract the rows of a range of time again, and replace the table's rows of that range.
 
         :param start, end: when the records were accepted; the end is not included
         :raises ConfigError: there is no such table
-        :raises JournalCorrupt: data is damaged, or neither the journal nor the lake has it any more
+        :raises JournalCorrupt: data is damaged, or neither the journal nor the lake has the records any more
         """
         outputs = [output for output in self.outputs if output.table.name == name]
         if not outputs:
@@ -639,7 +639,7 @@ def _types(lake: Lake) -> dict[str, str]:
 
 
 def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the types of columns on which all tasks agree: numbers widen, else the most frequent one counts."""
+    """Return the types of columns on which all tasks agree: the widest type of numbers, or the most frequent type."""
     agreed = dict(known)
     votes: dict[str, Counter[str]] = {}
     spellings = {name.lower(): name for name in known}

@@ -1,8 +1,8 @@
 """``verify``: compare a lake with its journal, column by column, and check the lake's files.
 
 Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
-reported with their stream and their numbers.  Only records that both have can be compared: those that retention has
-deleted are counted as unchecked.  Files have a checksum for each page, so those are checked, too.
+reported with their stream and their numbers.  Only records that both have can be compared; records that retention has
+deleted are counted as unchecked.  The checksums of the pages in Parquet files are verified, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fyrehose.spark.stores import LakeStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-#: How many numbers are a block.
+#: The number of seqs in a block.
 BLOCK = 1 << 16
-#: The file of Spark's error for one that it cannot read.
+#: Matches the name of the file in Spark's error about an unreadable file.
 _UNREADABLE = re.compile(r"FAILED_READ_FILE\S* .*?file:?/*(/\S+\.parquet)")
 _COPY = "put it back from a copy, or archive into a new lake"
 
@@ -47,7 +47,7 @@ class Difference:
 class Verified:
     """Result of a comparison.
 
-    :ivar checked: records that both have, in the same way
+    :ivar checked: number of records that are equal on both sides
     :ivar unchecked: records that only the lake has, because the journal does not keep them any more
     """
 
@@ -75,7 +75,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
             raise JournalCorrupt(f"{damaged[0]}; {_COPY}")
     if known is None:
         return Verified(checked=0, unchecked=0, differences=())
-    # Only the start and the end of what both have can be seen from the journal alone.
+    # The journal alone shows only the start and the end of the records that both have.
     stop = max(known.position, view.start)
     theirs = tables.of_journal(spark, journal, known.server, start=view.start, stop=stop, gaps="skip")
     ours = tables.of_lake(spark, target, server=known.server)
@@ -105,7 +105,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
 
 
 def damage_of(store: LakeStore, path: str) -> str | None:
-    """Return what is wrong with a Parquet file of a lake, by the checksums of its pages; None if nothing is.
+    """Return the damage of a Parquet file of a lake, found by the checksums of its pages; None if there is none.
 
     :raises JournalError: the object store cannot be reached
     """
@@ -142,10 +142,10 @@ def _rows(frame: DataFrame) -> Iterator[Row]:
 def _blocks(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    # Nulls are no values to a hash, so which columns are null is one more.
+    # Hashes skip nulls, so a mask of the null columns is hashed as one more value.
     nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in tables.COLUMNS))
     digest = f.xxhash64(*tables.COLUMNS, nulls)
-    # A sum, because two equal records would cancel each other out of an exclusive or; without overflow.
+    # Add the hashes, without overflow: in an exclusive or, two equal records would cancel each other out.
     return records.groupBy("stream", f.expr(f"seq div {BLOCK}").alias("block")).agg(
         f.count("*").alias("rows"), f.sum(digest.cast("decimal(20,0)")).alias("sum")
     )

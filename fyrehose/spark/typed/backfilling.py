@@ -26,14 +26,14 @@ from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TablesConfig, Ty
 from fyrehose.spark.typed.engines import Engine
 from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, read, rewrite
 
-#: How many files before one of an archive may have the first parts of its events.
+#: How many files of an archive before a file are searched for the first parts of its events.
 _EARLIER = 8
 
 
 def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
-    """Refuse a backfill that would lose rows: a table has rows in a range of time that no source covers any more.
+    """Refuse a backfill that would lose rows: rows of a table whose records no source has any more.
 
-    :raises JournalUnreachable: a table has some
+    :raises JournalUnreachable: a table has such rows
     """
     for lake in lakes:
         if any(inside.any() for _, inside in _inside(lake, since, until)):
@@ -47,9 +47,9 @@ def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
 def sources_of(
     config: TablesConfig, source: Place, identity: bytes, table: TypedTable, since: int, until: int, stop: int
 ) -> tuple[list[JournalPart | LakePart], int | None]:
-    """Return what to read for a backfill, and when its oldest record was accepted.
+    """Return the parts to read for a backfill, and when the oldest record in them was accepted.
 
-    That is the lake as far as it is, and the journal behind that.
+    Records are read from the lake up to its end, and from the journal behind that.
     """
     chosen = Selection(patterns=table.streams, start=Bounds(time=since), end=Bounds(time=until - 1))
     view, found = source.view(), list[JournalPart | LakePart]()
@@ -88,7 +88,7 @@ def _oldest(source: Place, view: View) -> int | None:
 
 
 def without(lake: Lake, engine: Engine, since: int, until: int) -> tuple[list[AddAction], list[File]]:
-    """Return files with the other rows of those that have rows of a range of time, and the files to remove."""
+    """Write files again without their rows of a range of time; return the new files, and the files to remove."""
     touched, tasks = [], []
     deleted = lake.vectors()
     for file, inside in _inside(lake, since, until):
@@ -116,7 +116,7 @@ def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
 
 
 def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]) -> Iterator[LakePart]:
-    """Yield what tasks read of an archive: a file each."""
+    """Yield a part for each file of an archive that tasks read."""
     if not paths:
         return
     deleted, every = lake.vectors(), lake.actions()

@@ -33,7 +33,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[..., Any]]] = {
     ast.Gt: (">", compute.greater),
     ast.GtE: (">=", compute.greater_equal),
 }
-#: Functions of a condition, and how many texts they take behind the column.
+#: The functions of conditions, and how many texts follow the column in their arguments.
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "length": (compute.utf8_length, 0),
     "lower": (compute.utf8_lower, 0),
@@ -49,7 +49,7 @@ _WORDS = {"null": None, "true": True, "false": False}
 class Condition:
     """A condition on columns; can be pickled.
 
-    :ivar text: as it was written
+    :ivar text: the condition as the user wrote it
     """
 
     text: str
@@ -65,7 +65,7 @@ class Condition:
         return list(found)
 
     def check(self, types: Mapping[str, pa.DataType]) -> None:
-        """Check that the columns exist, and that they can be compared as the condition does.
+        """Check that the columns exist, and that their types permit the comparisons of the condition.
 
         :raises ValueError: what is wrong, for the user
         """
@@ -73,7 +73,7 @@ class Condition:
             if name not in types:
                 raise ValueError(f"there is no column {name!r}{suggestion(name, types) or _listed(types)}")
         try:
-            # A row of values, because a regular expression is compiled only if there is one.
+            # Use a row with values, because PyArrow compiles a regular expression only for a value.
             row = {name: pa.array([_SAMPLES.get(kind, 0)], kind) for name, kind in types.items()}
             found = _computed(_parsed(self.text), row)
         except (pa.ArrowException, TypeError) as error:
@@ -106,7 +106,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _name(node: ast.expr) -> str | None:
-    """Return the name of a column: ``status``, ``host.name``, or ``column('any name')``; None if it is none."""
+    """Return the name of a column: ``status``, ``host.name``, or ``column('any name')``; None if it is no column."""
     if isinstance(node, ast.Name):
         return None if node.id.lower() in _WORDS else node.id
     if isinstance(node, ast.Attribute):
@@ -126,7 +126,7 @@ def _name(node: ast.expr) -> str | None:
 def _constant(node: ast.expr) -> Any:
     """Return the value of a constant.
 
-    :raises ValueError: it is none
+    :raises ValueError: the expression is no constant
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         return node.value
@@ -153,7 +153,7 @@ def _names(node: ast.expr, found: dict[str, None]) -> None:
 def _computed(node: ast.expr, columns: Mapping[str, Any]) -> Any:
     """Return the column that an expression describes, or the value of a constant.
 
-    :raises ValueError: the expression uses what conditions do not have
+    :raises ValueError: the expression uses syntax that conditions do not have
     """
     name = _name(node)
     if name is not None:
@@ -198,7 +198,7 @@ def _is_not(node: ast.expr) -> bool:
 
 
 def _alike(value: Any, other: Any) -> Any:
-    """Return a constant as a value that can be compared with a column: texts become times."""
+    """Return a constant as a value of the column's type, to compare them: for a column of times, texts become times."""
     if isinstance(value, str) and isinstance(other, pa.Array | pa.ChunkedArray) and not pa.types.is_string(other.type):
         if not pa.types.is_timestamp(other.type):
             return pa.scalar(value).cast(other.type)

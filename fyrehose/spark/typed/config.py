@@ -38,7 +38,7 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "date": pa.date32(),
 }
-#: Columns that each table has: which record made a row, when it was accepted, and when it happened.
+#: Columns that each table has: the record that made a row, when it was accepted, and when the event happened.
 STREAM, SEQ, ACCEPTED, EVENT_TIME = "_stream", "_seq", "_time", "event_time"
 RESCUED, DATE = "rescued", "date"
 SYSTEM: dict[str, pa.DataType] = {
@@ -49,14 +49,15 @@ SYSTEM: dict[str, pa.DataType] = {
     RESCUED: pa.binary(),
     DATE: TYPES["date"],
 }
-#: What happens to fields that no column names.
+#: The choices for fields that no column names.
 COLUMNS, RESCUE, IGNORE = "columns", "rescue", "ignore"
-#: What happens to rows that do not meet an expectation.
+#: The choices for rows that do not meet an expectation.
 EXPECT, DROP, FAIL, QUARANTINE = "expect", "drop", "fail", "quarantine"
 #: Units of a number that is a time, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
 
-#: Names of tables become directories; those of columns are columns in every program that reads Delta tables.
+#: Permitted names.  Names of tables become directories; names of columns must suit every program that reads Delta
+#: tables.
 _TABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _COLUMN = re.compile(r"[^ ,;{}()\n\t=]{1,255}")
 _STEPS = re.compile(r"([^\[\]]+)((?:\[\d{1,9}\][^\[\]]*)*)")
@@ -99,8 +100,9 @@ class TypedTable:
     """A table, whose rows are the events of some streams.
 
     :ivar time: the field that has the time of an event
-    :ivar key: columns by which an event that was sent again is recognized, unless one is null; empty: no such key
-    :ivar within: how long after the first one it is, in microseconds
+    :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty: no
+        columns
+    :ivar within: how long after the first event a repetition is recognized, in microseconds
     """
 
     name: str
@@ -119,13 +121,13 @@ class TypedTable:
 
     @property
     def quarantines(self) -> bool:
-        """Return whether some rows go to the table's quarantine."""
+        """Return whether rows of this table may go to its quarantine."""
         return any(each.action == QUARANTINE for each in self.expectations)
 
 
 @attrs.frozen(kw_only=True)
 class Measure:
-    """A column of an aggregate: a function of a column; ``count`` has none."""
+    """A column of an aggregate: a function, and the column that it is computed from (none for ``count``)."""
 
     name: str
     function: str
@@ -150,7 +152,7 @@ class Aggregate:
 
 @attrs.frozen(kw_only=True)
 class TablesConfig:
-    """The whole file.
+    """The configuration in the whole file.
 
     :ivar output: the directory or URL that has a Delta table for each table
     :ivar lake: the archive from which a backfill reads what the journal does not have any more
@@ -190,7 +192,7 @@ def read_config(path: str | Path) -> TablesConfig:
 
 @attrs.frozen
 class _Section:
-    """A table of the file; its methods take the values out, and say where one is that is wrong."""
+    """A table of the TOML file; its methods return the values, and raise errors with the line of a wrong value."""
 
     file: Path
     text: str
@@ -210,7 +212,7 @@ class _Section:
                 raise self.wrong(key, f"unknown key {key!r}{advice}")
 
     def get(self, key: str, kind: type[T], what: str, default: T | None = None) -> T:
-        """Return a value; without a default it is required."""
+        """Return the value of *key*; without a default, the value is required."""
         if key not in self.values:
             if default is None:
                 raise self.wrong(None, f"{key} is missing: {what}")
@@ -227,7 +229,7 @@ class _Section:
         return value
 
     def texts(self, key: str, what: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
-        """Return a list of texts; a single one may stand for a list."""
+        """Return a list of texts; a single text counts as a list of one."""
         if key not in self.values and default is not None:
             return tuple(default)
         value = self.values.get(key)
@@ -247,7 +249,7 @@ class _Section:
     def microseconds(self, key: str) -> int:
         """Return the duration *key* in microseconds.
 
-        :raises ConfigError: it is missing, no duration, or not longer than 0
+        :raises ConfigError: the value is missing, is no duration, or is not longer than 0
         """
         value = self.text_of(key, "a duration such as '1m'")
         try:
@@ -269,7 +271,7 @@ class _Section:
             yield key, self.below(key)
 
     def checked(self, key: str, make: Callable[[], T]) -> T:
-        """Return what *make* does; what it finds wrong is said to be at a key."""
+        """Return the result of *make*; report its ValueError as an error of the value of a key."""
         try:
             return make()
         except ValueError as error:
@@ -343,7 +345,7 @@ def _columns_of(section: _Section) -> dict[str, Any]:
 
 
 def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit that a column of the same field declares."""
+    """Return the unit that a declared column of the same field has."""
     path, steps = parsed_path(field)
     return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
 
@@ -370,7 +372,7 @@ def _column(name: str, section: _Section) -> TypedColumn:
 def parsed_path(text: str) -> tuple[str, tuple[int | str, ...]]:
     """Return a path, and the steps behind it: ``$.items[0].id`` -> ``("items", (0, "id"))``.
 
-    :raises ValueError: it is not a path
+    :raises ValueError: the text is not a path
     """
     whole = _STEPS.fullmatch(text.removeprefix("$."))
     if whole is None:
@@ -461,7 +463,7 @@ def _measure(name: str, section: _Section, types: Mapping[str, pa.DataType]) -> 
 
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
-    """Return the line of the file that has a key, or else the table or the value around it; None if none has.
+    """Return the line of the file with a key, or else with the table or the value around it; None if there is none.
 
     :param path: names of tables, and a key
     """
@@ -481,7 +483,7 @@ def line_of(text: str, path: Sequence[str]) -> int | None:
 
 
 def _keys(text: str) -> tuple[str, ...] | None:
-    """Return the names of a dotted key of TOML; None if it is none."""
+    """Return the names in a dotted key of TOML; None if the text is no key."""
     try:
         value: Any = tomllib.loads(f"{text} = 0")
     except ValueError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Runs a function for each task, and returns the results in their order.
+#: An engine: runs a function for each task, and returns the results in the order of the tasks.
 Engine = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 

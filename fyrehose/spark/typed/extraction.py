@@ -5,7 +5,7 @@
 
 A field is named by its path, with dots between the names, so ``{"host": {"name": "a"}}`` and ``{"host.name": "a"}`` are
 the same field.  Nothing is lost: a row has misfits if its payload is not a JSON object, or if a value is in no column;
-the table keeps the payloads of these rows.  No record makes the next one fail, whatever it is.
+the table keeps the payloads of these rows.  No record, whatever its content, makes later records fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyarrow import compute
 
 from fyrehose.spark.typed.config import COLUMNS, RESCUE, SYSTEM, TYPES, TypedColumn, TypedTable
 
-#: Most columns that become columns by themselves; some programs use ids as names of fields.
+#: The most undeclared fields that become columns; some programs use ids as names of fields.
 MOST = 1000
 #: The longest name of such a column, in characters.
 LONGEST = 255
@@ -43,7 +43,7 @@ _MISFIT: Any = object()
 
 
 class Widened(Exception):
-    """A column that is not declared has to become wider: a value of *name* is no integer any more."""
+    """An undeclared column needs a wider type: a value of the column *name* is no integer."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -54,10 +54,10 @@ class Widened(Exception):
 class Extracted:
     """Columns of some events.
 
-    :ivar columns: those that are declared, and those of fields
+    :ivar columns: the declared columns, and the columns of undeclared fields
     :ivar misfits: a mask of the rows whose payload has to be kept
     :ivar times: the column of the events' times; None if the table has no such field
-    :ivar fields: the types of all columns of fields, with those that are new
+    :ivar fields: the types of all columns of undeclared fields, including new ones
     """
 
     columns: dict[str, pa.Array]
@@ -72,12 +72,13 @@ def extracted(
     """Extract the columns of a table from events.
 
     :param known: the types of the columns of fields, which are not declared
-    :param fixed: those of them that keep their type; a value that needs a wider column is a misfit there
-    :raises Widened: a value needs a wider column
+    :param fixed: the columns of *known* that keep their type; a value that needs a wider type is a misfit in them
+    :raises Widened: a value needs a wider type than its column has
     """
     count = len(payloads)
     declared = [*table.columns, *([table.time] if table.time else [])]
-    # A path that is declared is a value, also if it is an object.  An array has values that no step leads to.
+    # The value of a declared path is used whole, even if it is an object.  Values of an array that no step reaches are
+    # misfits.
     paths = frozenset(column.path for column in declared if not column.steps)
     misfits = np.zeros(count, bool)
     documents: list[dict[str, Any]] = []
@@ -115,9 +116,9 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _leaves(document: dict[str, Any], prefix: str, whole: frozenset[str], found: dict[str, Any]) -> int:
-    """Add the values of a document by their paths, and return how many there are; two may have the same path.
+    """Add the values of a document by their paths, and return how many there are; two values may have the same path.
 
-    :param whole: paths of objects that are values
+    :param whole: the paths whose objects are used whole
     """
     count = 0
     for key, value in document.items():
@@ -139,7 +140,7 @@ def _typed(column: TypedColumn, values: list[Any], misfits: Any) -> pa.Array:
     made = _array(column.type, values, misfits, column.unit)
     if column.default is None:
         return made
-    # A value that does not fit is null: the default would hide it.
+    # A value that does not fit becomes null, because the default would hide it.
     missing = pa.array([value is None for value in values])
     return compute.if_else(missing, pa.scalar(column.default, TYPES[column.type]), made)
 
@@ -161,7 +162,7 @@ def _others(
     fixed: frozenset[str],
     misfits: Any,
 ) -> dict[str, pa.Array]:
-    """Return the columns of fields that no declared column has; *fields* gets those that are new."""
+    """Return the columns of undeclared fields; add the new ones to *fields*."""
     cells: dict[str, dict[int, Any]] = {}
     for row, document in enumerate(documents):
         for path, value in document.items():
@@ -194,7 +195,7 @@ def _others(
 
 
 def _inferred(values: Iterable[Any]) -> str:
-    """Return the type of a new column: the most frequent one, in which all numbers count together."""
+    """Return the type of a new column: the type of most values; integers and other numbers count together."""
     counts = Counter(_INFERRED.get(type(value), "string") for value in values)
     if counts["double"]:
         counts["double"] += counts.pop("long", 0)
@@ -202,14 +203,14 @@ def _inferred(values: Iterable[Any]) -> str:
 
 
 def _array(kind: str, values: list[Any], misfits: Any, unit: int | None) -> pa.Array:
-    """Return values as a column; those that do not fit are null, and their rows are marked."""
+    """Return values as a column; values that do not fit become null, and their rows are marked."""
     types = set(map(type, values))
     types.discard(type(None))
     if types <= _DIRECT.get(kind, frozenset()):
         try:
             return pa.array(values, TYPES[kind])
         except (pa.ArrowException, OverflowError, UnicodeError):
-            pass  # One of them does not fit.
+            pass  # a value does not fit
     convert = _CONVERTERS[kind]
     fitting = []
     for row, value in enumerate(values):
@@ -222,7 +223,7 @@ def _array(kind: str, values: list[Any], misfits: Any, unit: int | None) -> pa.A
 
 
 def _string(value: Any) -> Any:
-    """Return any value as a text: that of JSON, unless it is one."""
+    """Return any value as a text: a text unchanged, other values as JSON."""
     text = value if type(value) is str else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -248,7 +249,7 @@ def _boolean(value: Any) -> Any:
 
 
 def _time(value: Any, unit: int | None = None) -> Any:
-    """Return a time in microseconds since 1970; one without a zone is UTC."""
+    """Return a time in microseconds since 1970 UTC; a time without a zone is taken as UTC."""
     if type(value) is str:
         try:
             when = datetime.fromisoformat(value)
@@ -268,7 +269,7 @@ def _date(value: Any) -> Any:
         return _MISFIT
 
 
-#: Times of numbers are between the years 1 and 9999 or so, as those of texts are.
+#: Bounds of times that are numbers: about the years 1 to 9999, as for times that are texts.
 _CENTURIES = 62_135_596_800_000_000
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "string": _string,
@@ -278,7 +279,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "timestamp": _time,
     "date": _date,
 }
-#: Types of values that PyArrow converts as they are here, or refuses.
+#: Types of values that PyArrow either converts as this module does, or refuses.
 _DIRECT = {
     "string": frozenset({str}),
     "long": frozenset({int}),

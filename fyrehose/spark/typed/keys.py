@@ -2,9 +2,9 @@
 
     in: the digests of keys in the order of the journal, and when each was accepted      out: which rows stay
 
-An event is a repetition if one with the same key stayed that was accepted at most *within* before it.  Keys are
-forgotten when the newest one is so much newer: that is the watermark.  What stays does not depend on how the events are
-cut into rounds, and the keys of a table's last rows are enough to go on after a restart.
+An event is a repetition if an event with the same key was kept that was accepted at most *within* earlier.  A key is
+forgotten when the newest event is later by more than that: this is the watermark.  Which events are kept does not
+depend on how they are divided into rounds, and after a restart the keys of a table's last rows are enough to continue.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST = 8_000_000
 class RecentKeys:
     """The keys of the rows that a table got lately.
 
-    :ivar within: in microseconds
+    :ivar within: how long a key is remembered, in microseconds
     """
 
     table: str
     within: int
-    #: when the last row of each key that stayed was accepted, oldest first
+    #: when the last kept row of each key was accepted, the oldest first
     _seen: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _newest: int = attrs.field(default=0, init=False)
 
@@ -50,7 +50,7 @@ class RecentKeys:
                 stays[row] = False
                 continue
             if before is not None:
-                del self._seen[key]  # so that it is behind older ones
+                del self._seen[key]  # so that the key moves behind older ones
             self._seen[key] = time
             self._newest = max(self._newest, time)
         self._forget()

@@ -24,17 +24,17 @@ from fyrehose.spark.typed.windows import WindowTask
 
 #: How many files of a table a task aggregates.
 _FILES = 16
-#: Property of an aggregate: its definition.
+#: Property of the Delta table of an aggregate: the definition of the aggregate.
 _DEFINITION = "fyrehose.definition"
 
 
 @attrs.define(eq=False)
 class Summary:
-    """An aggregate, and the version of its table that it has.
+    """An aggregate, and the version of its table up to which it has counted.
 
-    :ivar table, source: its table, and the lake of that
-    :ivar lake: its own
-    :ivar identity: that of the journal
+    :ivar table, source: its table, and the lake of that table
+    :ivar lake: the lake of the aggregate itself
+    :ivar identity: the identity of the journal
     """
 
     aggregate: Aggregate
@@ -49,9 +49,9 @@ class Summary:
     rows: int = 0
 
     def load(self) -> None:
-        """Read from its log which version of the table it has.
+        """Read from the aggregate's log which version of the table it has reached.
 
-        :raises ConfigError: it was made by another definition
+        :raises ConfigError: the aggregate was made by another definition
         """
         self.lake.refresh()
         self.before = self.lake.progress(self.identity)
@@ -59,7 +59,7 @@ class Summary:
         _check_definition(self)
 
     def update(self) -> None:
-        """Count the windows again that the last commits of the table have touched."""
+        """Count the windows again whose rows were changed by the last commits of the table."""
         table = self.source.refresh()
         assert table is not None
         version = table.version()
@@ -108,7 +108,7 @@ class Summary:
 def _check_definition(summary: Summary) -> None:
     """Check that an aggregate was made by the same definition.
 
-    :raises ConfigError: it was made by another one
+    :raises ConfigError: the aggregate was made by another definition
     """
     table = summary.lake.table
     assert table is not None

@@ -2,7 +2,7 @@
 
     rows of the table -> windows that changed -> these windows counted again -> replaced in one commit
 
-An aggregate is always what a query of its table would give: also for events that are late, and after a backfill.  It
+An aggregate always equals the result of a query of its table: also with late events, and after a backfill.  It
 reads only the files that may have rows of the windows that changed.  Its progress is a version of its table.
 """
 
@@ -28,9 +28,9 @@ _TIME = TYPES["timestamp"]
 
 @attrs.frozen(kw_only=True)
 class WindowTask:
-    """Files of a table, in which windows are looked for or counted; can be pickled.
+    """Files of a table whose windows are to be found, or to be counted; can be pickled.
 
-    :ivar windows: the windows to count, as numbers, sorted; None: find the windows of the files
+    :ivar windows: the numbers of the windows to count, sorted; None: find the windows of the files
     """
 
     store: LakeStore
@@ -82,7 +82,7 @@ def _numbers(times: pa.Array, window: int) -> Any:
     return times.cast(pa.int64()).to_numpy(zero_copy_only=False) // window
 
 
-#: Partial results: the function, and what it becomes when results are combined.
+#: Partial results: the function for rows, and the function that combines the results of tasks.
 _PARTS = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -112,7 +112,7 @@ def _grouped(rows: pa.Table, aggregate: Aggregate) -> pa.Table:
         asked.append((column or WINDOW, function, mode if function == "count" else None))
     found = rows.group_by(keys).aggregate(asked)
     names = [f"{column}_{function}" for column, function, _ in asked]
-    # Two measures may be the same result, which has one column then.
+    # Two measures may need the same result, which then has one column.
     return pa.table(
         [*(found[key] for key in keys), *(found.column(found.schema.get_all_field_indices(name)[0]) for name in names)],
         names=[*keys, *(name for name, _, _ in _needed(aggregate))],
@@ -169,9 +169,9 @@ def overlapping(files: pa.Table, windows: Any, window: int) -> list[str]:
 
 
 def replaced(lake: Lake, rows: pa.Table, windows: Any, window: int) -> tuple[list[Any], list[File]]:
-    """Write the days of an aggregate that change; return the actions of the new files, and the files to replace.
+    """Write the changed days of an aggregate again; return the actions of the new files, and the files to replace.
 
-    :param rows: those of the windows that changed
+    :param rows: the rows of the windows that changed
     :param windows: the numbers of these windows
     """
     days = set(compute.unique(_days(pa.array(windows), window)).to_pylist())

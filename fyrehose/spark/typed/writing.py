@@ -1,4 +1,4 @@
-"""Fill typed tables from a part of a journal: all that is done with records, in tasks of Spark or in this process.
+"""Fill typed tables from a part of a journal: the work on records, in tasks of Spark or in this process.
 
     in: a task: a part, and the tables to fill      out: their files, and what became of the records
 
@@ -50,7 +50,7 @@ from fyrehose.spark.typed.config import (
 )
 from fyrehose.spark.typed.extraction import Widened, extracted
 
-#: Columns of records that tables need, and those by which the parts of an event are found.
+#: The columns of records that tables need, and the columns by which the parts of an event are found.
 NEEDED = ("stream", "seq", "time", "event_time", "payload")
 _LABELLED = (*NEEDED, *LABELS)
 #: Size of a part of a journal, which a task reads, in bytes.
@@ -65,7 +65,7 @@ DIGEST = 16
 _GROUP = 1 << 16
 #: Rows that are read at a time.
 _ROWS = 1 << 14
-#: Times of events in these years are believed; others are of clocks that were not set.
+#: The years whose event times are believed; other times come from clocks that were not set.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
 QUARANTINED = schema_of({"expectations": "string"})
@@ -92,7 +92,7 @@ class JournalPart:
         chosen = attrs.evolve(self.selection, start=Bounds(), end=Bounds())
         start = boundary(self.place, view, max(view.start, self.part.first - BEFORE))
         yield from self._earlier(chosen, start, self.part.first)
-        if since is not None:  # The event belongs to the time of its last part.
+        if since is not None:  # an event belongs to the time at which its last part was accepted
             chosen = attrs.evolve(chosen, end=Bounds(time=since - 1))
             yield from self._earlier(chosen, self.part.first, self.part.limit)
 
@@ -106,7 +106,7 @@ class LakePart:
     """Files of an archive to read.
 
     :ivar deleted: indexes of the rows that deletion vectors delete, by file
-    :ivar earlier: files before these, in their order, in which the first parts of their events are looked for
+    :ivar earlier: earlier files, in order, which are searched for the first parts of events
     """
 
     store: LakeStore
@@ -136,12 +136,12 @@ class LakePart:
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """The task's part of one table, which it has to write.
+    """One table that a task fills.
 
-    :ivar store: where the table is; None: it has these records already
-    :ivar quarantine: where its quarantine is; None: it has none, or has these records already
+    :ivar store: where the table is; None: the table has these records already
+    :ivar quarantine: where its quarantine is; None: the table has none, or its quarantine has these records already
     :ivar known: the types of the columns of fields that no declared column has
-    :ivar fixed: those of them that cannot become wider
+    :ivar fixed: the columns of *known* that cannot get a wider type
     """
 
     table: TypedTable
@@ -181,7 +181,7 @@ class Filled:
     """The result of a task for one table.
 
     :ivar fields: the types of all columns of fields
-    :ivar counts: of rows, by what became of them
+    :ivar counts: the number of rows, by outcome
     """
 
     files: tuple[TypedFile, ...]
@@ -205,7 +205,7 @@ def fill(task: FillTask) -> list[Filled]:
                     for each in rows:
                         each.add(batch)
             except Widened as wider:
-                # The columns that are made already are too narrow; this happens once for a column.
+                # Begin again, because the columns made so far are too narrow; this happens once for each column.
                 next(each for each in rows if each.failed).initial[wider.name] = "double"
                 continue
             return [each.written(task.name) for each in rows]
@@ -215,7 +215,7 @@ def fill(task: FillTask) -> list[Filled]:
 class _Rows:
     """Collects the rows of one table.
 
-    :ivar initial: types with which to begin again
+    :ivar initial: the types of columns at the beginning
     """
 
     target: Target
@@ -260,7 +260,7 @@ class _Rows:
         self._sort(pa.table(columns), batch["payload"])
 
     def _sort(self, rows: pa.Table, payloads: pa.Array) -> None:
-        """Count the rows that meet the expectations, and leave out those that do not."""
+        """Check the rows against the expectations, count them, and leave out rows that do not meet one."""
         columns = {field.name: rows[field.name] for field in self.target.table.schema}
         good = np.ones(rows.num_rows, bool)
         bad = np.zeros(rows.num_rows, bool)
@@ -302,7 +302,7 @@ class _Rows:
 
 
 def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
-    """Return when events happened: as they say, as their producer says, or else when they were accepted."""
+    """Return when events happened: by their own field, by their producer's time, or else by when they were accepted."""
     found = [batch["time"]]
     for column in (batch["event_time"], times):
         if column is not None:
@@ -383,7 +383,7 @@ def _shown(value: Any) -> Any:
 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
-    """Return the digest of each row's key, one behind the other; zeros where one of its columns is null."""
+    """Return the joined digests of the rows' keys; zeros for a row in which a column of the key is null."""
     columns = [_plain(rows[name]).to_pylist() for name in key]
     return b"".join(
         bytes(DIGEST) if None in values else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
@@ -399,7 +399,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def read(
     store: LakeStore, paths: Iterable[str], schema: pa.Schema, deleted: Mapping[str, Any] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of files; those that a file does not have are null.
+    """Yield the given columns of files; columns that a file does not have are null.
 
     :param deleted: indexes of the rows that deletion vectors delete, by file
     """
@@ -415,8 +415,8 @@ def read(
 class RewriteTask:
     """A file to write again, with some of its rows, or with other types.
 
-    :ivar schema: the new columns; None: those that the file has
-    :ivar chosen: a mask of the rows that stay; None: all
+    :ivar schema: the schema to write; None: the schema of the file
+    :ivar chosen: a mask of the rows to keep; None: all
     """
 
     store: LakeStore
@@ -426,7 +426,7 @@ class RewriteTask:
 
 
 def rewrite(task: RewriteTask) -> AddAction | None:
-    """Write a file again; return None if no row stays, or if a value would change by its new type."""
+    """Write a file again; return None if no row is kept, or if its new type would change a value."""
     with task.store.explained(), task.store.files().open_input_file(task.path) as opened:
         rows = parquet.ParquetFile(opened).read()
     if task.chosen is not None:

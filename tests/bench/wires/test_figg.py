@@ -36,7 +36,7 @@ def test_messages_go_to_several_topics_in_turn() -> None:
     assert [each.number for each in found] == list(range(1, 8))
 
 
-def test_the_last_ack_counts() -> None:
+def test_last_ack_gives_the_number_of_published_messages() -> None:
     publisher = FiggPublisherWire(JOB)
     heard = bytearray(Ack(number=3).serialize() + Ack(number=7).serialize() + Ack(number=9).serialize()[:5])
     assert publisher.scan(heard, len(heard)) == 32
@@ -45,7 +45,7 @@ def test_the_last_ack_counts() -> None:
         publisher.scan(bytearray(Ack(number=6).serialize()), 16)
 
 
-def test_attaches_at_the_start() -> None:
+def test_subscriber_attaches_at_the_start_of_the_topic() -> None:
     (event,) = FiggServerSession().receive_data(FiggSubscriberWire(JOB).begin())
     assert event == Attach(topic="news", offset=0)
 

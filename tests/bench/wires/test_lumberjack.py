@@ -41,7 +41,7 @@ def test_events_differ_and_keep_their_size() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 3])
-def test_a_window_is_what_writers_send(level: int) -> None:
+def test_window_contains_the_events_of_a_writer(level: int) -> None:
     found = read(window(490, 5, level))
     assert found == [varied(event(490), number) for number in range(1, 6)]
 

@@ -19,16 +19,16 @@ def packets(*kinds: object) -> bytearray:
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 128, 65_535, 65_536])
-def test_a_message_is_what_our_frames_say(size: int) -> None:
+def test_message_equals_that_of_the_relink_frames(size: int) -> None:
     assert message(payload(size)) == Message(channels=(0,), parts=(payload(size),)).serialize(0)
 
 
 @pytest.mark.parametrize("name", ["publish:s", "subscribe:stream@0"])
-def test_a_hello_is_what_our_handshake_says(name: str) -> None:
+def test_hello_equals_that_of_the_relink_handshake(name: str) -> None:
     assert hello(name) == Hello(terms=Terms(endpoint=name)).serialize()
 
 
-def test_blocks_are_messages() -> None:
+def test_blocks_are_whole_messages() -> None:
     assert bytes(RelinkPublisherWire(JOB).block(3)) == message(payload(21)) * 3
 
 
@@ -45,7 +45,7 @@ def test_consumed_counts_with_and_without_a_number() -> None:
     assert bytes(publisher.answers) == PONG.serialize()
 
 
-def test_numbers_wrap() -> None:
+def test_acknowledged_numbers_wrap_at_32_bits() -> None:
     publisher = RelinkPublisherWire(JOB)
     publisher.done = (1 << 32) - 2
     publisher.scan(packets(Acknowledgement(channels=(0,), kind=Ack.CONSUMED, number=5)), 8)

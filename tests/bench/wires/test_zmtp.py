@@ -59,7 +59,7 @@ def test_data_is_a_binary_of_message_pack(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [40, 1_024])
-def test_a_router_gets_publications(context: zmq.Context[zmq.Socket[bytes]], size: int) -> None:
+def test_router_socket_receives_published_events(context: zmq.Context[zmq.Socket[bytes]], size: int) -> None:
     publisher = zmtp.ZmtpPublisherWire(Job(stream="", size=size, messages=4))
     with context.socket(zmq.ROUTER) as router, connected(router, publisher) as peer:
         peer.sendall(publisher.block(3))

@@ -165,7 +165,7 @@ def test_lost_push_is_retried_by_option(make_world: Make) -> None:
     assert world.payloads() == [b"x"]
 
 
-def test_ready_and_drained_fire(make_world: Make) -> None:
+def test_ready_fires_when_the_window_has_room_and_drained_when_every_publish_is_confirmed(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=2))
     assert client.ready().called
@@ -199,7 +199,9 @@ def test_close_fails_unconfirmed_publishes(make_world: Make) -> None:
     assert isinstance(outcome(refused), Closed)
 
 
-def test_publish_is_refused_when_too_much_waits(make_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_is_refused_when_too_many_bytes_wait_for_the_window(
+    make_world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_module, "MOST_UNSENT", 1_000)
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
@@ -225,7 +227,7 @@ def test_failing_callback_does_not_stop_the_client(make_world: Make, logged_erro
     assert len(logged_errors.take()) == 3
 
 
-def test_close_from_a_callback(make_world: Make) -> None:
+def test_client_may_be_closed_from_a_callback(make_world: Make) -> None:
     world = make_world()
     seen: list[Run] = []
 
@@ -242,7 +244,7 @@ def test_close_from_a_callback(make_world: Make) -> None:
     assert world.network.ports.keys() == {world.address}
 
 
-def test_close_when_the_window_has_room(make_world: Make) -> None:
+def test_closing_the_client_in_a_callback_of_ready_fails_other_waiters(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
     published = client.publish(None, b"x")
@@ -273,7 +275,7 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
     client.close()
 
 
-def test_datagrams_of_strangers_are_ignored_and_counted(make_world: Make) -> None:
+def test_datagrams_from_other_addresses_are_ignored_and_counted(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, **subscriber.callbacks))
     world.network.carry(Deliver(seq=7, data=b"forged").serialize(), ("10.6.6.6", 6), client.address)
@@ -305,7 +307,7 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
 
 
 @pytest.mark.parametrize("answer", ["10.0.0.1", OSError("no such name")])
-def test_close_during_name_resolution(make_world: Make, answer: Any) -> None:
+def test_client_closed_during_name_resolution_opens_no_port(make_world: Make, answer: Any) -> None:
     world = make_world()
     found: Deferred[str] = Deferred()
 
@@ -337,7 +339,7 @@ def test_address_in_use_fails_the_connection() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_repaired_subscriber_ends_equal_to_the_journal(make_world: Make, seed: int) -> None:
+def test_subscriber_over_a_lossy_network_gets_the_records_of_the_journal(make_world: Make, seed: int) -> None:
     """The network loses, duplicates and reorders datagrams; three clients publish, two of them are journal peers."""
     random = Random(seed)
     world = make_world()

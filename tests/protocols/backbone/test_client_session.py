@@ -123,7 +123,7 @@ def test_next_keepalive_follows_after_a_second() -> None:
     assert destination == SERVER
 
 
-def test_a_keepalive_every_second_each_with_a_token_of_its_own() -> None:
+def test_keepalive_is_sent_every_second_with_a_new_token() -> None:
     bench = joined()
     tokens = set()
     for _ in range(10):
@@ -206,7 +206,7 @@ def test_unavailable_range_is_reported_and_skipped() -> None:
     assert requests == len(PAUSES)
 
 
-def test_other_peers_may_only_send_requested_records() -> None:
+def test_records_from_other_peers_are_accepted_only_if_they_were_requested() -> None:
     bench = joined()
     assert causes(bench.receive(Deliver(seq=1, data=b"forged"), source=PEER)) == ["not-requested"]
     bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=3, data=b"3"))

@@ -63,7 +63,7 @@ vectors = pytest.mark.parametrize(("frame", "text"), VECTORS, ids=[text for _, t
 
 
 @vectors
-def test_golden_bytes_both_ways(frame: Frame, text: str) -> None:
+def test_frames_match_their_golden_bytes_both_ways(frame: Frame, text: str) -> None:
     datagram = bytes.fromhex(text)
     assert frame.serialize() == datagram
     assert decode(datagram) == frame
@@ -129,7 +129,7 @@ def test_invalid_frames_cannot_be_built() -> None:
         KeepAlive(address=("127.0.0.1", 1), flags=Flags.NONE, token=TOKEN[1:])
 
 
-def test_addresses_that_can_receive() -> None:
+def test_only_unicast_addresses_with_a_port_can_receive() -> None:
     assert can_receive(("127.0.0.1", 1))
     assert can_receive(("8.8.8.8", 65_535))
     for host in ("224.0.0.1", "239.255.255.255", "255.255.255.255", "240.0.0.1", "0.0.0.0"):

@@ -70,7 +70,7 @@ def test_plugin_provides_the_interface() -> None:
         ("udp:65535", ("0.0.0.0", 65535)),
     ],
 )
-def test_valid_endpoints(endpoint: str, address: tuple[str, int]) -> None:
+def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tuple[str, int]) -> None:
     assert parse_endpoint(endpoint) == address
 
 

@@ -67,7 +67,7 @@ def test_datagrams_that_arrive_together_are_one_turn() -> None:
     assert listener.reactor.getDelayedCalls() == []
 
 
-def test_closing_the_port_ends_the_turn() -> None:
+def test_closing_the_port_processes_the_datagrams_of_the_turn() -> None:
     listener = Listener()
     listener.datagramReceived(b"one", THERE)
     listener.doStop()

@@ -18,7 +18,7 @@ def confirmed(pushes: Pushes, first: int, *payloads: bytes) -> list[tuple[object
     return [(push.handle, seq) for push, seq in pushes.delivered(run)]
 
 
-def test_deliver_of_the_same_bytes_confirms() -> None:
+def test_deliver_with_the_same_bytes_confirms_a_push() -> None:
     pushes = make()
     for handle, payload in enumerate((b"a", b"b", b"a")):
         pushes.add(payload, handle)
@@ -30,7 +30,7 @@ def test_deliver_of_the_same_bytes_confirms() -> None:
     assert confirmed(pushes, 7, b"a") == []
 
 
-def test_records_from_before_the_push_confirm_nothing() -> None:
+def test_records_published_before_the_push_do_not_confirm_it() -> None:
     pushes = make()
     pushes.add(b"a", 0)
     pushes.take(10, 0.0)

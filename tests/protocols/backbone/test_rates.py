@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.backbone.rates import Rates
 
 
-def test_burst_then_rate() -> None:
+def test_key_gets_its_burst_at_once_and_then_its_rate() -> None:
     rates = Rates(10, 5)
     assert rates.take("a", 7, 0.0) == 5
     assert rates.take("a", 1, 0.05) == 0
@@ -23,7 +23,7 @@ def test_keys_have_their_own_buckets() -> None:
     assert rates.take("a", 1, 0.0) == 0
 
 
-def test_excess_charge_is_a_debt() -> None:
+def test_charge_beyond_the_tokens_is_a_debt_that_the_rate_repays() -> None:
     rates = Rates(100, 50)
     assert rates.spend("a", 0, 0.0)
     rates.charge("a", 150, 0.0)
@@ -50,7 +50,7 @@ def test_flood_of_keys_keeps_the_table_bounded() -> None:
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 20), st.floats(0, 2)), max_size=40))
-def test_never_more_than_burst_and_rate_together(steps: list[tuple[int, float]]) -> None:
+def test_granted_tokens_never_exceed_the_burst_plus_the_rate(steps: list[tuple[int, float]]) -> None:
     rates = Rates(4, 6)
     now = 0.0
     granted = 0

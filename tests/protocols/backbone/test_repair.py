@@ -95,7 +95,7 @@ def test_gap_is_requested_repeatedly_and_then_given_up() -> None:
     assert feed(order, (2, 3)) == []
 
 
-def test_a_gap_is_not_given_up_before_those_below_it() -> None:
+def test_gap_is_not_given_up_before_the_gaps_below_it() -> None:
     order = Repair(0, reorder=0.0, pauses=(1.0, 5.0), probe=1e9)
     feed(order, (5, 5), now=0.0)
     feed(order, (3, 3), now=0.1)  # (1, 2) and (4, 4): an answer came, so the rest is streaming
@@ -122,7 +122,7 @@ def test_streaming_answer_is_not_requested_again() -> None:
     assert order.position == MAX_SEQUENCES
 
 
-def test_last_datagram_of_an_answer_is_waited_for() -> None:
+def test_incomplete_answer_is_waited_for_before_the_gap_is_requested_again() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (50_000, 50_000))
     assert order.due(0.0, 1) == [(1, 49_999)]
@@ -235,14 +235,14 @@ def test_rest_of_an_answer_is_requested_as_often_as_any_gap() -> None:
     assert order.give_up(1.35)[0] == RecordsSkipped(first=6, last=10)
 
 
-def test_gap_at_the_end_of_an_answer_is_part_of_the_request() -> None:
+def test_gap_that_ends_within_the_size_of_an_answer_is_part_of_the_request() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (2, MAX_SEQUENCES - 1), (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1))
     assert order.due(0.0, 1) == [(1, MAX_SEQUENCES)]
     assert order.due(0.0, 1) == []
 
 
-def test_a_gap_just_beyond_what_an_answer_holds_is_asked_for_by_itself() -> None:
+def test_gap_just_beyond_the_size_of_an_answer_gets_a_separate_request() -> None:
     order = Repair(0, reorder=0.0, probe=1e9)
     feed(order, (2, MAX_SEQUENCES), (MAX_SEQUENCES + 2, MAX_SEQUENCES + 2))
     assert order.due(0.0, 1) == [(1, MAX_SEQUENCES + 1)]
@@ -276,7 +276,7 @@ def test_only_requested_records_count_as_requested() -> None:
     assert not any(quiet.was_requested(*none) for none in [(5, 5), (1, 5), (6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)])
 
 
-def test_question_for_more_is_postponed_when_more_comes_anyway() -> None:
+def test_request_for_the_tail_is_postponed_when_new_records_arrive() -> None:
     order = Repair(0, probe=1.0)
     assert order.due(0.0, 9) == [(1, LAST_SEQ)]
     feed(order, (1, MAX_SEQUENCES), now=0.1)
@@ -284,7 +284,7 @@ def test_question_for_more_is_postponed_when_more_comes_anyway() -> None:
     assert order.next_due() == 1.2
 
 
-def test_question_for_more_is_repeated_soon_when_there_is_somebody_to_ask_again() -> None:
+def test_request_for_the_tail_is_repeated_soon_at_the_start_and_after_a_restart() -> None:
     order = Repair(5, pauses=(0.25,), probe=1.0)
     assert order.due(0.0, 9) == order.due(0.25, 9) == [(6, LAST_SEQ)]
     assert order.next_due() == 1.25
@@ -338,7 +338,7 @@ def test_number_of_gaps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ((1, 1), [(2, 10), (12, 20)]),
     ],
 )
-def test_only_what_would_make_one_gap_too_many_is_dropped(
+def test_only_a_run_that_would_exceed_the_limit_of_gaps_is_dropped(
     monkeypatch: pytest.MonkeyPatch, come: tuple[int, int], missing: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(repair, "MOST_GAPS", 2)
@@ -348,7 +348,7 @@ def test_only_what_would_make_one_gap_too_many_is_dropped(
     assert order.highest == (22 if come == (22, 22) else 21)
 
 
-def test_distant_sequence_costs_no_memory() -> None:
+def test_record_with_a_very_high_sequence_takes_no_extra_memory() -> None:
     order = Repair(0)
     feed(order, (1, 1), (LAST_SEQ - 1, LAST_SEQ))
     assert order.missing == [(2, LAST_SEQ - 2)]
@@ -403,7 +403,9 @@ def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, a
     after=st.none() | st.integers(0, 3),
     arrivals=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8), st.booleans()), max_size=25),
 )
-def test_state_is_always_that_of_a_set_of_numbers(after: int | None, arrivals: list[tuple[int, int, bool]]) -> None:
+def test_repair_agrees_with_a_model_that_is_a_set_of_numbers(
+    after: int | None, arrivals: list[tuple[int, int, bool]]
+) -> None:
     """Whatever comes, asked for or not: what is new, delivered, missing and repeated is as a plain set has it."""
     order = Repair(after, reorder=0.0, probe=1e9)
     seen: set[int] = set()

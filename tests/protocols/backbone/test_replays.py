@@ -50,7 +50,7 @@ def test_number_of_ranges_is_bounded_for_each_destination() -> None:
     assert not replays.add(A, 6_001, 6_001)
 
 
-def test_destinations_share_the_queue_and_nobody_is_locked_out() -> None:
+def test_destinations_share_a_full_queue_and_each_keeps_a_minimum() -> None:
     replays = Replays()
 
     def fill(destination: tuple[str, int]) -> int:

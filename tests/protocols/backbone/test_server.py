@@ -165,7 +165,7 @@ def test_a_request_is_answered_by_the_journal(make_world: Make) -> None:
     assert world.count("replayed") == 3
 
 
-def test_threat_a_request_for_everything_brings_ten_thousand(make_world: Make) -> None:
+def test_threat_request_for_all_records_is_answered_with_at_most_10_000(make_world: Make) -> None:
     world = make_world()
     ask(world)
     for _ in range(24):
@@ -176,7 +176,7 @@ def test_threat_a_request_for_everything_brings_ten_thousand(make_world: Make) -
     assert [seq for seq, _ in sent] == list(range(1, 10_001))
 
 
-def test_a_request_is_forwarded_with_the_clamped_range(make_world: Make) -> None:
+def test_forwarded_request_has_its_range_cut_to_the_kept_records(make_world: Make) -> None:
     world = make_world()
     ask(world)
     world.send(*[Push(data=b"x")] * 20)
@@ -253,7 +253,7 @@ def test_one_slice_of_the_journal_answers_many_requests(make_world: Make, monkey
     assert reads == -(-500 // 64)
 
 
-def test_what_the_ration_holds_back_follows_with_the_next_keepalives(make_world: Make) -> None:
+def test_records_beyond_the_ration_are_sent_after_the_next_keepalives(make_world: Make) -> None:
     """And no REQUEST brings it earlier."""
     world = make_world(trusted=())
     world.send(keep_alive())
@@ -322,7 +322,7 @@ def test_a_follower_drops_pushes_and_counts_them(make_world: Make) -> None:
     assert world.journal.ends() == {}
 
 
-def test_last_sequence_ends_publishing(make_world: Make) -> None:
+def test_pushes_are_refused_after_the_last_possible_sequence(make_world: Make) -> None:
     world = make_world()
     world.broker.sequencer.restore({"backbone": LAST_SEQ - 1})
     world.send(Push(data=b"one"), Push(data=b"too many"))
@@ -346,7 +346,7 @@ def test_journal_behind_drops_only_pushes(make_world: Make) -> None:
     assert world.broker.budget.used == 0
 
 
-def test_payloads_that_travel_in_fragments_are_counted(make_world: Make) -> None:
+def test_payloads_that_ip_has_to_fragment_are_counted(make_world: Make) -> None:
     world = make_world()
     world.send(Push(data=bytes(1_463)), Push(data=bytes(1_464)), Push(data=bytes(MAX_DATA)))
     assert world.count("fragmented-pushes") == 2
@@ -363,7 +363,7 @@ def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None
 
 
 @pytest.mark.parametrize(("trusted", "lost"), [("10.0.0.2/32", 1), ("10.0.0.0/8", 0)])
-def test_destination_above_its_rate_loses_delivers_unless_it_is_trusted(
+def test_delivers_above_the_rate_of_a_destination_are_dropped_unless_it_is_trusted(
     make_world: Make, trusted: str, lost: int
 ) -> None:
     world = make_world(destination_rate=160_000, trusted=networks(trusted))
@@ -382,7 +382,7 @@ def test_destination_above_its_rate_loses_delivers_unless_it_is_trusted(
 # Back-pressure of the port.
 
 
-def test_a_congested_port_pauses_the_subscription_and_replays_and_loses_nothing(make_world: Make) -> None:
+def test_congested_port_pauses_subscription_and_replays_without_losing_records(make_world: Make) -> None:
     world = make_world()
     world.send(keep_alive())
     world.port.full = True
@@ -477,7 +477,7 @@ def test_server_serves_again_after_its_port_was_closed(make_world: Make) -> None
     assert delivers(world.network.sent_to(CLIENT)) == [(2, b"two")]
 
 
-def test_closing_the_port_ends_a_stop_that_waits(make_world: Make) -> None:
+def test_closing_the_port_completes_a_waiting_stop(make_world: Make) -> None:
     world = make_world(auto=False)
     world.send(Push(data=b"one"))
     drained = world.server.drain()

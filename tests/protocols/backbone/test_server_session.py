@@ -120,13 +120,13 @@ def test_train_of_pushes_is_one_event() -> None:
     assert events[0] == Pushed(source=CLIENT, lengths=pack("<2I", 10, 10), payload=b"x" * 20, large=0)
 
 
-def test_payloads_that_travel_in_fragments_are_counted() -> None:
+def test_payloads_that_ip_has_to_fragment_are_counted() -> None:
     bench = Bench()
     events = bench.receive(Push(data=bytes(1_463)).serialize(), Push(data=bytes(1_464)).serialize())
     assert [event.large for event in events if isinstance(event, Pushed)] == [0, 1]
 
 
-def test_push_rate_of_an_address() -> None:
+def test_pushes_above_the_rate_of_an_address_are_dropped() -> None:
     """Threat: PUSH from strangers, within a rate for each address."""
     bench = Bench(push_rate=100)
     train = Push(data=b"x").serialize() * 64
@@ -173,7 +173,7 @@ def test_the_ack_goes_to_the_address_that_the_keepalive_names() -> None:
     assert bench.subscribers() == [(CLIENT[0], 999), (CLIENT[0], 998)]
 
 
-def test_a_subscription_lasts_five_seconds_inclusive() -> None:
+def test_subscription_ends_when_no_keepalive_arrives_for_more_than_5_seconds() -> None:
     bench = Bench()
     bench.join(CLIENT)
     bench.now += 5.0
@@ -182,7 +182,7 @@ def test_a_subscription_lasts_five_seconds_inclusive() -> None:
     assert bench.subscribers() == []
 
 
-def test_threat_forged_address() -> None:
+def test_threat_keepalive_that_names_another_address_is_refused() -> None:
     bench = Bench()
     assert bench.causes(keep_alive(OTHER), request(1, 5, OTHER)) == ["foreign-address"] * 2
     assert bench.subscribers() == []
@@ -203,7 +203,7 @@ def test_port_0_stands_for_the_source_port() -> None:
     assert bench.receive(request(1, 5, (CLIENT[0], 0))) == [Replay(destination=CLIENT, first=1, last=5)]
 
 
-def test_threat_own_address() -> None:
+def test_threat_keepalive_that_names_the_server_itself_is_refused() -> None:
     bench = Bench()
     assert bench.causes(keep_alive(OWN), request(1, 5, OWN), source=OWN) == ["own-address"] * 2
     assert bench.subscribers() == []
@@ -221,7 +221,7 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
     assert bench.causes(Push(data=b"x").serialize(), keep_alive(stranger), source=stranger) == ["Forbidden"] * 2
     assert bench.causes(request(1, 5, stranger), source=stranger) == ["Forbidden"]
     (dropped,) = bench.session.receive_datagrams(Push(data=b"x").serialize() * 3, 10, OTHER, 0.0)
-    detail = "the access policy does not permit it to publish"
+    detail = "the access policy does not permit this address to publish"
     assert dropped == Dropped(source=OTHER, cause="Forbidden", detail=detail, count=3)
     assert bench.receive(keep_alive(OTHER), source=OTHER) == []
     assert isinstance(bench.receive(Push(data=b"x").serialize())[0], Pushed)
@@ -231,7 +231,7 @@ def test_threat_strangers_may_neither_publish_nor_subscribe() -> None:
     }
 
 
-def test_threat_token_or_flags_of_another() -> None:
+def test_threat_flags_sent_from_another_address_do_not_change_a_subscription() -> None:
     """A NOSUBSCRIBE that does not come from the subscriber's own address changes nothing."""
     bench = Bench()
     bench.join(CLIENT)
@@ -240,7 +240,7 @@ def test_threat_token_or_flags_of_another() -> None:
 
 
 @pytest.mark.slow
-def test_threat_flood_of_keepalives() -> None:
+def test_threat_flood_of_keepalives_takes_a_bounded_number_of_places() -> None:
     bench = Bench()
     acked = 0
     for i in range(100_000):
@@ -269,7 +269,7 @@ def test_clients_behind_one_address_may_have_all_places(crowd: int, admitted: in
     assert bench.causes(keep_alive(CLIENT), source=CLIENT) == ["too-many-subscribers"] if crowd > 1_023 else True
 
 
-def test_threat_one_host_takes_all_places() -> None:
+def test_threat_host_that_takes_all_places_is_displaced_by_other_hosts() -> None:
     bench = Bench()
     flood(bench, CLIENT[0], 1_100)
     # Other hosts get places, up to as many as the flooding host keeps.
@@ -334,7 +334,7 @@ def numbers(trains: tuple[Train, ...]) -> list[int]:
     return [frame.seq for frame in frames if isinstance(frame, Deliver)]
 
 
-def test_one_keepalive_from_a_trusted_network_brings_everything() -> None:
+def test_client_of_a_trusted_network_has_no_ration() -> None:
     """Rules 2 to 4 of the backbone."""
     bench = Bench()
     bench.receive(keep_alive(CLIENT))
@@ -354,7 +354,7 @@ def test_a_network_is_trusted_only_if_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(("size", "sent"), [(69, [1]), (70, [1]), (71, [])])
-def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[int]) -> None:
+def test_threat_one_keepalive_is_answered_with_at_most_three_times_its_size(size: int, sent: list[int]) -> None:
     """29 bytes were received, and the ACK of 17 bytes was sent."""
     bench = strangers()
     bench.receive(keep_alive(CLIENT))
@@ -362,7 +362,7 @@ def test_threat_one_keepalive_brings_three_times_its_size(size: int, sent: list[
     assert bench.ration(70, first=2) == ([] if sent else [2])
 
 
-def test_threat_many_keepalives_at_once_bring_three_times_their_size() -> None:
+def test_threat_burst_of_keepalives_is_answered_with_at_most_three_times_its_size() -> None:
     """What two KEEPALIVEs and a REQUEST of 77 bytes bring in all does not depend on the REQUEST."""
     bench = strangers()
     for _ in range(10):
@@ -405,14 +405,14 @@ def test_client_with_a_ration_receives_its_own_pushes() -> None:
     assert bench.client().credit == 70
 
 
-def test_nothing_overtakes_a_record_that_the_ration_holds_back() -> None:
+def test_records_after_a_held_back_record_are_held_back_too() -> None:
     bench = strangers()
     bench.receive(keep_alive(CLIENT))
     assert bench.ration(71, 20, 20) == []
     assert list(bench.client().held) == [(1, 3)]
 
 
-def test_next_keepalive_brings_held_records() -> None:
+def test_held_back_records_are_sent_after_the_next_keepalive() -> None:
     bench = strangers()
     bench.receive(keep_alive(CLIENT))
     assert bench.ration(*[30] * 5, first=11) == [11, 12]
@@ -421,7 +421,7 @@ def test_next_keepalive_brings_held_records() -> None:
     assert bench.receive(keep_alive(CLIENT)) == []
 
 
-def test_no_forward_for_a_client_with_a_ration_and_none_to_it() -> None:
+def test_requests_of_a_client_with_a_ration_are_not_forwarded_and_it_receives_no_forwards() -> None:
     """A client that answers a FORWARD knows no rations; and a FORWARD to a forged address is an attack."""
     bench = strangers()
     bench.receive(keep_alive(OTHER), source=OTHER)
@@ -438,7 +438,7 @@ def test_no_forward_for_a_client_with_a_ration_and_none_to_it() -> None:
     assert {peer for peer, _ in bench.sent()} == {OTHER}
 
 
-def test_threat_a_request_without_a_keepalive_brings_nothing() -> None:
+def test_threat_request_without_a_keepalive_is_not_answered() -> None:
     bench = Bench()
     assert bench.causes(request(1, 100)) == ["request-without-keepalive"]
     bench.asking()
@@ -468,7 +468,7 @@ def test_the_journal_answers_a_repeated_request() -> None:
         assert bench.receive(request(2_000, 2_000, asker)) == [Replay(destination=asker, first=2_000, last=2_000)]
 
 
-def test_a_client_that_repeated_itself_is_forwarded_again_after_ten_seconds() -> None:
+def test_requests_are_forwarded_again_ten_seconds_after_a_repeated_request() -> None:
     bench = Bench()
     asked = 0
 
@@ -528,7 +528,7 @@ def test_no_forward_to_a_client_that_fell_silent() -> None:
         assert bench.receive(request(i, i)) == [Replay(destination=CLIENT, first=i, last=i)]
 
 
-def test_threat_a_request_for_everything() -> None:
+def test_threat_request_for_all_records_is_limited_to_the_records_of_one_answer() -> None:
     bench = Bench(oldest=500, last=90_000).asking()
     assert bench.receive(request(0, LAST_SEQ)) == [Replay(destination=CLIENT, first=500, last=10_499)]
     bench.bounds = (500, 600)
@@ -551,7 +551,7 @@ def test_request_is_clamped_to_kept_records() -> None:
     assert bench.causes(request(0, 5)) == ["request-of-nothing"]
 
 
-def test_threat_backward_range() -> None:
+def test_threat_request_for_a_backward_range_is_dropped() -> None:
     backward = b"\x04" + bytes([10, 0, 0, 2]) + (4000).to_bytes(2, "big") + bytes(5) + b"\x02" + bytes(5) + b"\x01"
     assert Bench().causes(backward) == ["backward-range"]
 
@@ -560,7 +560,7 @@ def answered(bench: Bench, requests: list[bytes], source: Address = CLIENT) -> i
     return sum(isinstance(bench.receive(each, source=source)[0], Replay) for each in requests)
 
 
-def test_threat_requests_without_end() -> None:
+def test_threat_requests_above_the_rate_of_a_client_are_dropped() -> None:
     """The answers are limited by the number of records: ten whole ones, or a thousand of a few."""
     bench = Bench(last=20_000).asking(CLIENT, (CLIENT[0], 5))
     assert answered(bench, [request(1 + i, 10_000 + i) for i in range(50)]) == 10
@@ -584,7 +584,7 @@ def test_equal_requests_within_a_tenth_of_a_second_are_merged() -> None:
 
 
 @pytest.mark.parametrize(("after", "causes"), [(0.0999, ["request-repeated"]), (0.1, [])])
-def test_request_after_exactly_a_tenth_of_a_second_is_another(after: float, causes: list[str]) -> None:
+def test_equal_request_after_a_tenth_of_a_second_is_not_merged(after: float, causes: list[str]) -> None:
     bench = Bench()
     bench.now = 0.0
     bench.asking().receive(request(1, 5))
@@ -603,7 +603,7 @@ def test_requests_to_be_merged_are_remembered_within_bounds() -> None:
 
 
 @pytest.mark.slow
-def test_threat_forwards_as_an_attack_on_peers() -> None:
+def test_threat_requests_cannot_flood_a_client_with_forwards() -> None:
     bench = Bench(push_rate=5_000, subscribers=6_000)
     bench.join(OTHER)
     counts: Counter[str] = Counter()
@@ -622,7 +622,7 @@ def test_threat_forwards_as_an_attack_on_peers() -> None:
 # Other datagrams.
 
 
-def test_threat_datagrams_that_are_not_for_servers() -> None:
+def test_threat_frames_that_only_servers_send_are_dropped() -> None:
     bench = Bench()
     for frame in (
         Deliver(seq=1, data=b"x"),
@@ -655,7 +655,7 @@ def test_any_bytes_are_events_or_dropped(datagram: bytes, segment: int, kind: in
 # Rates.
 
 
-def test_threat_bytes_to_one_host() -> None:
+def test_threat_bytes_sent_to_one_host_are_limited() -> None:
     bench = Bench(destination_rate=1_600_000)  # 100,000 at once
     sent = 0
     for _ in range(1_000):
@@ -670,7 +670,7 @@ def test_threat_bytes_to_one_host() -> None:
     assert bench.session.sent_bytes.spend(OTHER[0], 0, bench.now)
 
 
-def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
+def test_burst_to_one_host_is_a_sixteenth_of_its_rate_per_second() -> None:
     bench = Bench(destination_rate=1_600_000)
     bench.session.sent_bytes.charge(CLIENT[0], 99_999, bench.now)
     assert bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
@@ -678,12 +678,12 @@ def test_a_sixteenth_of_a_second_may_go_to_one_host_at_once() -> None:
     assert not bench.session.sent_bytes.spend(CLIENT[0], 0, bench.now)
 
 
-def test_limits_that_make_no_sense() -> None:
+def test_impossible_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="push-rate must be at least 1"):
         BackboneSettings(push_rate=0)
 
 
-def test_settings_change_for_what_comes_next() -> None:
+def test_changed_settings_apply_to_later_datagrams() -> None:
     bench = Bench(push_rate=1, subscribers=2, destination_rate=1_000)
     push = Push(data=b"x").serialize()
     assert [type(event) for event in bench.receive(push, push)] == [Pushed, Dropped]

@@ -45,7 +45,7 @@ def test_a_client_expires_after_five_seconds_whichever_list_is_read_first() -> N
                 assert bool(found) is there, (flags, look, now)
 
 
-def test_places_of_clients_that_fell_silent_are_free_for_others() -> None:
+def test_places_of_silent_clients_become_free_for_others() -> None:
     for flags in (Flags.NONE, QUIET):
         table = Subscribers(1)
         assert table.keep_alive(client(1), flags, 0.0, 0).admitted
@@ -61,7 +61,7 @@ def test_clients_with_a_ration_receive_no_forwards() -> None:
     assert table.journals(0.0) == []
 
 
-def test_client_that_finds_no_place_is_sent_nothing_of_what_was_held_back() -> None:
+def test_client_without_a_place_is_sent_no_held_back_records() -> None:
     table = Subscribers(1)
     assert table.keep_alive(client(1), Flags.NONE, 0.0, 0).admitted
     assert table.keep_alive(client(2), QUIET, 0.0, credit=1).admitted
@@ -82,7 +82,7 @@ def test_keepalive_extends_life_by_five_seconds() -> None:
     assert receivers(table, 9.5) == []
 
 
-def test_latest_flags_count() -> None:
+def test_flags_of_the_latest_keepalive_apply() -> None:
     table = Subscribers(9)
     joined(table, client(1), Flags.NONE, 0.0)
     joined(table, client(1), Flags.NOSUBSCRIBE, 1.0)
@@ -95,7 +95,7 @@ def test_latest_flags_count() -> None:
     assert (receivers(table, 4.0), table.journals(4.0)) == ([client(1)], [client(1)])
 
 
-def test_table_is_bounded_and_its_clients_stay() -> None:
+def test_full_table_refuses_new_clients_and_keeps_its_own() -> None:
     table = Subscribers(2)
     assert joined(table, client(1), Flags.NONE, 0.0)
     assert joined(table, client(2), Flags.NONE, 0.0)
@@ -175,7 +175,7 @@ def test_range_that_begins_below_the_end_of_an_earlier_one_is_a_repeat(first: in
 
 
 @pytest.mark.parametrize("number", [1, 2, 500, 999])
-def test_any_number_of_gaps_is_known_again(number: int) -> None:
+def test_request_is_recognized_as_repeated_among_many_requests(number: int) -> None:
     asking = KnownClient(0.0, Flags.NONE)
     assert not any(asking.repeats(n, n, 0.0) for n in range(1, 1_000))
     assert asking.repeats(number, number, 0.0)

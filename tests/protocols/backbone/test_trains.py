@@ -45,7 +45,7 @@ def test_largest_record_is_a_train_of_its_own() -> None:
     assert [(train.size, train.segment, train.count) for train in encoded.trains] == [(65_507, 65_507, 1)] * 2
 
 
-def test_slice_of_a_run_is_encoded() -> None:
+def test_part_of_a_run_is_encoded_as_delivers() -> None:
     part = run(1, b"aa", b"bb", b"cc").slice(1, 3)
     assert (
         serialize_delivers((part,)).trains[0].data

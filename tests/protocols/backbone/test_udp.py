@@ -204,7 +204,7 @@ def test_batching_refused_once_is_never_tried_again(error: int) -> None:
     assert bench.socket.datagrams() == pieces(train()) * 2
 
 
-def test_a_destination_that_is_refused_either_way_does_not_end_batching() -> None:
+def test_destination_that_refuses_single_datagrams_too_does_not_end_batching() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EINVAL if to == AWAY else None
     bench.send(train(), AWAY)
@@ -297,7 +297,7 @@ def test_train_continues_where_the_kernel_stopped() -> None:
     assert bench.owner.calls == ["congested", "relieved"]
 
 
-def test_waiting_batch_is_sent_whole_later() -> None:
+def test_train_that_the_kernel_refused_is_sent_whole_later() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
     bench.send(train())
@@ -464,7 +464,7 @@ def test_socket_options_are_set() -> None:
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
 
 
-def test_stopped_reading_still_sends() -> None:
+def test_port_that_has_stopped_reading_still_sends() -> None:
     bench = Bench()
     bench.port.stopReading()
     assert bench.reactor.readers == set()

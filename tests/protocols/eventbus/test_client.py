@@ -385,7 +385,7 @@ def test_invalid_host_is_refused(fake_zmq: Any) -> None:
     assert client.close().called
 
 
-def test_close_before_connect(fake_zmq: Any) -> None:
+def test_client_can_be_closed_before_it_connects(fake_zmq: Any) -> None:
     client = EventBusClient(Reactor(), "127.0.0.1", 5556)
     assert client.position is None
     assert client.close().called
@@ -393,7 +393,7 @@ def test_close_before_connect(fake_zmq: Any) -> None:
         client.ready()
 
 
-def test_close_from_a_callback(make_bus: Any) -> None:
+def test_client_may_be_closed_from_a_callback(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.begin()
     bus.client.on_events = lambda events: bus.client.close()

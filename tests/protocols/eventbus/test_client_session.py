@@ -98,7 +98,7 @@ class TestTheStart:
         assert sequences(events) == [7]
         assert one.position == 7
 
-    def test_from_now_on_where_nothing_was_published_for_a_while(self) -> None:
+    def test_client_that_starts_with_new_events_accepts_the_first_event_after_a_long_pause(self) -> None:
         one = session()
         one.connected(0)
         one.receive_syncs([end(2**48 - 1)], 0)
@@ -146,7 +146,7 @@ class TestTheStart:
         assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
         assert sequences(one.receive_syncs([sync(5), sync(6), end(6)], 0)) == [6]
 
-    def test_decimal_dialect(self) -> None:
+    def test_option_decimal_encodes_the_sequence_of_syncstart_as_digits(self) -> None:
         one = session(after=5, dialect=Dialect.DECIMAL)
         one.connected(0)
         assert one.data_to_send() == [(ServerPort.SNAPSHOT, [b"SYNCSTART", b"", b"5"])]
@@ -159,14 +159,14 @@ class TestTheStart:
 
 
 class TestGaps:
-    def test_gap_is_requested_and_order_kept(self) -> None:
+    def test_gap_is_requested_and_events_stay_in_order(self) -> None:
         one = ready(after=0)
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
         assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
         assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
         assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
 
-    def test_records_that_the_server_lacks_are_lost(self) -> None:
+    def test_records_that_the_server_does_not_send_again_are_reported_as_lost(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
         events = one.receive_syncs([sync(6), end(9)], 1)
@@ -181,7 +181,7 @@ class TestGaps:
         assert events[0] == EventsExpired(first=2, last=8), "the answer to a later request had none of them"
         assert sequences(events) == [9]
 
-    def test_events_and_what_is_lost_come_in_the_order_of_their_numbers(self) -> None:
+    def test_events_and_lost_ranges_are_reported_in_the_order_of_their_numbers(self) -> None:
         one = session(after=0)
         one.connected(0)
         events = one.receive_syncs([sync(1), sync(3), sync(4), sync(9), end(9)], 1)
@@ -224,7 +224,7 @@ class TestGaps:
         assert one.position == 11
         assert one.next_due() >= 1_080, "there is nothing more to check"
 
-    def test_server_of_a_cluster_that_is_behind_hands_out_nothing_a_second_time(self) -> None:
+    def test_events_from_a_server_that_lags_behind_its_cluster_are_not_delivered_twice(self) -> None:
         one = ready(after=0, subtrees=("/a/",))
         assert sequences(one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(5)], 1)) == [1, 3, 5]
         one.disconnected(2)
@@ -235,7 +235,7 @@ class TestGaps:
         assert sequences(one.receive_broadcasts(again, 3)) == [4, 6]
 
     @pytest.mark.parametrize(("seen", "recheck"), [([], 60), ([3], 0)])
-    def test_without_gaps_or_without_the_option_nothing_is_checked(self, seen: list[int], recheck: float) -> None:
+    def test_complete_stream_or_recheck_0_sends_no_further_syncstart(self, seen: list[int], recheck: float) -> None:
         one = ready(after=0, subtrees=("/a/",), recheck=recheck, quiet=1_000)
         one.receive_broadcasts(list(map(broadcast, seen)), 0)
         assert one.next_due() >= 1_000
@@ -256,7 +256,9 @@ class TestGaps:
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
         assert requests(one) == [(ServerPort.SNAPSHOT, 55)], "there is as much room as before"
 
-    def test_too_many_to_hold_are_asked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_broadcasts_beyond_the_limit_of_held_ones_are_requested_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
         one = session(after=0)
         one.connected(0)
@@ -297,7 +299,7 @@ class TestTime:
         ]
         assert one.next_due() > due
 
-    def test_clients_do_not_ask_all_at_once(self) -> None:
+    def test_clients_spread_their_requests_over_time(self) -> None:
         dues = []
         for seed in range(200):
             one = EventBusClientSession(EventBusOptions(after=0, quiet=100), Random(seed), 0.0)
@@ -307,7 +309,7 @@ class TestTime:
         assert 100 <= min(dues) < 101
         assert 124 < max(dues) <= 125
 
-    def test_broadcasts_are_no_answer(self) -> None:
+    def test_broadcasts_do_not_count_as_an_answer_to_syncstart(self) -> None:
         one = session(after=0, answer=10)
         one.connected(0)
         one.receive_broadcasts([broadcast(1)], 5)
@@ -356,7 +358,7 @@ class TestTime:
 
 
 class TestAnotherJournal:
-    def test_the_same_number_again(self) -> None:
+    def test_broadcast_that_repeats_the_last_number_means_another_journal(self) -> None:
         one = ready(after=0)
         events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
         assert events == [Events(events=events[0].events), Restarted()]

@@ -64,7 +64,7 @@ VECTORS: list[tuple[Any, list[bytes]]] = [
 
 
 @pytest.mark.parametrize(("message", "frames"), VECTORS)
-def test_golden_messages_both_ways(message: Any, frames: list[bytes]) -> None:
+def test_messages_match_their_golden_bytes_both_ways(message: Any, frames: list[bytes]) -> None:
     assert message.serialize() == frames
     assert type(message).parse(frames) == message
 
@@ -163,7 +163,7 @@ class TestSubtrees:
             Subtrees.parse(spec)
         assert raised.value.cause == cause
 
-    def test_10_000_subtrees_in_one_request_boundaries(self) -> None:
+    def test_request_may_have_exactly_the_maximum_number_of_subtrees(self) -> None:
         """Threat: 10,000 subtrees in one request."""
         longest = b"/" + b"a" * 253 + b"/"
         assert len(Subtrees.parse(b";".join([longest] * MAX_SUBTREES)).prefixes) == 64
@@ -179,7 +179,7 @@ class TestSubtrees:
     def test_comma_is_part_of_a_topic_in_text_syntax(self) -> None:
         assert Subtrees.parse(b"/a,b/").prefixes == ("/a,b/",)
 
-    def test_subtrees_of_prefixes(self) -> None:
+    def test_subtrees_are_made_from_prefixes(self) -> None:
         assert Subtrees.of(["/a/", "/b/"]).spec == b"/a/;/b/"
         assert Subtrees.of([]).spec == b""
         for wrong in (["a"], ["/a"], ["/\ud800/"], ["/a/"] * 65):

@@ -45,7 +45,7 @@ def again(producer: bytes, timestamp: bytes, uuid: bytes) -> tuple[bytes, bytes,
     return written.producer, written.timestamp(0), written.uuid(0)
 
 
-def test_usual_labels_need_only_columns() -> None:
+def test_usual_labels_are_stored_in_columns_without_content_type_parameters() -> None:
     labels = read_labels(b"me", USUAL, CANONICAL)
     assert labels == Labels("me", CONTENT_TYPE, UUID(CANONICAL.decode()).bytes, MICROS)
 

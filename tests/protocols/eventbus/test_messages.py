@@ -172,7 +172,7 @@ def test_messages_before_an_error_are_returned(kernel: ModuleType) -> None:
 
 
 @both
-def test_closed_socket_raises(kernel: ModuleType, pair: Pair) -> None:
+def test_reading_a_closed_socket_raises(kernel: ModuleType, pair: Pair) -> None:
     messages = kernel.Messages(pair.socket, 16)
     pair.socket.close()
     for call in (lambda: messages.receive(MUCH, MUCH), lambda: messages.send([b"x"]), lambda: messages.lend([b"x"])):
@@ -195,7 +195,7 @@ def test_any_bytes_are_sent(kernel: ModuleType, pair: Pair) -> None:
 
 
 @both
-def test_full_socket_and_unknown_peer_raise(kernel: ModuleType) -> None:
+def test_sending_to_a_full_socket_or_an_unknown_peer_raises(kernel: ModuleType) -> None:
     with Pair(zmq.PUSH, zmq.PULL, SNDHWM=1, RCVHWM=1) as pair:
         messages = kernel.Messages(pair.socket, 16)
         for n in range(2):
@@ -214,7 +214,7 @@ def test_full_socket_and_unknown_peer_raise(kernel: ModuleType) -> None:
 
 
 @both
-def test_lent_messages_are_counted_until_the_last_subscriber_has_them(kernel: ModuleType) -> None:
+def test_lent_messages_are_counted_until_every_subscriber_has_received_them(kernel: ModuleType) -> None:
     """Events of two topics, each with a subscriber that reads nothing until asked."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -276,7 +276,9 @@ def test_socket_releases_lent_messages_after_their_sender_is_gone(kernel: Module
 @pytest.mark.skipif(native is None, reason="the native kernels are not built")
 @given(MESSAGES, st.integers(0, 5), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=10))
 @example([[b"1", b"2", b"3"]], 2, [(1, 100), (100, 1)])
-def test_native_and_pure_give_the_same(sent: list[list[bytes]], kept: int, calls: list[tuple[int, int]]) -> None:
+def test_native_and_pure_implementation_return_equal_messages(
+    sent: list[list[bytes]], kept: int, calls: list[tuple[int, int]]
+) -> None:
     """Both implementations read the same messages with the same limits, call by call."""
 
     def run(writer: Any, reader: Any) -> list[object]:

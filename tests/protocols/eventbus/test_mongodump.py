@@ -79,7 +79,7 @@ def test_event_keeps_number_and_times_in_every_form(tmp_path: Path, form: str) -
     assert record.payload == b"\xa8somedata"
 
 
-def test_golden_lines_of_mongoexport_are_read(tmp_path: Path) -> None:
+def test_recorded_lines_of_mongoexport_are_read(tmp_path: Path) -> None:
     """Lines as mongoexport 3.2 and 4.4 write them, not by the library that reads them."""
     raw = '"topic":"/a/","producer":"me","uuid":"7d444840-9dc0-41d1-b245-5ffdce74fad2"'
     data = (
@@ -96,7 +96,7 @@ def test_golden_lines_of_mongoexport_are_read(tmp_path: Path) -> None:
     assert one.event_time == two.event_time == 1_479_479_809_007_000
 
 
-def test_frames_are_those_that_the_reference_program_sends(tmp_path: Path) -> None:
+def test_frames_of_an_imported_event_equal_those_of_the_reference_program(tmp_path: Path) -> None:
     path = tmp_path / "dump"
     path.write_bytes(as_bson([document(1)]))
     (run,) = Dump(path, "bus", refuse).runs()
@@ -236,7 +236,7 @@ events = st.builds(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(events, max_size=30, unique_by=lambda each: each["sequence"]), st.sampled_from([*FORMS]))
-def test_any_dump_is_read_as_it_is(tmp_path: Path, documents: list[dict[str, Any]], form: str) -> None:
+def test_every_event_of_any_dump_is_read_unchanged(tmp_path: Path, documents: list[dict[str, Any]], form: str) -> None:
     records = read(tmp_path / "dump", FORMS[form](documents))
     wanted = sorted(documents, key=lambda each: each["sequence"])
     assert [(r.seq, r.topic, r.payload) for r in records] == [
@@ -254,7 +254,7 @@ def test_any_dump_is_read_as_it_is(tmp_path: Path, documents: list[dict[str, Any
         lambda v: json.dumps({"raw": v, "sequence": v}).encode()
     )
 )
-def test_any_bytes_are_refused_without_another_error(tmp_path: Path, data: bytes) -> None:
+def test_any_invalid_file_raises_only_a_fyrehose_error(tmp_path: Path, data: bytes) -> None:
     try:
         found = read(tmp_path / "dump", data, [])
     except FyrehoseError:

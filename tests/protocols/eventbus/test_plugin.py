@@ -33,7 +33,7 @@ def broker() -> Broker:
         (r"tcp:5556:interface=\:\:1", ("::1", 5556)),
     ],
 )
-def test_valid_endpoints(endpoint: str, place: tuple[str, int]) -> None:
+def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, place: tuple[str, int]) -> None:
     assert parse_endpoint(endpoint) == place
 
 

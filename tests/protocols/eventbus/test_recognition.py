@@ -65,7 +65,7 @@ def socket(usual: Dialect = BINARY) -> Socket:
         ([b"", b"\0decimal"], DECIMAL),
     ],
 )
-def test_subscriptions_tell_the_dialect_in_any_order(prefixes: list[bytes], dialect: Dialect) -> None:
+def test_dialect_is_recognized_by_subscriptions_in_any_order(prefixes: list[bytes], dialect: Dialect) -> None:
     for order in permutations(prefixes):
         one = socket()
         one.subscribe(7, *order)
@@ -74,7 +74,7 @@ def test_subscriptions_tell_the_dialect_in_any_order(prefixes: list[bytes], dial
             assert one.dialects(7, prefix + b"x") == [dialect]
 
 
-def test_golden_keys() -> None:
+def test_keys_match_their_golden_bytes() -> None:
     subscribers = RecognizedSubscribers(BINARY)
     assert subscribers.received(b"\1/a/", 7, NETWORK) == Resubscribed((b"/a/",))
     assert subscribers.received(b"\1/b", 7, NETWORK) == Resubscribed((b"\xffa/", b"\xffb"), (b"/a/",))
@@ -96,7 +96,7 @@ def test_usual_dialect_is_that_of_the_option() -> None:
     assert one.subscribers.others == 1
 
 
-def test_first_mark_counts() -> None:
+def test_first_subscription_that_names_a_dialect_decides() -> None:
     one = socket()
     one.subscribe(7, b"/a/", b"\0decimal", b"\0binary")
     assert one.subscribers.dialect(7) is DECIMAL
@@ -104,7 +104,7 @@ def test_first_mark_counts() -> None:
     assert one.subscribers.dialect(7) is DECIMAL
 
 
-def test_end_of_a_subscription_leaves_others_of_the_same_key() -> None:
+def test_ending_a_subscription_keeps_others_with_the_same_key() -> None:
     one = socket()
     one.subscribe(7, b"/a", b"xa")
     one.message(7, b"\0xa")
@@ -137,7 +137,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         one.subscribe(7, b"/d/")
 
 
-def test_one_network_has_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscriptions_of_one_network_take_at_most_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recognition, "MEMORY", 8 << 10)
     subscribers = RecognizedSubscribers(BINARY)
     for n in range(7):
@@ -148,7 +148,7 @@ def test_one_network_has_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> 
     subscribers.received(b"\1/a/", 1_000, "192.0.2.0/24")
 
 
-def test_subtrees_in_both_forms_are_unclear() -> None:
+def test_subscriptions_that_both_dialects_use_leave_the_dialect_unknown() -> None:
     assert unclear([])
     assert unclear([b"/a/"])
     assert not unclear([b"/a/", b"/b"])
@@ -159,7 +159,7 @@ TOPICS = [b"/", b"/a", b"/a/", b"/a/b", b"/ax", b"/b/c", b"a", b"ab", b"z", "é"
 
 
 @given(st.sampled_from(Dialect), st.lists(st.tuples(st.integers(1, 3), st.booleans(), PREFIXES), max_size=30))
-def test_subscribers_receive_what_they_want_in_their_dialect_alone(
+def test_subscribers_receive_their_topics_in_their_own_dialect_only(
     usual: Dialect, steps: list[tuple[int, bool, bytes]]
 ) -> None:
     """Against a model that keeps the prefixes, and looks at the history for the dialect."""

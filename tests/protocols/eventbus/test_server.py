@@ -59,7 +59,7 @@ class TestPublishing:
         [cursor] = world.broker.cursors()
         assert cursor.subscriber == ("eventbus", "2 clients")
 
-    def test_decimal_sequences_by_option(self, make_world: Any, make_event: Any) -> None:
+    def test_option_sends_sequences_as_decimal_digits(self, make_world: Any, make_event: Any) -> None:
         world = make_world(dialect=Dialect.DECIMAL)
         world.publish(*make_event())
         assert world.publisher.take()[0][1] == b"1"
@@ -105,7 +105,9 @@ class TestPublishing:
         assert world.sequences() == [1]
         assert len([line for line in log_lines if "wrong-frame-count" in line]) == 1
 
-    def test_bad_utf8_and_forged_sequences(self, world: World, make_event: Any) -> None:
+    def test_invalid_utf8_is_refused_and_sequences_of_publishers_are_ignored(
+        self, world: World, make_event: Any
+    ) -> None:
         """Threat: bad UTF-8, and a sequence that the client supplies."""
         forged = make_event(1)
         forged[1] = b"\x80" + bytes(7)
@@ -226,7 +228,7 @@ class TestBroadcasting:
         assert world.sequences() == [3, 4], "in order, without a gap"
         assert world.count("broadcast-memory-full") == 0
 
-    def test_small_events_for_250_deaf_subscribers_hold_little(
+    def test_small_events_for_250_subscribers_that_do_not_read_take_little_memory(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """ZeroMQ queues 64 bytes for each of the six frames of an event and each subscriber."""
@@ -246,7 +248,7 @@ class TestBroadcasting:
         assert world.sequences() == list(range(1, 5_001)), "others miss nothing"
         assert world.count("broadcast-memory-full") == 0
 
-    def test_unread_events_are_dropped_only_where_memory_is_used_up(
+    def test_unread_events_are_dropped_only_when_memory_is_used_up(
         self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(world.server._memory, "limit", 42_000)
@@ -371,7 +373,7 @@ class TestSnapshots:
         assert world.count("snapshot-left") == 1
         assert not world.clock.getDelayedCalls()
 
-    def test_every_snapshot_of_a_storm_ends(self, world: World, make_event: Any) -> None:
+    def test_every_snapshot_ends_when_many_clients_request_one_at_once(self, world: World, make_event: Any) -> None:
         """Threat: a storm of snapshots from 0."""
         self.fill(world, 100)
         for n in range(1_000):
@@ -384,7 +386,7 @@ class TestSnapshots:
         world.server._session.pool.settle()
         assert world.server._session.pool.memory.used == 0
 
-    def test_clients_that_do_not_read_delay_nobody(self, world: World) -> None:
+    def test_snapshot_clients_that_do_not_read_do_not_delay_others(self, world: World) -> None:
         self.fill(world, 200)
         stopped = [b"stopped %d" % n for n in range(50)]
         for identity in stopped:

@@ -63,7 +63,7 @@ class TestPubs:
         assert pub(session, *EVENT[:5], bytes(10)) is None
         assert pub(session, *EVENT[:5], bytes(11)) == "data-too-large"
 
-    def test_msgpack_bomb_is_opaque(self) -> None:
+    def test_deeply_nested_msgpack_data_is_not_parsed(self) -> None:
         """Threat: a msgpack bomb."""
         session = EventBusServerSession(EventBusSettings())
         bombs = [b"\xdd\xff\xff\xff\xff", b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff" * 100, b"\xc1"]
@@ -143,7 +143,7 @@ class TestRequests:
         session.snapshots.admit(9, 0)
         assert session.snapshots.active[b"c"].delimiter
 
-    def test_subtrees_of_the_reference_program(self) -> None:
+    def test_subtrees_in_the_syntax_of_the_reference_program_are_accepted(self) -> None:
         recognizing = EventBusServerSession(EventBusSettings())
         assert isinstance(ask(recognizing, b"SYNCSTART", b"a,b", b"0"), Requested)
         assert isinstance(ask(recognizing, b"", b"SYNCSTART", b"a,b", b"0"), Requested), "with a delimiter"

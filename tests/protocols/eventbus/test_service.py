@@ -392,7 +392,7 @@ def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> No
     assert len(running.service._authenticator.clients) == 2
 
 
-def test_reload_changes_what_is_decided_for_each_message(make_service: Any) -> None:
+def test_reload_applies_options_that_are_checked_for_each_message(make_service: Any) -> None:
     running = make_service(max_connections=100)
     running.start()
     service = running.service

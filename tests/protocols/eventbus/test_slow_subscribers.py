@@ -50,7 +50,7 @@ def test_slow_subscribers_are_found(
     assert found.slow(5.0 + elapsed) == (slow if behind else None)
 
 
-def test_waiting_goes_on_while_all_read_and_zeromq_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_keeps_waiting_while_every_subscriber_reads_and_zeromq_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: 0)
     found = SlowSubscribers(lambda: [A, B])
     assert [found.slow(now, released) for now, released in ((0.0, 7), (0.5, 8), (1.5, 8))] == [[], [], []]

@@ -46,7 +46,7 @@ def drain(snapshot: SnapshotAnswer, journal: list[Run], piece: int = 1) -> list[
 
 
 class TestOne:
-    def test_snapshot_of_the_whole_stream(self) -> None:
+    def test_snapshot_without_a_position_has_the_whole_stream(self) -> None:
         one = snapshot()
         one.start(4, 0)
         assert drain(one, runs("/a/", "/b/")) == [
@@ -175,7 +175,7 @@ class TestMany:
         snapshots.admit(5, 0)
         assert drain(one, []) == [(b"SYNCEND", b"4")]
 
-    def test_a_storm_from_one_client_is_one_snapshot(self) -> None:
+    def test_many_requests_of_one_client_make_one_snapshot(self) -> None:
         snapshots = Snapshots(1, 1 << 20)
         first = snapshot(after=0)
         snapshots.add(first)

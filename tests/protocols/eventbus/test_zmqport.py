@@ -209,7 +209,7 @@ def test_paused_port_reads_nothing(context: Context) -> None:
     assert pair.port.drained()
 
 
-def test_messages_hidden_by_a_send_are_read(context: Context) -> None:
+def test_messages_whose_readiness_a_send_has_cleared_are_read(context: Context) -> None:
     """Thousands of interleaved sends and receives: no wake-up is lost."""
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, RCVHWM=0, SNDHWM=0)
     pair.peer.setsockopt(zmq.RCVHWM, 0)
@@ -227,7 +227,9 @@ def test_messages_hidden_by_a_send_are_read(context: Context) -> None:
 
 
 @pytest.mark.parametrize("failure", [Full, Gone])
-def test_messages_hidden_by_a_failed_send_are_read(context: Context, failure: type[Exception]) -> None:
+def test_messages_whose_readiness_a_failed_send_has_cleared_are_read(
+    context: Context, failure: type[Exception]
+) -> None:
     pair = Pair.make(context, zmq.ROUTER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     pair.peer.send(b"here I am")
@@ -276,7 +278,7 @@ def test_send_to_a_full_or_disconnected_peer_raises(context: Context) -> None:
     assert pair.peer.recv_multipart() == [b"again"]
 
 
-def test_room_hidden_by_a_failed_send_ends_in_a_turn(context: Context) -> None:
+def test_room_that_a_failed_send_has_hidden_leads_to_a_turn(context: Context) -> None:
     pair = Pair.make(context, zmq.DEALER, zmq.DEALER, SNDHWM=2)
     pair.port.start()
     fill(pair.port, b"a")
@@ -362,7 +364,7 @@ def test_monitor_reports_connections(context: Context) -> None:
     assert not reactor.getDelayedCalls()
 
 
-def test_a_socket_is_watched_while_that_of_a_closed_port_still_ends(context: Context) -> None:
+def test_socket_is_monitored_while_the_monitor_of_a_closed_port_still_ends(context: Context) -> None:
     for _ in range(200):  # the new objects lie where the old ones have lain
         reactor = Reactor()
         port = ZMQPort(reactor, context.socket(zmq.DEALER))
@@ -417,7 +419,7 @@ def test_key_chooses_the_subscribers_and_is_not_sent(context: Context) -> None:
     port.close()
 
 
-def test_key_that_nobody_has_subscribed_to_harms_nothing(context: Context) -> None:
+def test_message_for_a_key_without_subscribers_is_dropped(context: Context) -> None:
     publisher = context.socket(zmq.XPUB)
     publisher.setsockopt(zmq.XPUB_MANUAL, 1)
     publisher.bind("inproc://nobody")

@@ -141,7 +141,7 @@ def test_publish_fires_when_its_message_is_acknowledged() -> None:
     assert second.called
 
 
-def test_the_window_slides() -> None:
+def test_acknowledgements_let_further_messages_into_the_window() -> None:
     bench = connected(window=2)
     done = [bench.client.publish("t", b"%d" % i) for i in range(5)]
     assert len(bench.said()) == 2
@@ -447,7 +447,7 @@ def test_data_of_an_unsubscribed_topic_is_dropped() -> None:
     assert bench.got == []
 
 
-def test_lost_reports_expired_messages_only() -> None:
+def test_lost_is_called_only_for_expired_messages() -> None:
     bench = connected()
     lost: list[tuple[int, int]] = []
     bench.client.subscribe("expired", bench.take, 3, lambda first, last: lost.append((first, last)))

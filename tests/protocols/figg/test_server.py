@@ -143,7 +143,7 @@ class TestPublish:
         (run,) = server.journal.read("t", 1, 100)
         assert (run.source, run.producer, run.producer_seq) == ("figg", "127.0.0.1:777", 41)
 
-    def test_threat_seq_num_goes_backwards_or_jumps(self) -> None:
+    def test_threat_seq_num_that_goes_backwards_or_jumps_is_accepted(self) -> None:
         server = make()
         peer = server.connect()
         heard = []
@@ -153,7 +153,7 @@ class TestPublish:
         assert heard == [Ack(number=n) for n in (7, 3, 3, (1 << 64) - 1, 1)]
         assert len(server.stored()) == 5, "nothing is de-duplicated"
 
-    def test_threat_duplicate_on_reconnect(self) -> None:
+    def test_threat_message_resent_after_a_reconnect_is_stored_twice(self) -> None:
         """If the connection is lost before the ACK, the client resends the message, and it is stored twice."""
         server = make(auto=False)
         peer = server.connect()
@@ -365,7 +365,7 @@ class TestAttach:
         heard = [event for event in peer.hear() if not isinstance(event, Ack)]
         assert heard == [Attached(topic="t", offset=0), data(1), data(2)]
 
-    def test_threat_same_topic_attached_twice(self) -> None:
+    def test_threat_second_attach_of_a_topic_moves_the_subscription(self) -> None:
         server = make()
         server.connect().say(*(publish(i, b"%d" % i) for i in range(1, 4)))
         peer = server.connect()
@@ -377,14 +377,14 @@ class TestAttach:
         assert [event.number for event in peer.hear()[1:]] == [2, 3, 4]
 
     @pytest.mark.parametrize("offset", [4, 1 << 32, (1 << 64) - 1])
-    def test_threat_offset_in_the_future(self, offset: int) -> None:
+    def test_threat_attach_at_a_future_offset_starts_at_the_end(self, offset: int) -> None:
         server = make()
         server.connect().say(*(publish(i) for i in range(1, 4)))
         peer = server.connect()
         peer.say(Attach(topic="t", offset=offset))
         assert peer.hear() == [Attached(topic="t", offset=3)]
 
-    def test_threat_offset_expired(self) -> None:
+    def test_threat_attach_at_an_expired_offset_starts_at_the_oldest_message(self) -> None:
         server = make()
         for i in range(1, 6):
             server.connect().say(publish(i, b"%d" % i))
@@ -415,7 +415,7 @@ class TestAttach:
         server.connect().say(publish(1))
         assert peer.hear() == []
 
-    def test_threat_subscriptions_per_connection(self) -> None:
+    def test_threat_subscriptions_of_one_connection_are_limited(self) -> None:
         server = make(max_subscriptions=3)
         peer = server.connect()
         peer.say(*(Attach(topic=f"t{i}") for i in range(3)), Detach(topic="t0"), Attach(topic="t9"))
@@ -425,7 +425,7 @@ class TestAttach:
         assert peer.transport.disconnecting
         assert server.count("too-many-subscriptions") == 1
 
-    def test_threat_one_address_makes_streams_without_end(self) -> None:
+    def test_threat_streams_created_by_one_address_are_limited(self) -> None:
         server = make(limits=PeerLimits(streams=3))
         peer = server.connect()
         peer.say(*(publish(n, topic=f"topic {n}") for n in range(1, 4)))
@@ -449,7 +449,7 @@ class TestAttach:
         again.say(Attach(topic="closed"), publish(4))
         assert again.hear() == [Attached(topic="closed", offset=0), Ack(number=4)]
 
-    def test_threat_subscriptions_of_one_address(self) -> None:
+    def test_threat_subscriptions_of_all_connections_of_an_address_are_limited(self) -> None:
         server = make(limits=PeerLimits(subscriptions=3))
         peers = [server.connect() for _ in range(3)]
         peers[0].say(Attach(topic="a"), Attach(topic="b"))
@@ -468,7 +468,7 @@ class TestAttach:
             peer.leave()
         assert server.broker.budget.kept == 0
 
-    def test_threat_unbounded_topics(self) -> None:
+    def test_threat_attaching_to_many_empty_topics_leaves_no_state(self) -> None:
         """Attaching to topics without messages leaves no state on the server."""
         server = make()
         for start in range(0, 3000, 1000):
@@ -583,7 +583,7 @@ class TestOthers:
         sleeper.protocol.resumeProducing()
         assert sleeper.hear() == [data(i, b"%d" % i) for i in range(2, 5)]
 
-    def test_threat_slow_subscriber(self) -> None:
+    def test_threat_slow_subscriber_takes_bounded_memory_and_does_not_delay_others(self) -> None:
         """A subscriber that does not read holds the deliveries of one turn in memory, however much is published."""
         server = make()
         slow, fast, writer = server.connect(), server.connect(), server.connect()
@@ -693,7 +693,7 @@ class TestDeadLetters:
         peer.leave()
         assert server.broker.budget.used == 0
 
-    def test_letters_do_not_depend_on_chunking(self) -> None:
+    def test_dead_letters_do_not_depend_on_chunking(self) -> None:
         frames = [publish(n, b"%d" % n, topic="small" if n % 3 == 0 else "t") for n in range(1, 10)]
         frames[5] = publish(6, b"no", topic="small")
         wire = b"".join(frame.serialize() for frame in frames)
@@ -709,7 +709,7 @@ class TestDeadLetters:
             assert server.stored() == [b"1", b"2", b"4", b"5", b"7", b"8"]
             assert (server.stored("small"), server.stored("dead.figg")) == ([b"3", b"9"], [b"no"])
 
-    def test_client_that_sends_a_refused_message_first_on_each_connection_goes_on(self) -> None:
+    def test_client_that_resends_a_refused_message_first_continues_only_with_dead_letters(self) -> None:
         """The Go SDK sends everything without an ACK again, in order, on each new connection."""
         window = [publish(1, b"no", topic="small"), publish(2, b"behind it")]
         for refused, acknowledged in (("close", 0), ("dead-letter", 2)):
@@ -724,7 +724,7 @@ class TestDeadLetters:
             assert len(unacknowledged) == 2 - acknowledged
             assert server.stored() == ([b"behind it"] if acknowledged else [])
 
-    def test_letters_have_room_when_the_server_has_all_its_streams(self) -> None:
+    def test_dead_letters_are_stored_even_if_the_limit_of_streams_is_reached(self) -> None:
         server = self.server()
         server.broker.max_streams = 1
         peer = server.connect()
@@ -743,7 +743,7 @@ class TestDeadLetters:
         assert server.stored("dead.figg") == kept
         assert peer.transport.disconnecting is not bool(kept)
 
-    def test_message_is_refused_if_its_letter_cannot_be_stored(self) -> None:
+    def test_message_is_refused_if_its_dead_letter_cannot_be_stored(self) -> None:
         server = self.server()
         server.broker.restrict("dead.figg", 1)
         peer = server.connect()

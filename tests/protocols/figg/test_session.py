@@ -216,7 +216,7 @@ def test_invalid_topic_size_is_refused_before_the_data_arrives(make: Any, kind: 
 
 @pytest.mark.parametrize(("make", "kind"), [(FiggServerSession, 5), (FiggClientSession, 7)])
 @pytest.mark.parametrize("topic", [1, 200, 255])
-def test_a_frame_with_no_room_for_its_topic_is_judged_before_the_rest_is_here(make: Any, kind: int, topic: int) -> None:
+def test_frame_too_small_for_its_topic_is_refused_before_the_rest_arrives(make: Any, kind: int, topic: int) -> None:
     fields = topic + 4 + 8 + 4
     assert make().receive_data(header(kind, fields) + pack(">I", topic)) == []
     if topic > 1:
@@ -295,7 +295,7 @@ def test_expected_and_buffered_follow_each_byte_of_a_frame(make: Any, says: list
 
 
 @pytest.mark.parametrize(("make", "kinds"), [(FiggServerSession, CLIENT_FRAMES), (FiggClientSession, SERVER_FRAMES)])
-def test_sizes_are_judged_exactly_by_the_header(make: Any, kinds: frozenset[FrameType]) -> None:
+def test_size_limits_of_the_header_are_exact(make: Any, kinds: frozenset[FrameType]) -> None:
     for kind in kinds:
         smallest, largest = FRAMES[kind].sizes
         if kind in (FrameType.PUBLISH, FrameType.DATA):

@@ -52,7 +52,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_acknowledgements_that_wait_become_one(bench: Bench) -> None:
+def test_waiting_acknowledgements_of_a_stream_become_one_request(bench: Bench) -> None:
     for seq in (1, 2, 3):
         bench.acknowledger.acknowledge(seq, 1)
     assert bench.posted == [(1, 1)]
@@ -72,7 +72,7 @@ def test_an_acknowledgement_without_an_answer_is_sent_again(bench: Bench) -> Non
     assert bench.posted == [(5, 1)]
 
 
-def test_without_need_of_a_connection_none_is_made(bench: Bench) -> None:
+def test_no_connection_is_made_without_an_acknowledgement(bench: Bench) -> None:
     bench.acknowledger.acknowledge(5, 1)
     bench.answer(200)
     bench.lose()
@@ -181,7 +181,9 @@ class Servers:
     ("location", "second"), [("http://10.0.0.3:8117/streams/s", 3), ("http://10.0.0.9:8117/streams/s", 2)]
 )
 @pytest.mark.parametrize("client", ["tailer", "acknowledger"])
-def test_a_client_goes_to_the_leader_if_it_knows_its_address(client: str, location: str, second: int) -> None:
+def test_client_connects_to_the_leader_only_if_its_address_is_one_of_those_given(
+    client: str, location: str, second: int
+) -> None:
     """An address that was not given is not connected to, so that no server can send a client anywhere."""
     clock, servers = Clock(), Servers()
     if client == "tailer":

@@ -23,7 +23,7 @@ def seqs(lines: Any) -> list[int]:
     return [line["seq"] for line in lines]
 
 
-def test_a_record_that_is_here_is_answered_at_once() -> None:
+def test_read_of_an_existing_record_is_answered_at_once() -> None:
     world = World()
     status, lines = world.ask("GET /streams/s?from=9&at-least=10")
     assert (status, seqs(lines)) == (200, [9, 10])
@@ -67,7 +67,7 @@ def test_a_read_whose_record_does_not_come_is_refused_and_may_be_repeated(query:
     assert peer.ask("GET /streams/s?from=10")[0] == 200, "the connection stays usable"
 
 
-def test_a_head_waits_as_well() -> None:
+def test_head_request_waits_for_the_record_too() -> None:
     world = World()
     peer = waiting(world, "HEAD /streams/s?at-least=12")
     world.publish(2)
@@ -99,7 +99,7 @@ def test_a_waiting_read_counts_as_a_subscription_of_its_address() -> None:
     waiting(world, "GET /streams/s?at-least=14")
 
 
-def test_who_may_not_read_the_stream_may_not_wait_for_its_records() -> None:
+def test_peer_that_may_not_read_a_stream_may_not_wait_for_its_records() -> None:
     world = World([{"network": "127.0.0.1", "publish": "*"}])
     assert world.peer().ask("GET /streams/s?at-least=1")[0] == 401
 

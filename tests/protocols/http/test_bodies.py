@@ -63,7 +63,7 @@ def test_whole_body_above_the_limit_is_refused() -> None:
         body.add(b"5")
 
 
-def test_expected_size_of_an_incomplete_message() -> None:
+def test_expected_is_the_size_that_an_incomplete_message_may_reach() -> None:
     assert Whole(1 << 20, 500).expected == 500
     assert Whole(1 << 20, 0).expected == 1
     chunked = Whole(1 << 20, None)

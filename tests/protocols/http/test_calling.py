@@ -91,7 +91,7 @@ def test_a_request_whose_answer_is_lost_is_sent_again() -> None:
     assert (done.result, caller.repeats) == ((200, {}), 1)
 
 
-def test_a_server_that_refuses_connections_or_says_not_now_is_asked_again() -> None:
+def test_request_is_repeated_if_a_server_refuses_the_connection_or_asks_to_retry() -> None:
     endpoint, clock = Endpoint(refuses=2), Clock()
     _, done = calling(endpoint, clock)
     for _ in range(4):
@@ -104,7 +104,7 @@ def test_a_server_that_refuses_connections_or_says_not_now_is_asked_again() -> N
     assert done.result == (200, {})
 
 
-def test_a_server_that_has_no_time_is_left_because_another_one_may_lead() -> None:
+def test_connection_is_closed_after_status_503_because_another_server_may_lead() -> None:
     endpoint, clock = Endpoint(), Clock()
     caller, done = calling(endpoint, clock)
     endpoint.answer(503, {"error": "another server leads"})
@@ -115,7 +115,7 @@ def test_a_server_that_has_no_time_is_left_because_another_one_may_lead() -> Non
     assert (done.result, caller.repeats) == ((200, {}), 0)
 
 
-def test_a_server_that_does_not_answer_is_asked_over_another_connection() -> None:
+def test_request_without_an_answer_is_repeated_over_another_connection() -> None:
     endpoint, clock = Endpoint(), Clock()
     _, done = calling(endpoint, clock)
     clock.advance(ANSWER_TIMEOUT + 1)
@@ -133,7 +133,7 @@ def test_an_answer_that_is_no_object_is_an_error(body: object) -> None:
     assert "not that of a Fyrehose" in done.result[1]["error"]
 
 
-def test_requests_wait_for_each_other() -> None:
+def test_requests_are_sent_one_after_another() -> None:
     endpoint = Endpoint()
     caller, first = calling(endpoint, Clock())
     second: Deferred[Any] = Deferred.fromCoroutine(caller.call("GET", "/y"))

@@ -113,7 +113,7 @@ def test_consecutive_records_with_equal_labels_are_one_run() -> None:
     assert [(run.first_seq, len(run)) for run in runs_of("a/b", objects)] == [(1, 2), (4, 1)]
 
 
-def test_new_records_only_begin_behind_the_last_one_at_the_first_connection() -> None:
+def test_client_without_a_position_begins_behind_the_last_record() -> None:
     bench = Bench()
     assert bench.request == "HEAD /streams/a%2Fb HTTP/1.1"
     bench.answer(OK + b"Fyrehose-Last: 41\r\n")
@@ -149,7 +149,7 @@ def test_a_lost_connection_continues_after_the_last_record_without_duplicates() 
     assert [bytes(each) for run in bench.runs for each in run.payloads()] == [b"a", b"b", b"c"]
 
 
-def test_gaps_and_the_reason_of_an_end_are_reported() -> None:
+def test_gaps_and_the_reason_why_the_server_ends_the_answer_are_reported() -> None:
     bench = Bench(after=0)
     gap = b'event: gap\nid: 9\ndata: {"first": 1, "last": 9}\n\n'
     bench.answer(OK, gap + event(numbered(10, b"x")) + b'event: ended\ndata: {"error": "the server is closing"}\n\n')
@@ -247,7 +247,7 @@ def test_a_pattern_follows_all_streams_and_records_name_theirs() -> None:
     assert bench.lost == [], "nothing is missing that came while it was connecting"
 
 
-def test_a_pattern_reports_what_was_published_while_it_was_not_connected() -> None:
+def test_pattern_reports_records_published_while_not_connected() -> None:
     bench = Bench(stream="logs.*")
     listed(bench, a=3, quiet=9)
     bench.answer(OK, of("logs.a", 4, b"x"))
@@ -310,14 +310,14 @@ def test_a_named_subscription_is_acknowledged_when_a_record_is_consumed() -> Non
     assert bench.acknowledgements() == ['{"seq": 6, "generation": 7}']
 
 
-def test_only_what_was_consumed_of_a_run_is_acknowledged() -> None:
+def test_only_the_consumed_records_of_a_run_are_acknowledged() -> None:
     bench = Consuming()
     bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
     bench.taken[0].callback(6)
     assert bench.acknowledgements() == ['{"seq": 6, "generation": 1}']
 
 
-def test_records_that_were_passed_on_do_not_come_twice_unless_the_subscription_was_rewound() -> None:
+def test_records_are_delivered_once_unless_the_subscription_is_rewound() -> None:
     bench = Consuming(takeover=True)
     assert bench.request == "GET /streams/a%2Fb/live?subscription=billing&takeover=1 HTTP/1.1"
     bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b")))
@@ -375,7 +375,7 @@ def test_a_subscription_of_a_pattern_is_acknowledged_stream_by_stream() -> None:
     assert bench.lost == []
 
 
-def test_records_of_a_pattern_that_were_passed_on_do_not_come_twice_unless_it_was_rewound() -> None:
+def test_records_of_a_pattern_are_delivered_once_unless_its_subscription_is_rewound() -> None:
     bench = Consuming(stream="logs.*")
     bench.answer(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
     bench.lose()

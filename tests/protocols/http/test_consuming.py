@@ -122,7 +122,7 @@ def test_an_acknowledgement_is_answered_when_it_is_durable() -> None:
         ("DELETE /subscriptions/b", None, 404),
     ],
 )
-def test_requests_that_do_not_fit_are_refused(line: str, body: object, status: int) -> None:
+def test_unsuitable_requests_about_a_subscription_are_refused(line: str, body: object, status: int) -> None:
     world = World()
     world.seqs()
     found, answer = world.ask(line, body)
@@ -141,7 +141,7 @@ def test_a_read_waits_for_a_record() -> None:
     assert len(world.broker.cursors()) == 0
 
 
-def test_a_read_that_waited_in_vain_is_empty() -> None:
+def test_read_is_answered_without_records_if_none_arrives_in_time() -> None:
     world = World()
     world.seqs()
     world.ask("POST /subscriptions/a/ack", {"seq": 10})
@@ -212,7 +212,7 @@ def test_a_consumer_that_is_displaced_while_it_is_answered_sees_an_incomplete_an
     assert peer.transport.aborted
 
 
-def test_rewinding_changes_what_comes_next() -> None:
+def test_rewinding_sets_the_next_record() -> None:
     world = World()
     world.seqs()
     world.ask("POST /subscriptions/a/ack", {"seq": 9})
@@ -249,7 +249,7 @@ def test_a_full_disk_refuses_acknowledgements_and_serves_records() -> None:
     assert world.ask("GET /streams/s?subscription=new")[0] == 503
 
 
-def test_consuming_needs_its_own_right() -> None:
+def test_consuming_requires_the_right_consume() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "*", "publish": "*"}])
     assert world.ask("GET /streams/s?subscription=a")[0] == 401
     assert world.ask("GET /streams/s/live?subscription=a")[0] == 401
@@ -261,7 +261,7 @@ def test_consuming_needs_its_own_right() -> None:
     assert world.ask("GET /subscriptions/a")[0] == 401
 
 
-def test_a_client_that_leaves_before_its_subscription_is_created_disturbs_nobody() -> None:
+def test_client_that_disconnects_before_its_subscription_is_created_blocks_no_other_consumer() -> None:
     world = World()
     world.journal.auto = False
     peer = world.peer()
@@ -275,7 +275,7 @@ def test_a_client_that_leaves_before_its_subscription_is_created_disturbs_nobody
 @pytest.mark.parametrize(
     "request_line", ["GET /streams/s/live?subscription=a", "GET /streams/s?subscription=a&wait=60"]
 )
-def test_a_consumer_that_disconnects_leaves_the_subscription_at_once(request_line: str) -> None:
+def test_disconnected_consumer_frees_the_subscription_at_once(request_line: str) -> None:
     world = World()
     world.seqs()
     world.ask("POST /subscriptions/a/ack", {"seq": 10})
@@ -429,7 +429,7 @@ def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
     assert b"stream 'logs.c' is not followed" in peer.hear()
 
 
-def test_a_subscription_is_one_of_a_pattern_or_of_a_stream() -> None:
+def test_subscription_to_a_stream_cannot_be_used_for_a_pattern_and_vice_versa() -> None:
     world = logs()
     world.ask(POLL)
     assert world.ask("GET /streams/logs.a?subscription=a")[0] == 409
@@ -473,7 +473,7 @@ def test_consuming_a_pattern_needs_the_right_for_all_that_it_matches() -> None:
 # Polling consumers.
 
 
-def test_two_loops_that_poll_never_have_the_same_record() -> None:
+def test_two_polling_consumers_never_get_the_same_record() -> None:
     """Two consumers ask, work 20 ms, and acknowledge; a refused one asks again."""
     world = World()
     world.publish(90)

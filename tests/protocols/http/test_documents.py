@@ -42,7 +42,7 @@ def test_json_is_recognised(message: bytes) -> None:
         b"[" * 100_000,
     ],
 )
-def test_anything_else_is_not_json(message: bytes) -> None:
+def test_messages_that_are_not_valid_json_are_not_called_json(message: bytes) -> None:
     assert not is_json(message)
 
 

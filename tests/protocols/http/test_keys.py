@@ -109,12 +109,12 @@ def test_lines_with_a_key_are_limited(chunked: bool) -> None:
 
 
 @pytest.mark.slow
-def test_with_little_memory_no_key_is_refused_for_good() -> None:
+def test_many_requests_with_keys_are_accepted_with_1_mib_of_memory() -> None:
     world = World(memory=1 << 20)
     assert {world.post(b"hello", str(number))()[0] for number in range(900)} == {200}
 
 
-def test_no_room_for_a_key_is_an_answer_that_says_try_again() -> None:
+def test_request_whose_key_finds_no_room_is_answered_with_retry_after() -> None:
     world = World(auto=False, memory=1 << 20)
     waiting: list[Any] = []
     for number in range(1_000):

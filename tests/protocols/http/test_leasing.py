@@ -93,7 +93,7 @@ def test_a_range_is_settled_with_one_token() -> None:
     assert world.show()["floor"] == {"orders": 4}
 
 
-def test_the_same_put_again_changes_nothing_and_another_one_is_refused() -> None:
+def test_repeated_put_with_equal_options_changes_nothing_and_with_others_is_refused() -> None:
     world = World()
     assert world.create(lease=10)[0] == 200
     assert world.create(lease=10)[0] == 200
@@ -101,7 +101,7 @@ def test_the_same_put_again_changes_nothing_and_another_one_is_refused() -> None
     assert [each["name"] for each in world.ask("GET /subscriptions")[1]["subscriptions"]] == ["work"]
 
 
-def test_exclusive_and_shared_subscriptions_have_one_space_of_names() -> None:
+def test_exclusive_and_shared_subscriptions_cannot_have_the_same_name() -> None:
     world = World()
     world.ask("GET /streams/orders?subscription=work")
     assert world.create()[0] == 409
@@ -112,7 +112,7 @@ def test_exclusive_and_shared_subscriptions_have_one_space_of_names() -> None:
     assert world.ask("POST /subscriptions/work/ack", {"seq": 3})[0] == 409
 
 
-def test_a_lease_that_ends_is_a_failure_and_its_token_is_refused() -> None:
+def test_expired_lease_counts_as_a_failure_and_its_token_is_refused() -> None:
     world = World()
     world.create(lease=10)
     (first,) = world.lease()
@@ -124,7 +124,7 @@ def test_a_lease_that_ends_is_a_failure_and_its_token_is_refused() -> None:
     assert world.settle(done=items(again[:1]))[1]["settled"] == [1]
 
 
-def test_a_late_settling_counts_while_nobody_else_has_had_the_record() -> None:
+def test_record_can_be_settled_after_its_lease_while_no_other_worker_has_leased_it() -> None:
     world = World()
     world.create(lease=10)
     record = world.lease()
@@ -154,7 +154,7 @@ def test_extending_prolongs_a_lease() -> None:
     assert world.settle(done=record)[1]["settled"] == [1]
 
 
-def test_the_limit_and_a_rejection_make_dead_letters() -> None:
+def test_record_becomes_a_dead_letter_after_its_last_failure_or_a_rejection() -> None:
     world = World()
     world.create(limit=2, dead="orders.dead")
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_the_limit_and_a_rejection_make_dead_letters() -> None:
     assert (world.show()["dead_total"], world.show()["floor"]) == (2, {"orders": 2})
 
 
-def test_dead_letters_say_why_also_after_a_restart_and_a_checkpoint() -> None:
+def test_dead_letters_have_their_reason_even_after_a_restart_and_a_checkpoint() -> None:
     world = World()
     world.create(limit=1, dead="orders.dead")
     world.settle(failed=items(world.lease()))
@@ -211,7 +211,7 @@ def test_a_redrive_continues_where_the_last_one_ended(monkeypatch: pytest.Monkey
     assert world.payloads("orders")[10:] == [b"1", b"2", b"3"]
 
 
-def test_a_redrive_that_cannot_be_written_is_not_done() -> None:
+def test_redrive_that_cannot_be_written_changes_nothing() -> None:
     world = dead_letters()
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert world.ask("POST /subscriptions/work/redrive", {})[0] == 503
@@ -245,7 +245,7 @@ def test_a_redrive_needs_the_right_to_publish() -> None:
     assert len(world.payloads("orders")) == 10
 
 
-def test_the_age_of_the_oldest_record_that_is_not_settled_is_shown() -> None:
+def test_subscription_shows_the_age_of_its_oldest_unsettled_record() -> None:
     world = World()
     world.create()
     world.broker.shares.now = lambda: 5_000_000
@@ -281,7 +281,7 @@ def test_a_settling_is_answered_when_it_is_durable() -> None:
     assert peer.answer()[1]["settled"] == [1]
 
 
-def test_a_full_disk_undoes_a_settling_and_the_lease_goes_on() -> None:
+def test_settling_refused_by_a_full_disk_keeps_the_lease() -> None:
     world = World()
     world.create()
     record = items(world.lease())
@@ -322,7 +322,7 @@ def test_a_request_waits_for_a_record() -> None:
     assert peer.answer() == (200, {"lease": 30, "waited": 30, "records": []})
 
 
-def test_a_client_that_has_gone_gets_no_record() -> None:
+def test_disconnected_client_is_leased_no_record() -> None:
     world = World()
     world.create(**{"from": 11})
     peer = world.peer()
@@ -334,7 +334,7 @@ def test_a_client_that_has_gone_gets_no_record() -> None:
     assert [each["seq"] for each in world.lease(1, "w2")] == [11]
 
 
-def test_a_deleted_subscription_is_gone_for_those_who_wait() -> None:
+def test_deleting_a_subscription_answers_waiting_requests_with_410() -> None:
     world = World()
     world.create(**{"from": 11})
     peer = world.peer()
@@ -345,7 +345,7 @@ def test_a_deleted_subscription_is_gone_for_those_who_wait() -> None:
     assert world.ask("GET /subscriptions/work")[0] == 404
 
 
-def test_the_same_request_gets_the_same_leases() -> None:
+def test_repeated_lease_request_gets_the_same_leases() -> None:
     world = World()
     world.create()
     first = world.lease(3, request=7)
@@ -363,7 +363,7 @@ def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -
     assert world.lease(10, request=7) == first
 
 
-def test_one_consumer_holds_at_most_its_share() -> None:
+def test_consumer_has_at_most_its_share_of_leases() -> None:
     world = World()
     world.create(most=4)
     assert len(world.lease(10)) == 4
@@ -395,7 +395,7 @@ def test_a_rewind_forgets_everything_and_refuses_old_tokens() -> None:
     assert again.show()["floor"] == {"orders": 1}
 
 
-def test_a_restart_keeps_what_is_settled_and_waits_for_those_who_work() -> None:
+def test_restart_keeps_settled_records_and_waits_for_leases_to_end() -> None:
     world = World()
     world.create()
     records = items(world.lease(4))
@@ -434,7 +434,7 @@ def test_records_of_a_key_are_handled_in_order() -> None:
     assert [each["seq"] for each in world.lease(9)] == [12]
 
 
-def test_a_pattern_is_shared_too() -> None:
+def test_pattern_can_be_shared_by_workers() -> None:
     world = World()
     world.publish(2, "logs.a")
     world.create(match="logs.*", dead="logs.dead")
@@ -454,7 +454,7 @@ def test_a_pattern_is_shared_too() -> None:
     assert world.restarted().show()["floor"] == {"logs.a": 2, "logs.b": 2}
 
 
-def test_retention_ends_what_it_deletes() -> None:
+def test_records_deleted_by_retention_count_as_expired() -> None:
     world = World()
     world.create()
     record = items(world.lease())
@@ -499,7 +499,7 @@ def test_shared_subscription_needs_the_rights_to_consume_and_publish() -> None:
     assert world.settle(done=record)[1]["settled"] == [1]
 
 
-def test_memory_is_bounded() -> None:
+def test_number_of_shared_subscriptions_is_limited() -> None:
     world = World(named_subscriptions=2)
     for name, status in (("a", 200), ("b", 200), ("c", 507)):
         assert world.ask(f"PUT /subscriptions/{name}", {"stream": "orders", "shared": True})[0] == status

@@ -72,7 +72,7 @@ def test_a_long_list_is_looked_up_in_several_turns_and_is_complete() -> None:
     assert {(each["bytes"], each["oldest_age"], each["newest_age"]) for each in found} == {(6, 1.5, 1.5)}
 
 
-def test_known_ends_are_listed_in_the_same_turn() -> None:
+def test_streams_whose_ends_are_in_memory_are_listed_in_one_turn() -> None:
     clock, broker = Clock(), broker_with(2 * READS)
     names, ends = [f"s{number}" for number in range(2 * READS)], Ends(broker)
     Listing(broker, Timers(clock), ends, names, lambda: 0.0).start()

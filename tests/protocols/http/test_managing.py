@@ -43,7 +43,7 @@ def refused(line: str, *headers: str, body: bytes | None = None) -> tuple[int, s
         ("DELETE /subscriptions/a", "delete", "a", None),
     ],
 )
-def test_requests_without_a_body(line: str, action: str, name: str, stream: str | None) -> None:
+def test_request_without_a_body_is_parsed_from_its_path(line: str, action: str, name: str, stream: str | None) -> None:
     event = managed(line)
     assert (event.action, event.name, event.stream) == (action, name, stream)
 
@@ -58,7 +58,7 @@ def test_requests_without_a_body(line: str, action: str, name: str, stream: str 
         ("subscriptions/a/rewind", {"seq": "latest"}, None, None),
     ],
 )
-def test_requests_with_a_position(path: str, body: object, seq: int | None, generation: int | None) -> None:
+def test_body_with_a_position_is_parsed(path: str, body: object, seq: int | None, generation: int | None) -> None:
     event = managed(f"POST /{path}", json.dumps(body).encode())
     assert (event.action, event.seq, event.generation) == (path.rpartition("/")[2], seq, generation)
 
@@ -114,7 +114,7 @@ def test_bodies_are_limited() -> None:
     assert refused("DELETE /subscriptions/a", body=b"x")[0] == 413
 
 
-def test_paths_of_streams_are_left_alone() -> None:
+def test_paths_about_streams_are_not_treated_as_subscriptions() -> None:
     (event,) = events("GET /streams/subscriptions")
     assert isinstance(event, Read)
     assert manage(event.request) is None

@@ -210,7 +210,7 @@ def test_subscriptions_count_against_the_limit_of_the_address() -> None:
     assert b"is not followed" in peer.hear()
 
 
-def test_a_peer_that_leaves_leaves_nothing() -> None:
+def test_disconnected_peer_leaves_no_subscriptions_behind() -> None:
     world = World()
     peer = world.ask("GET /streams/*/live?match=logs.*")
     peer.hear()
@@ -229,7 +229,7 @@ def test_the_answer_ends_when_the_server_closes() -> None:
     assert peer.transport.disconnecting
 
 
-def test_a_head_request_follows_nothing() -> None:
+def test_head_request_makes_no_subscriptions() -> None:
     world = World()
     assert world.ask("HEAD /streams/*/live?match=logs.*").hear().startswith(b"HTTP/1.1 200")
     assert len(world.broker.cursors()) == 0

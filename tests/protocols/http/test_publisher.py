@@ -62,7 +62,7 @@ class Bench:
         return outcomes
 
 
-def test_it_is_connected_when_the_server_answers() -> None:
+def test_connect_fires_when_the_server_answers() -> None:
     bench = Bench(answers=False)
     assert not bench.connected.called
     bench.answer(200, head=True)
@@ -83,7 +83,7 @@ def test_messages_that_wait_for_an_answer_become_one_request() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"a\nb", b"end\r", b"x" * (MOST_LINES + 1)])
-def test_a_message_that_is_no_line_has_a_request_of_its_own(payload: bytes) -> None:
+def test_message_that_cannot_be_a_line_gets_a_separate_request(payload: bytes) -> None:
     bench = Bench()
     bench.publish(b"a", payload, b"b")
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_a_request_without_a_final_answer_is_sent_again_with_its_key(status: int
     assert outcomes == [None]
 
 
-def test_a_refusal_for_good_fails_the_messages_of_its_request_only() -> None:
+def test_permanent_refusal_fails_only_the_messages_of_its_request() -> None:
     bench = Bench()
     outcomes = bench.publish(b"one", b"two")
     bench.answer(403, b'{"error": "may not publish"}')
@@ -139,7 +139,7 @@ def test_the_window_has_room_again_after_an_answer() -> None:
     assert ready.called
 
 
-def test_closing_fails_what_has_no_answer() -> None:
+def test_closing_the_publisher_fails_unanswered_messages() -> None:
     bench = Bench(window=1)
     outcomes = bench.publish(b"one", b"two")
     refused: list[Any] = []
@@ -157,6 +157,6 @@ def test_an_answer_after_closing_changes_nothing() -> None:
     assert bench.publisher._unacknowledged == 0
 
 
-def test_a_stream_is_needed() -> None:
+def test_publishing_without_a_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="use --stream NAME"):
         Bench().publisher.prepare(None)

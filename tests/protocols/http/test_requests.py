@@ -59,7 +59,7 @@ def test_an_answer_that_is_too_large_ends_the_connection(monkeypatch: pytest.Mon
     assert (caller.answers, caller.transport.disconnected) == ([], True)
 
 
-def test_a_server_that_does_not_speak_http_is_left() -> None:
+def test_connection_to_a_server_that_does_not_speak_http_is_closed() -> None:
     caller = Caller()
     caller.ask()
     caller.connection.dataReceived(b"SSH-2.0\r\n\r\n")

@@ -349,7 +349,7 @@ def test_live_get_reports_a_gap(server: Server) -> None:
     peer.leave()
 
 
-def test_live_get_of_a_stream_that_is_created_later(server: Server) -> None:
+def test_live_get_waits_for_a_stream_that_is_created_later(server: Server) -> None:
     peer = server.connect()
     peer.ask("GET /streams/new/live")
     server.publish(b"a", stream="new")
@@ -424,7 +424,7 @@ def test_answer_counts_messages_published_before_the_disk_was_full(server: Serve
 
 @pytest.mark.parametrize("path", ["/streams/s/live", "/streams/*/live?match=*"])
 @pytest.mark.parametrize("reading", [True, False])
-def test_a_follower_that_has_gone_is_not_counted(server: Server, path: str, reading: bool) -> None:
+def test_disconnected_live_client_is_not_counted(server: Server, path: str, reading: bool) -> None:
     server.publish(b"a")
     peer = server.connect()
     peer.say(f"GET {path}")
@@ -444,7 +444,7 @@ def test_a_follower_that_has_gone_is_not_counted(server: Server, path: str, read
         peer.leave()
 
 
-def test_a_follower_whose_input_had_ended_before_is_not_counted(server: Server) -> None:
+def test_live_request_of_a_client_that_had_finished_sending_is_not_counted(server: Server) -> None:
     server.publish(b"a")
     peer = server.connect()
     peer.say("GET /streams/s")

@@ -256,7 +256,7 @@ def test_delete_retires_the_stream() -> None:
     assert (retire.stream, retire.request.method) == ("a/b", "DELETE")
 
 
-def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None:
+def test_state_of_one_request_does_not_affect_the_next_on_its_connection() -> None:
     session = make()
     lines = request("POST /streams/a", f"Content-Type: {NDJSON}", body=b"one\n")
     text = request("POST /streams/b", "Content-Type: text/plain", "Transfer-Encoding: chunked")
@@ -286,7 +286,7 @@ def test_requests_of_one_connection_have_nothing_to_do_with_each_other() -> None
 
 
 @pytest.mark.parametrize("chunked", [b"two\n" + b"x" * 12, b"two\n" + b"x" * 11 + b"\nthree\n", b"two\n" + b"x" * 11])
-def test_message_that_is_too_large_refuses_the_rest_of_the_body_and_not_what_came_before(chunked: bytes) -> None:
+def test_too_large_message_refuses_the_rest_of_the_body_but_not_earlier_messages(chunked: bytes) -> None:
     session = make()
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
     events = session.receive_data(head + b"4\r\none\n\r\n")
@@ -304,7 +304,7 @@ def test_message_that_is_too_large_refuses_the_rest_of_the_body_and_not_what_cam
 
 
 @pytest.mark.parametrize("rest", [b"0\r\n\r\nPUT / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"no chunk\r\n"])
-def test_nothing_behind_a_refusal_within_a_body_is_processed_however_it_is_cut(rest: bytes) -> None:
+def test_bytes_behind_a_refused_message_are_ignored_for_any_chunking(rest: bytes) -> None:
     body = b"one\n" + b"x" * 12
     head = request("POST /streams/s", f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked")
     wire = head + b"%x\r\n%b\r\n" % (len(body), body) + rest

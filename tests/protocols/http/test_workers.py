@@ -66,7 +66,7 @@ def test_each_record_is_handled_and_settled() -> None:
     assert (world.show()["settled_total"], world.show()["in_flight"]) == (10, 0)
 
 
-def test_the_subscription_is_created_with_the_options_or_has_to_have_them() -> None:
+def test_subscription_is_created_with_the_options_or_must_have_the_same_ones() -> None:
     world = World()
     run(handle_all(share(world, lease=60, dead="dead")))
     assert (world.show()["lease"], world.show()["dead"]) == (60, "dead")
@@ -178,7 +178,7 @@ def test_records_are_returned_and_rejected() -> None:
     assert shown["dead_letters"][0]["why"] == "no address"
 
 
-def test_a_pattern_is_shared() -> None:
+def test_workers_share_the_records_of_a_pattern() -> None:
     world = World()
     world.publish(2, "logs.a")
     world.publish(2, "logs.b")

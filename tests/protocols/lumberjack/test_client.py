@@ -296,7 +296,9 @@ def test_close_fails_unacknowledged_publishes() -> None:
     assert not [call for call in clock.getDelayedCalls() if call.active()]
 
 
-def test_close_in_a_callback_of_an_acknowledgement_fails_the_rest(logged_errors: list[Any]) -> None:
+def test_closing_the_client_in_a_callback_of_an_acknowledgement_fails_all_other_events(
+    logged_errors: list[Any],
+) -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=1)
     done = [client.publish_many(docs(1)), client.publish_many(docs(1))]
@@ -461,7 +463,7 @@ def test_named_stream_is_refused() -> None:
             call()
 
 
-def test_objects_are_sent_unchanged_and_text_as_a_message() -> None:
+def test_json_objects_are_sent_unchanged_and_other_text_as_field_message() -> None:
     for payload in (b"{}", b'{ "a": 1 }', '{"ü":"ü"}'.encode()):
         assert to_document(payload) == payload
     for text in ("plain", "", "[1]", "7", '"s"', "{cut", "ü \n\\ \x00", "[" * 100_000):

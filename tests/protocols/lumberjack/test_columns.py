@@ -44,7 +44,7 @@ def test_consecutive_events_of_one_topic_are_one_run() -> None:
         ([(pack("<2Q", 9, 7), 2), (8, 2)], (9, 7, 8, 9)),
     ],
 )
-def test_other_than_consecutive_sequences_are_a_column(
+def test_sequences_that_are_not_consecutive_become_a_column(
     parts: list[tuple[int | bytes, int]], wanted: tuple[int]
 ) -> None:
     made = columns()
@@ -94,7 +94,7 @@ def test_document_that_cannot_be_json_has_another_content_type() -> None:
     assert [(run.content_type, len(run)) for run in made.take()] == [(JSON, 1), (NOT_JSON, 2), (JSON, 1)]
 
 
-def test_pairs_join_documents() -> None:
+def test_pairs_and_documents_share_a_run() -> None:
     made = columns()
     add_pairs(made, 1, (b"t", b"a"), (b"t", b"b"))
     add(made, 2, b'{"t":"a"}')

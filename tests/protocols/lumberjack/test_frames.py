@@ -80,7 +80,7 @@ def test_frame_of_another_version_or_type_is_refused(frame: Frame, data: str) ->
             type(frame).parse(wrong)
 
 
-def test_the_registry_knows_every_type() -> None:
+def test_every_frame_type_has_a_class() -> None:
     assert set(FRAMES) == set(FrameType)
     assert {FrameType.COMPRESSED, FrameType.DATA, FrameType.JSON, FrameType.WINDOW} == WRITER_FRAMES
     with pytest.raises(NotImplementedError):
@@ -109,7 +109,7 @@ class Huge(bytes):
         return MAX_FRAME + 1
 
 
-def test_compressed_is_zlib() -> None:
+def test_payload_of_a_compressed_frame_is_a_zlib_stream() -> None:
     inner = Json(sequence=1, payload=b"{}").serialize()
     assert zlib.decompress(Compressed.of(inner, version=1, level=9).payload) == inner
 

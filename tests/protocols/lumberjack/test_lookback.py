@@ -109,7 +109,7 @@ def test_listener_is_ready_after_turns_of_a_bounded_number_of_runs(world: Any) -
     assert (made.read, made.ready, shared.ready, shared.table.suspects) == (35, ["a"], True, 35)
 
 
-def test_turn_is_bounded_by_bytes_as_well(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_of_the_search_is_bounded_by_bytes_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookback, "TURN_BYTES", 2 * len(run_of(1).payload))
     made = world(*map(run_of, range(1, 10)))
     made.open("a")
@@ -130,7 +130,7 @@ def test_search_is_bounded_by_runs_of_all_protocols(world: Any, monkeypatch: pyt
     assert (made.read, made.ready, shared.table.suspects) == (16, ["a"], 8)
 
 
-def test_search_ends_at_what_is_older_than_the_age_and_a_step_of_the_clock(world: Any) -> None:
+def test_search_ends_at_runs_older_than_resent_age_plus_an_hour(world: Any) -> None:
     hour = 3600 * 1_000_000
     made = world(run_of(1, 0), run_of(2, DAY), run_of(3, DAY + 600 * 1_000_000), run_of(4, DAY + hour))
     shared = made.open("a")
@@ -155,14 +155,14 @@ def test_listeners_share_one_search(world: Any) -> None:
     assert (made.read, made.ready) == (35, ["a", "b", "c"])
 
 
-def test_listeners_that_remember_for_another_time_have_their_own(world: Any) -> None:
+def test_listeners_with_another_resent_age_have_a_table_of_their_own(world: Any) -> None:
     made = world(run_of(1))
     other = SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0)
     assert other is not made.shared
     assert SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0) is other
 
 
-def test_search_goes_on_when_one_of_its_listeners_is_closed(world: Any) -> None:
+def test_search_continues_when_one_of_its_listeners_is_closed(world: Any) -> None:
     made = world(*map(run_of, range(1, 36)))
     shared = made.open("a")
     made.open("b")
@@ -182,7 +182,7 @@ def test_last_listener_ends_the_search_and_the_next_one_begins_it_again(world: A
     assert (made.ready, shared.table.suspects) == (["b"], 35)
 
 
-def test_nothing_stays_of_a_server_whose_listeners_are_gone(world: Any) -> None:
+def test_table_of_a_server_is_freed_with_its_last_listener(world: Any) -> None:
     made = world(run_of(1))
     shared = made.open("a")
     shared.close(made.listeners["a"])
@@ -202,7 +202,7 @@ def test_unexpected_error_ends_the_search_for_its_listeners(world: Any, monkeypa
 @pytest.mark.parametrize(
     "producer", ["10.0.0.7:5000", "web-1 (10.0.0.7:5000)", "a (b) (10.0.0.7:1)", "[::ffff:10.0.0.7]:5"]
 )
-def test_network_of_a_run_is_in_its_producer(producer: str) -> None:
+def test_network_of_a_run_is_read_from_its_producer(producer: str) -> None:
     assert "10.0.0.7" in lookback._network(run_of(1, producer=producer))
 
 

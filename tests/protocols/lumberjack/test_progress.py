@@ -97,7 +97,7 @@ def test_turn_takes_frames_of_exactly_as_many_bytes_as_it_may(frame: bytes) -> N
         assert (session.more_work, session.frames) == (True, frames)
 
 
-def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_waiting() -> None:
+def test_turn_processes_a_usual_read_whole_and_only_part_of_a_larger_one() -> None:
     large = Json(version=2, sequence=1, payload=bytes(10_000)).serialize()
     session = LumberjackServerSession()
     assert session.receive_data(large * (READ // len(large)))
@@ -111,7 +111,7 @@ def test_turn_takes_all_that_is_read_at_once_and_little_of_what_keeps_others_wai
     assert 1_000 < session.frames < 10_000
 
 
-def test_windows_that_may_be_unacknowledged_are_counted_exactly(peer: Make) -> None:
+def test_limit_of_unacknowledged_windows_is_exact(peer: Make) -> None:
     window = WINDOW + DOCUMENT
     fed = peer(LumberjackServerSession(LumberjackLimits(max_windows=3)), auto=False)
     fed.take(fed.session.receive_data(window * 2))
@@ -178,7 +178,7 @@ def test_bytes_behind_a_compressed_stream_are_expected_and_ignored(peer: Make) -
     assert (fed.session.expected, fed.session.frames, len(fed.events)) == (0, 3, 2)
 
 
-def test_pairs_in_a_compressed_frame_are_judged_by_what_can_still_come(peer: Make) -> None:
+def test_pairs_in_a_compressed_frame_are_refused_if_the_rest_cannot_hold_them(peer: Make) -> None:
     frame = Data(version=2, sequence=1, pairs=((b"", b""),) * MAX_PAIRS).serialize()
     assert peer().feed(Compressed.of(frame).serialize()).causes == []
     assert peer().feed(Compressed.of(frame[:-1]).serialize()).causes == ["too-many-pairs"]

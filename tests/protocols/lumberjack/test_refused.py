@@ -108,7 +108,7 @@ def test_writer_that_lost_the_acknowledgement_is_accepted_again_later(server: Ma
     assert exchange(made, bomb) == [], "the second pause is twice as long"
 
 
-def test_writer_that_cannot_continue_is_held_longer_each_time(server: Make) -> None:
+def test_connection_with_a_repeated_refused_frame_is_closed_after_a_longer_delay_each_time(server: Make) -> None:
     made = server(max_frame=1_000, refusal_delay=3.2)
     for attempt in range(8):
         peer = made.connect()
@@ -240,7 +240,7 @@ def test_events_before_a_violation_in_a_compressed_frame_are_acknowledged(
     assert acks == [(2, len(documents))]
 
 
-def test_version_1_is_acknowledged_whole_windows_before_a_violation(server: Make) -> None:
+def test_version_1_writer_is_acknowledged_only_whole_windows_before_a_violation(server: Make) -> None:
     made = server()
     for announced, acks in ((2, [(1, 2)]), (3, [])):
         inner = docs(LARGE[:2], 1) + b"1A" + bytes(4)
@@ -332,7 +332,7 @@ def test_frame_that_can_be_acknowledged_in_part_is_tried_again_after_pauses_that
     assert pause == LONGEST
 
 
-def test_hopeless_frame_is_never_tried_again() -> None:
+def test_frame_that_can_never_be_acknowledged_is_not_inflated_again() -> None:
     clock = Clock()
     frames = RefusedFrames(clock.seconds).of("10.0.0.1")
     frames.add(b"a", "bomb", hopeless=True)

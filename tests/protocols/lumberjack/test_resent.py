@@ -133,7 +133,7 @@ def test_event_of_a_lost_connection_is_stored_once() -> None:
     assert door.stored == [*events, event(7)]
 
 
-def test_nothing_is_hashed_in_quiet_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_event_is_hashed_while_no_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door()
     monkeypatch.setattr(kernel, "identify", None)
     first, other = door.connect(), door.connect("elsewhere")
@@ -153,7 +153,7 @@ def test_nothing_is_hashed_in_quiet_times(monkeypatch: pytest.MonkeyPatch) -> No
         event(1).replace(b"05.006", b"05.007"),
     ],
 )
-def test_event_that_is_not_proved_to_be_the_same_is_stored(other: bytes) -> None:
+def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -> None:
     door = Door()
     first = door.connect()
     first.send(event(1), b'{"message":"ok"}')
@@ -204,7 +204,7 @@ def test_large_event_is_compared_by_its_bytes_only() -> None:
     assert not is_same(b"".join(one), b"".join(other))
 
 
-def test_record_that_is_in_flight_is_found_and_its_repetition_waits_for_it() -> None:
+def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() -> None:
     door, told = Door(), []
     first = Writer(door, door.repetitions.connected("n", lambda error: None))
     (run,), _ = first.sender.sift([Door.run(event(1))])
@@ -259,7 +259,7 @@ def test_half_open_connections_of_a_network_find_each_others_events() -> None:
     assert door.charged == 0
 
 
-def test_another_connection_of_a_large_network_costs_no_walk_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_connection_of_a_large_network_does_not_scan_all_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door()
     for n in range(5):
         door.connect().send(event(n))
@@ -276,7 +276,7 @@ def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
     assert door.connect("b").send(event(1)) == [event(1)]
 
 
-def test_events_are_forgotten_after_a_time_and_the_memory_with_them() -> None:
+def test_events_and_their_memory_are_released_after_resent_age() -> None:
     door = Door()
     first = door.connect()
     first.send(*map(event, range(9)))
@@ -345,7 +345,7 @@ def test_event_larger_than_the_table_is_stored_again() -> None:
     assert (door.forgotten, door.charged) == (1, 0)
 
 
-def test_record_that_cannot_be_read_proves_nothing() -> None:
+def test_event_is_stored_if_its_original_cannot_be_read() -> None:
     for spoil in ("damaged", "gone"):
         door = Door()
         first = door.connect()
@@ -370,7 +370,7 @@ def test_run_is_compared_by_a_bounded_number_of_reads() -> None:
     assert door.connect().send(*events) == events[resent.MOST_READS :]
 
 
-def test_end_of_the_log_is_hashed_as_it_is_read_and_compared_by_what_may_come_again() -> None:
+def test_end_of_the_log_is_hashed_at_the_start_and_compared_with_resent_events() -> None:
     door, events = Door(), [event(n) for n in range(10, 20)]
     door.stored += events
     for n in range(10, 0, -1):
@@ -423,7 +423,9 @@ def test_events_without_identity_are_not_watched() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 12))
 @settings(max_examples=200, deadline=None)
-def test_index_and_charge_agree_whatever_comes(steps: list[tuple[int, int, bool]], capacity: int) -> None:
+def test_charged_memory_equals_the_size_of_the_index_after_any_calls(
+    steps: list[tuple[int, int, bool]], capacity: int
+) -> None:
     door = Door(capacity=capacity)
     writers = [door.connect(str(n % 2)) for n in range(3)]
     for who, number, close in steps:
@@ -619,7 +621,7 @@ def test_repetitions_are_dropped_in_the_streams_of_their_routes(dropping: Any) -
     assert [[record.payload for record in made.records_of(name)] for name in "ab"] == [events[::2], events[1::2]]
 
 
-def test_dead_letters_are_acknowledged_beside_repetitions(dropping: Any) -> None:
+def test_window_with_dead_letters_and_repetitions_is_acknowledged(dropping: Any) -> None:
     rules = StreamRules((StreamRule(names=("lumberjack",), max_payload=500),))
     made = dropping(rules=rules, refused="dead-letter")
     small, large = [event(n) for n in range(3)], event(9, message="x" * 500)
@@ -633,7 +635,7 @@ def test_dead_letters_are_acknowledged_beside_repetitions(dropping: Any) -> None
     assert len(made.records_of("dead.lumberjack")) == 2
 
 
-def test_record_of_another_stream_proves_nothing(dropping: Any) -> None:
+def test_event_is_stored_if_only_another_stream_has_its_record(dropping: Any) -> None:
     made = dropping()
     made.connect().send(frames(event(1)))
     made.settle()
@@ -696,7 +698,7 @@ def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: floa
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_as_many_events_are_remembered_as_the_limit_says(dropping: Any, more: int) -> None:
+def test_number_of_remembered_events_is_the_option_resent_events(dropping: Any, more: int) -> None:
     made, most = dropping(), 65_536
     for first in range(0, most + more, 8192):
         peer = made.connect()

@@ -21,7 +21,7 @@ def chosen(text: str, *strings: str | None, topic: str | None = None, certificat
     return Routes(routes(text)).stream(strings, topic, certificate)
 
 
-def test_first_route_whose_parts_are_all_there_decides() -> None:
+def test_first_route_whose_words_all_have_values_decides() -> None:
     text = "logs.{fields.service}.{level}, by-host.{host.name}, beats.{topic}"
     assert Routes(routes(text)).paths == ((b"fields", b"service"), (b"level",), (b"host", b"name"))
     assert chosen(text, "web", "error", "h") == "logs.web.error"
@@ -30,17 +30,17 @@ def test_first_route_whose_parts_are_all_there_decides() -> None:
     assert chosen(text, None, None, None) is None
 
 
-def test_certificate_names_the_stream() -> None:
+def test_route_can_name_the_stream_by_the_certificate() -> None:
     assert chosen("from.{certificate}", certificate="web-1") == "from.web-1"
     assert chosen("from.{certificate}") is None
 
 
 @pytest.mark.parametrize("value", [".hidden", "", "x" * (MAX_NAME + 1), "ü" * MAX_NAME])
-def test_name_that_is_no_name_of_a_stream_of_peers_fits_no_route(value: str) -> None:
+def test_route_that_yields_an_invalid_stream_name_is_skipped(value: str) -> None:
     assert chosen("{a}", value) is None
 
 
-def test_longest_name_is_a_stream() -> None:
+def test_route_may_yield_a_name_of_the_maximum_length() -> None:
     assert chosen("{a}", "x" * MAX_NAME) == "x" * MAX_NAME
 
 
@@ -80,7 +80,7 @@ def test_events_go_to_the_streams_of_their_fields_and_are_acknowledged_together(
     assert peer.acks == [(2, len(sent))]
 
 
-def test_pairs_and_escapes_name_streams_too(server: Any) -> None:
+def test_routes_use_strings_of_pairs_and_strings_with_escapes(server: Any) -> None:
     made = server(routes=routes("{service}"))
     peer = made.connect()
     pairs = Data(sequence=1, pairs=((b"service", b'a"b'), (b"line", b"x")))
@@ -107,7 +107,7 @@ def test_field_is_searched_in_the_first_bytes_only(server: Any) -> None:
     assert made.count("unrouted") == 1
 
 
-def test_nothing_counts_as_unrouted_without_routes(server: Any) -> None:
+def test_events_of_a_listener_without_routes_are_not_counted_as_unrouted(server: Any) -> None:
     made = server()
     made.connect().send(Window(number=1).serialize() + b"2J" + pack(">II", 1, 2) + b"{}")
     assert (list(streams(made)), made.count("unrouted")) == (["lumberjack"], 0)
@@ -123,7 +123,7 @@ def test_order_within_a_stream_is_kept_however_topics_and_services_mix(server: A
     assert [record.producer_seq for record in made.records_of("s")] == [7, 8, 10, 12, 13]
 
 
-def test_events_of_two_services_in_turn_are_a_run_each(server: Any) -> None:
+def test_alternating_events_of_two_services_become_one_run_each(server: Any) -> None:
     made = server(**ROUTES)
     sent = [event(fields={"service": "web" if n % 2 else "db"}) for n in range(100)]
     frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(sent, 1))
@@ -132,7 +132,7 @@ def test_events_of_two_services_in_turn_are_a_run_each(server: Any) -> None:
     assert [len(made.journal.read(name, 1, 1 << 20)) for name in ("logs.web", "logs.db")] == [1, 1]
 
 
-def test_stream_that_peers_may_not_create_is_refused_and_nothing_of_its_read_is_stored(server: Any) -> None:
+def test_event_for_a_forbidden_new_stream_refuses_all_events_of_its_read(server: Any) -> None:
     rules = StreamRules((StreamRule(names=("logs.unwanted",), new_streams=False),))
     made = server(rules=rules, **ROUTES)
     good, bad = event(fields={"service": "web"}), event(fields={"service": "unwanted"})

@@ -779,7 +779,7 @@ def test_forbidden_writer_is_closed_without_an_acknowledgement(server: Make, win
 
 
 @both
-def test_events_that_are_too_large_for_the_stream_are_dead_letters_and_the_window_goes_on(
+def test_events_too_large_for_the_stream_become_dead_letters_and_the_window_is_acknowledged(
     server: Make, version: int
 ) -> None:
     made = server(auto=False, refused="dead-letter")

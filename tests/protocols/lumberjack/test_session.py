@@ -340,7 +340,7 @@ def test_bytes_after_a_stream_may_arrive_later(peer: Make, size: int) -> None:
         assert (fed.session.expected, fed.session.held) == (0, 0)
 
 
-def test_pairs_within_a_large_compressed_frame(peer: Make) -> None:
+def test_pairs_within_a_large_compressed_frame_are_stored(peer: Make) -> None:
     inner = b"".join(pairs(n, (b"key", b"v" * 3_000), (b"n", b"%d" % n)) for n in range(1, 2_049))
     fed = peer().feed(announce(2_048) + packed(inner))
     assert (fed.causes, fed.acks, len(fed.events)) == ([], [(2, 2_048)], 2_048)

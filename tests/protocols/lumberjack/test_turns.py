@@ -154,7 +154,7 @@ def test_budget_limits_grants_only_while_data_is_in_flight() -> None:
     assert table.run() == "ab", "waiting would not release memory"
 
 
-def test_unused_grants_count_as_used() -> None:
+def test_granted_memory_counts_as_used_before_it_is_used() -> None:
     table = Table(limit=100)
     table.turns.in_flight = 5
     table.request(table.worker("a", (60, MORE), (60, DONE)), table.worker("b", (60, DONE)))

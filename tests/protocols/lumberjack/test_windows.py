@@ -57,7 +57,7 @@ def test_consecutive_empty_windows_share_one_entry() -> None:
     assert numbers(windows) == [1] + [0] * 1000
 
 
-def test_windows_of_none_are_acknowledged_in_the_version_of_each() -> None:
+def test_empty_windows_are_acknowledged_in_the_version_of_each() -> None:
     windows = made(2, 1)
     windows.receive(1, 7, True)
     for version in (1, 1, 2, 1):
@@ -66,7 +66,7 @@ def test_windows_of_none_are_acknowledged_in_the_version_of_each() -> None:
     assert [(ack.version, ack.number) for ack in windows.acks()] == [(2, 7), (1, 0), (1, 0), (2, 0), (1, 0)]
 
 
-def test_part_of_a_run_may_become_durable_first() -> None:
+def test_partly_durable_run_is_acknowledged_only_when_all_of_it_is_durable() -> None:
     windows = made(2, 5)
     windows.receive(3, 3, True)
     windows.receive(2, 5, True)
@@ -79,7 +79,7 @@ def test_part_of_a_run_may_become_durable_first() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_unsealed_part_of_a_window_is_not_acknowledged(version: int) -> None:
+def test_unverified_part_of_a_window_is_not_acknowledged(version: int) -> None:
     windows = made(version, 2)
     windows.receive(1, 1, True)
     windows.receive(1, 2, False)
@@ -94,7 +94,7 @@ def test_unsealed_part_of_a_window_is_not_acknowledged(version: int) -> None:
     assert (windows.unsealed, windows.unverified) == ([], 0)
 
 
-def test_part_of_a_verified_frame_that_becomes_durable_later_is_acknowledged_without_the_next_frame() -> None:
+def test_verified_events_are_acknowledged_when_durable_even_if_the_next_frame_is_unverified() -> None:
     windows = made(2, 9)
     windows.receive(2, 2, False)
     windows.seal()

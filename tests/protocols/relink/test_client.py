@@ -195,7 +195,7 @@ def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
     assert (taken, closed) == ([b"1"], ["done"])
 
 
-def test_calls_before_there_is_a_link_are_refused(make_client: Any, make_server: Any) -> None:
+def test_calls_without_a_link_are_refused(make_client: Any, make_server: Any) -> None:
     server = make_server(auto=False)
     client, wire = make_client(server=server)
     with pytest.raises(LocalProtocolError, match="no link"):

@@ -51,7 +51,7 @@ def sizes_for(packet: Packet, id_size: int) -> tuple[int, int]:
     return (1, id_size) if isinstance(packet, Acknowledgement) else (id_size, 1)
 
 
-def test_golden_bytes_in_every_chunking(vectors: Any) -> None:
+def test_golden_bytes_are_decoded_in_every_chunking(vectors: Any) -> None:
     for golden in vectors:
         sizes = sizes_for(golden.packet, golden.id_size)
         for chunks in every_chunking(golden.data):
@@ -107,7 +107,7 @@ def decode_first(data: bytes, size: int) -> Any:
 
 
 @pytest.mark.slow
-def test_all_headers() -> None:
+def test_every_header_byte_is_accepted_or_refused_as_specified() -> None:
     zeros = bytes(2_100)
     for header in range(65_536):
         data = pack("<H", header)
@@ -254,7 +254,7 @@ def test_messages_of_one_part_are_gathered_for_an_owner() -> None:
     assert decoder.next_packet() == sent[10]
 
 
-def test_limits_are_inclusive() -> None:
+def test_packets_at_exactly_the_limits_are_accepted() -> None:
     whole = Message(channels=(0,) * 1_024, parts=(b"x" * (16 << 20),), multicast=True)
     assert decode([whole.serialize(0)]) == [whole]
     parts = Message(channels=(0,), parts=(b"",) * 1_024)

@@ -338,7 +338,7 @@ def test_position_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(100, 20_000), (1 << 20, 3), (4 << 20, 2)])
-def test_subscribers_that_never_read_hold_little(make_server: Any, size: int, count: int) -> None:
+def test_subscribers_that_never_read_take_little_memory(make_server: Any, size: int, count: int) -> None:
     server = make_server(window="1000000")
     peers = [server.linked("subscribe:s@0") for _ in range(50)]
     written: list[int] = []

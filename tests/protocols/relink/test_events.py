@@ -18,7 +18,7 @@ def test_events_are_immutable_values() -> None:
         one.first = 3  # type: ignore[misc]
 
 
-def test_outcome_errors_describe_the_outcome() -> None:
+def test_errors_say_whether_the_messages_may_have_been_processed() -> None:
     lost = [
         events.Unsettled(channel=0, seq=seq, parts=(b"x",), outcome=outcome)
         for seq, outcome in (

@@ -129,7 +129,7 @@ def test_rollback_of_messages_that_a_restart_has_lost_is_consumed(make_server: A
     assert server.count("transactions-forgotten") == 0
 
 
-def test_answer_survives_another_restart(make_server: Any) -> None:
+def test_answer_to_a_lost_commit_survives_another_restart(make_server: Any) -> None:
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
     written(peer)
@@ -176,7 +176,7 @@ def test_commit_of_unsent_messages_is_a_violation_while_nothing_was_forgotten(ma
     assert server.count("operation-on-unreceived") == 1
 
 
-def test_commit_behind_shutdown_is_answered_after_a_restart(make_server: Any) -> None:
+def test_commit_that_follows_shutdown_is_answered_after_a_restart(make_server: Any) -> None:
     """``shutdown`` forbids new channels, and this one was opened before."""
     server = make_server()
     peer = publish(server, message(b"1"))
@@ -187,7 +187,7 @@ def test_commit_behind_shutdown_is_answered_after_a_restart(make_server: Any) ->
     assert not again.closed
 
 
-def test_client_of_ours_sends_forgotten_messages_again(make_server: Any) -> None:
+def test_fyrehose_client_sends_forgotten_messages_again(make_server: Any) -> None:
     server = make_server()
     peer = server.linked(connector_transactions=True)
     peer.link.send((0,), (b"1",))

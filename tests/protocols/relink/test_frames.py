@@ -24,7 +24,7 @@ from fyrehose.protocols.relink.frames import (
 )
 
 
-def test_golden_bytes(vectors: Any) -> None:
+def test_packets_match_their_golden_bytes(vectors: Any) -> None:
     for golden in vectors:
         assert golden.packet.serialize(golden.id_size, **golden.fields).hex() == golden.data.hex(), golden.name
         assert len(golden.data) % 8 == 0
@@ -101,10 +101,10 @@ WRAP = 1 << 32
         (7, 3 * WRAP + 6, 3 * WRAP + 7),
     ],
 )
-def test_nearest_number(number: int, cursor: int, meant: int) -> None:
+def test_nearest_returns_the_integer_closest_to_the_cursor(number: int, cursor: int, meant: int) -> None:
     assert nearest(number, cursor) == meant
 
 
 @given(st.integers(-1, 1 << 60), st.integers(-(1 << 31), (1 << 31) - 1))
-def test_nearest_number_within_half_the_range(cursor: int, distance: int) -> None:
+def test_nearest_restores_any_number_within_half_the_range(cursor: int, distance: int) -> None:
     assert nearest((cursor + distance) % WRAP, cursor) == cursor + distance

@@ -27,13 +27,13 @@ GOLDEN = [(SIX, SIX_TEXT), (SHORT, SHORT_TEXT)]
 
 
 @pytest.mark.parametrize(("hello", "text"), GOLDEN)
-def test_golden_hello(hello: Hello, text: str) -> None:
+def test_hello_matches_its_golden_bytes(hello: Hello, text: str) -> None:
     data = bytes.fromhex(text)
     assert hello.serialize().hex() == data.hex()
     assert handshake.unpack_hello(bytearray(data)) == hello
 
 
-def test_hello_with_every_name_length() -> None:
+def test_hello_round_trip_with_every_name_length() -> None:
     for length in range(256):
         hello = Hello(terms=Terms(endpoint="n" * length, connector_size=8), epoch=1, link_id=2)
         data = hello.serialize()

@@ -106,7 +106,7 @@ def test_undecided_messages_are_limited() -> None:
         assert large.held == sum(map(len, payloads[:expected])) + OVERHEAD * expected
 
 
-def test_no_message_fits_behind_a_dropped_one() -> None:
+def test_messages_after_a_dropped_one_of_a_transaction_are_dropped_too() -> None:
     pending = backlog(transactional=True)
     receive(pending, *[b""] * 14)
     commit = Operation(kind=Op.COMMIT, channels=(0,), number=12)

@@ -23,14 +23,14 @@ def holding(*records: HeldRecord, most: int = 10) -> HeldRecords:
     return found
 
 
-def test_a_head_has_number_token_failures_lease_and_stream() -> None:
+def test_head_of_a_record_has_number_token_failures_lease_and_stream() -> None:
     head = HeldRecord("logs.a", 7, (3, 2), 1).head(30)
     golden = "0700000000000000 0300000000000000 02000000 01000000 1e000000 6c6f67732e61"
     assert head == bytes.fromhex(golden)
     assert HEAD.size == len(HeldRecord("", 7, (3, 2)).head(30))
 
 
-def test_consumed_settles_records_that_follow_each_other_at_once() -> None:
+def test_consumed_settles_consecutive_records_with_one_action() -> None:
     records = holding(held(1), held(2), held(4), held(5, 2), held(6, 2, "b"))
     assert records.room == 5
     assert records.consumed(0, 4) == [
@@ -43,7 +43,7 @@ def test_consumed_settles_records_that_follow_each_other_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["done", "failed", "untried", "reject"])
-def test_consumed_says_nothing_about_records_that_a_message_has_ended(kind: str) -> None:
+def test_consumed_does_not_settle_records_that_a_request_has_ended(kind: str) -> None:
     records = holding(held(1), held(2), held(3))
     records.taken(Settling([Item(kind, 2, 2, (3, 1))], []))
     assert records.room == 8
@@ -56,27 +56,27 @@ def test_an_extended_record_and_one_of_another_token_are_still_held() -> None:
     assert records.consumed(0, 1) == [Item("done", 1, 2, (3, 1))]
 
 
-def test_the_message_of_a_record_that_came_again_settles_nothing() -> None:
+def test_old_message_of_a_record_leased_again_does_not_settle_it() -> None:
     records = holding(held(1), held(1, 2))
     assert records.consumed(0, 0) == []
     assert records.consumed(1, 1) == [Item("done", 1, 1, (3, 2))]
 
 
-def test_what_is_still_held_at_the_end_was_not_tried() -> None:
+def test_records_still_leased_at_the_end_are_returned_as_not_tried() -> None:
     records = holding(held(1), held(2))
     records.consumed(0, 0)
     assert records.released() == [Item("untried", 2, 2, (3, 1), delay=0.0)]
     assert records.room == 10
 
 
-def test_a_request_is_that_of_http() -> None:
+def test_request_has_the_same_json_as_over_http() -> None:
     body = b'{"done": [[7, "3.1"]], "publish": [{"stream": "r", "payload": "x"}]}'
     wanted = Settling([Item("done", 7, 7, (3, 1))], [Result("r", b"x")])
     assert read_request((body,)) == read_request((body[:9], body[9:])) == wanted
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'{"done": 1}', b'{"lease": []}', b"[" * 100_000])
-def test_other_messages_are_refused(body: bytes) -> None:
+def test_messages_that_are_no_request_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="request-invalid"):
         read_request((body,))
 

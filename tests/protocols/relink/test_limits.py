@@ -23,7 +23,7 @@ def message(channel: int = 0, size: int = 2, parts: tuple[bytes, ...] = (b"x",))
     return Message(channels=(channel,), parts=parts).serialize(size)
 
 
-def test_default_limits() -> None:
+def test_default_limits_have_the_documented_values() -> None:
     limits = LinkLimits()
     assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
     assert limits.message_size == RelinkSettings().limits.message_size == 16 << 20
@@ -46,7 +46,9 @@ def test_default_limits() -> None:
         (pack("<BBH4xQQ", 0x51, 2, 0, 1 << 63, 1 << 63), "message-too-large"),
     ],
 )
-def test_threat_counts_and_sizes(make_server: Any, header: bytes, cause: str) -> None:
+def test_threat_packets_with_counts_or_sizes_above_the_limits_are_refused(
+    make_server: Any, header: bytes, cause: str
+) -> None:
     """Multicast count 2^32-1; parts 2^32-1; size 2^64-1; sizes whose sum wraps: refused by the header alone."""
     server = make_server()
     peer = server.linked(connector_size=2)
@@ -69,7 +71,7 @@ def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 0), (0, 5), (9, 9), (255, 1), (6, 8)])
-def test_threat_id_sizes(make_server: Any, sizes: tuple[int, int]) -> None:
+def test_threat_invalid_channel_id_sizes_are_refused(make_server: Any, sizes: tuple[int, int]) -> None:
     """Invalid id sizes: 3, 5-7 and 9-255."""
     peer = make_server().connect()
     peer.session.data_to_send()
@@ -77,7 +79,7 @@ def test_threat_id_sizes(make_server: Any, sizes: tuple[int, int]) -> None:
     assert peer.closed
 
 
-def test_threat_flood_of_channels(make_server: Any) -> None:
+def test_threat_peer_that_opens_too_many_channels_loses_its_link(make_server: Any) -> None:
     """The 4,097th channel ends the link; messages before it in the same read are written."""
     server = make_server()
     peer = server.linked(connector_size=2)
@@ -91,7 +93,7 @@ def test_threat_flood_of_channels(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_threat_backlog(make_server: Any, channels: int) -> None:
+def test_threat_full_backlog_stops_reading(make_server: Any, channels: int) -> None:
     """A journal that does not commit: at 1,024 messages of a channel reading stops."""
     server = make_server(auto=False)
     peer = server.linked_durably(connector_size=2)
@@ -106,7 +108,7 @@ def test_threat_backlog(make_server: Any, channels: int) -> None:
     assert len(server.payloads()) == 3_000 * channels
 
 
-def test_threat_backlog_bytes(make_server: Any) -> None:
+def test_threat_full_backlog_size_stops_reading(make_server: Any) -> None:
     """Reading also stops at 16 MiB of a link."""
     server = make_server(auto=False)
     peer = server.linked_durably(connector_size=2)
@@ -118,7 +120,7 @@ def test_threat_backlog_bytes(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize(("messages", "result"), [(2_047, "COMMITTED"), (2_048, "COMMITTED"), (2_049, "UNCOMMITTED")])
-def test_threat_undecided_messages(make_server: Any, messages: int, result: str) -> None:
+def test_threat_undecided_messages_of_a_channel_are_bounded(make_server: Any, messages: int, result: str) -> None:
     """Undecided messages cannot block reading: beyond twice the backlog they are not kept, and their commit fails."""
     server = make_server()
     peer = server.linked(connector_size=2, connector_transactions=True)
@@ -141,7 +143,7 @@ def test_threat_undecided_messages(make_server: Any, messages: int, result: str)
     assert not peer.closed
 
 
-def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
+def test_threat_undecided_messages_of_many_links_take_little_memory(make_server: Any) -> None:
     """Beyond the memory limit the address that holds the most loses messages, whether it is connected or not."""
     server = make_server(link_memory=1 << 20)
     honest = server.linked(connector_size=2, connector_transactions=True, host="10.0.0.1")
@@ -157,7 +159,7 @@ def test_threat_undecided_messages_of_many_links(make_server: Any) -> None:
     assert server.payloads() == [b"x" * 50_000]
 
 
-def test_threat_channels_of_many_links(make_server: Any) -> None:
+def test_threat_links_with_many_channels_are_bounded(make_server: Any) -> None:
     """If channels take the memory, which cannot be released, the largest links of that address are lost."""
     server = make_server(link_memory=100 * 2_048)
     honest = server.linked(connector_size=2, host="10.0.0.1")
@@ -172,7 +174,7 @@ def test_threat_channels_of_many_links(make_server: Any) -> None:
     assert server.linked(old=honest.link, host="10.0.0.1").events[0].resumed
 
 
-def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:
+def test_threat_guessed_or_foreign_link_cannot_be_resumed(make_server: Any) -> None:
     """Link ids are random; a link is bound to its name, sizes and identity; a peer that guesses gets a new link."""
     server = make_server()
     victim = server.linked()
@@ -186,7 +188,7 @@ def test_threat_guessed_and_hijacked_links(make_server: Any) -> None:
     assert server.linked(old=victim.link).events[0].resumed
 
 
-def test_threat_half_open_transport(make_server: Any) -> None:
+def test_threat_half_open_connection_is_closed_before_its_link_is_resumed(make_server: Any) -> None:
     """The old connection is fenced before the new one gets a reply."""
     server = make_server()
     peer = server.linked(connector_size=2)
@@ -198,7 +200,7 @@ def test_threat_half_open_transport(make_server: Any) -> None:
     assert server.payloads() == []
 
 
-def test_threat_hoarded_links(make_server: Any) -> None:
+def test_threat_flood_of_links_displaces_only_links_of_its_own_address(make_server: Any) -> None:
     """A flood of handshakes displaces the oldest links of its own address, and all expire after 10 s."""
     server = make_server(max_links=100)
     honest = server.linked(host="10.0.0.1")
@@ -227,7 +229,7 @@ def test_threat_hoarded_links(make_server: Any) -> None:
         ("publish:s", b"\x1d" + bytes(7), "format-unknown"),
     ],
 )
-def test_threat_protocol_violations(make_server: Any, name: str, said: bytes, cause: str) -> None:
+def test_threat_protocol_violation_ends_the_link(make_server: Any, name: str, said: bytes, cause: str) -> None:
     """Acknowledgements of unsent messages, a second resume, invalid operations, unused enumeration values."""
     server = make_server()
     transactional = name == "publish:s"
@@ -238,7 +240,7 @@ def test_threat_protocol_violations(make_server: Any, name: str, said: bytes, ca
     assert [key for key in server.broker.counters.counts if key[1].startswith(cause)]
 
 
-def test_threat_versions(make_server: Any) -> None:
+def test_threat_any_version_is_answered_with_version_0(make_server: Any) -> None:
     """The reply to any version is version 0."""
     server = make_server()
     for version in range(256):
@@ -249,7 +251,7 @@ def test_threat_versions(make_server: Any) -> None:
         peer.leave()
 
 
-def test_threat_flood_of_pings(make_server: Any) -> None:
+def test_threat_peer_that_floods_pings_without_reading_pongs_is_closed(make_server: Any) -> None:
     """Reading stops while the peer does not read the pongs; at 1 MiB of pongs the connection is closed."""
     server = make_server()
     peer = server.linked()
@@ -264,7 +266,7 @@ def test_threat_flood_of_pings(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"publish", b"subscribe:", b"other:s"])
-def test_threat_unknown_endpoints(make_server: Any, name: bytes) -> None:
+def test_threat_connection_for_an_unknown_endpoint_is_closed_without_a_reply(make_server: Any, name: bytes) -> None:
     """A connection with an unknown endpoint name, or one that is not UTF-8, is closed without a reply."""
     server = make_server()
     peer = server.connect()
@@ -275,7 +277,7 @@ def test_threat_unknown_endpoints(make_server: Any, name: bytes) -> None:
     assert peer.transport.value() == bytes(8), "only the version was sent"
 
 
-def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
+def test_threat_slow_handshake_and_silent_peer_time_out(make_server: Any) -> None:
     """Ten seconds for a handshake; after 15 s of silence a ping, after 45 s the connection is dropped."""
     server = make_server()
     slow = server.connect()
@@ -287,7 +289,7 @@ def test_threat_slow_handshake_and_silence(make_server: Any) -> None:
     assert silent.transport.aborted
 
 
-def test_threat_missing_pongs(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threat_peer_that_never_pongs_loses_its_link(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept until a ping is answered, up to a number of runs: 4,096 by default, 50 here."""
     assert LinkLimits().result_runs == 4_096
     monkeypatch.setattr(RelinkSettings, "limits", property(lambda settings: LinkLimits(result_runs=50)))

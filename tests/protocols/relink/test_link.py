@@ -178,7 +178,7 @@ def test_shutdown_is_repeated_after_resume() -> None:
     assert packets(ours) == [SHUTDOWN]
 
 
-def test_unsettled_messages_of_a_lost_link() -> None:
+def test_lost_link_reports_its_unacknowledged_messages() -> None:
     ours = link(connector_transactions=True)
     for _ in range(4):
         ours.send((0,), (b"x",))

@@ -98,7 +98,7 @@ def test_recovery_begins_at_the_last_checkpoint() -> None:
     assert sorted(links) == [b"\1" * 8]
 
 
-def test_checkpoint_of_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_may_have_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linklog, "RECORD_SIZE", 10)
     pieces = pack_checkpoint(5, [entry(number) for number in range(5)])
     assert len(pieces) == 5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.relink.parts import join, parts_of, split
 
 
-def test_golden_payload() -> None:
+def test_payload_matches_its_golden_bytes() -> None:
     assert join((b"ab", b"", b"c")).hex() == "03000000 02000000 00000000 01000000 616263".replace(" ", "")
     assert join(()) == bytes(4)
 

@@ -63,7 +63,7 @@ def test_results_precede_consumed_and_are_numbered_when_needed() -> None:
     assert (short(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
 
 
-def test_channel_that_lacks_only_decisions_is_resumable() -> None:
+def test_channel_whose_messages_only_wait_for_decisions_is_resumable() -> None:
     got = channel(3)
     assert got.resumable
     got.decide(0)
@@ -268,7 +268,7 @@ def test_dropped_messages_are_numbered_and_cost_nothing() -> None:
     assert got.decide(None) == (9, 9, MessageSequence.of((b"d",)))
 
 
-def test_any_number_of_messages_that_are_not_kept_takes_no_memory() -> None:
+def test_messages_that_are_not_kept_take_no_memory_in_any_number() -> None:
     got = channel(0)
     tracemalloc.start()
     try:
@@ -483,7 +483,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 6))
-def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
+def test_channel_agrees_with_a_model_of_each_message(seed: int) -> None:
     for one in range(seed, seed + 6):
         history = History(one)
         for _ in range(80):

@@ -99,7 +99,7 @@ def test_a_stream_of_links_that_cannot_be_read_loses_the_links(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_link_that_was_used_is_kept_as_long_as_retention_says(make_server: Any, restarted: bool) -> None:
+def test_used_link_is_kept_for_the_option_retention(make_server: Any, restarted: bool) -> None:
     server = make_server(retention="40")
     used(server, b"x").leave()
     if restarted:
@@ -146,7 +146,9 @@ def undecided(server: Any, host: str, size: int) -> Any:
     return peer
 
 
-def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_the_most(make_server: Any) -> None:
+def test_too_many_undecided_messages_fail_the_largest_transaction_of_the_network_with_the_most(
+    make_server: Any,
+) -> None:
     """The largest transaction of the network with the most fails; then that of another, which has the most now."""
     server = make_server(link_memory=1_000_000)
     sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
@@ -160,7 +162,7 @@ def test_too_much_that_is_undecided_costs_an_eighth_of_the_limit_where_there_is_
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_too_many_channels_cost_the_largest_link_of_the_network_that_has_the_most(
+def test_too_many_channels_discard_the_largest_link_of_the_network_with_the_most(
     make_server: Any, restarted: bool
 ) -> None:
     server = make_server(link_memory=100 * CHANNEL_MEMORY, retention="60")
@@ -199,7 +201,7 @@ def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
 
 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
-def test_a_link_that_was_resumed_does_not_give_way(make_server: Any, payloads: tuple[bytes, ...]) -> None:
+def test_resumed_link_is_not_displaced_by_new_links(make_server: Any, payloads: tuple[bytes, ...]) -> None:
     server = make_server(max_links=2)
     peer = used(server, *payloads)
     peer.leave()
@@ -241,7 +243,7 @@ def test_one_checkpoint_is_written_at_a_time(make_server: Any) -> None:
     assert server.journal.bounds(STREAM) == (2, 3)
 
 
-def test_a_closed_registry_looks_no_more(make_server: Any) -> None:
+def test_closed_registry_stops_its_periodic_checks(make_server: Any) -> None:
     server = make_server()
     assert server.clock.getDelayedCalls()
     server.registry.close()
@@ -285,7 +287,7 @@ def test_a_bug_in_publishing_is_not_taken_for_a_refusal(
     assert [error["log_failure"].type for error in logged_errors.take()] == [ValueError]
 
 
-def test_opening_fails_where_the_links_cannot_be_written(make_server: Any) -> None:
+def test_opening_fails_if_the_links_cannot_be_written(make_server: Any) -> None:
     server = make_server()
     server.registry.close()
     server.journal.enter(JournalState.READ_ONLY, "full")

@@ -64,7 +64,7 @@ def test_decisions_are_made_in_order() -> None:
         channel(1, transactional=False).decide(Op.COMMIT, 0)
 
 
-def test_number_is_omitted_only_behind_the_same_decision() -> None:
+def test_decision_omits_its_number_only_after_the_same_decision() -> None:
     sent = channel(6)
     numbers = []
     for op, last in ((Op.COMMIT, 0), (Op.COMMIT, 1), (Op.ROLLBACK, 2), (Op.COMMIT, 3), (Op.COMMIT, 5)):
@@ -77,7 +77,7 @@ def test_number_is_omitted_only_behind_the_same_decision() -> None:
     )
 
 
-def test_number_is_omitted_behind_a_resent_decision() -> None:
+def test_decision_omits_its_number_after_a_resent_decision() -> None:
     sent = channel(3)
     sent.decide(Op.COMMIT, 0)
     assert again(sent)[-1] == ("COMMIT", 0)
@@ -346,14 +346,14 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 6))
-def test_a_channel_agrees_with_what_became_of_each_message(seed: int) -> None:
+def test_channel_agrees_with_a_model_of_each_message(seed: int) -> None:
     for one in range(seed, seed + 6):
         history = History(one)
         for _ in range(80):
             history.step()
 
 
-def test_a_window_may_have_half_of_the_numbers() -> None:
+def test_window_may_span_half_of_the_sequence_numbers() -> None:
     assert build(RelinkSettings, "relink", {"window": "2147483647"}).limits.window == MAX_WINDOW == 2_147_483_647
     for first in (0, 1 << 31, (1 << 32) - 1):
         assert nearest(first + MAX_WINDOW & 0xFFFFFFFF, first) == first + MAX_WINDOW

@@ -214,7 +214,7 @@ def test_refused_plain_message_is_kept_as_a_dead_letter(make_server: Any, togeth
     assert (server.count("dead-letters"), server.count("PayloadTooLarge")) == (2, 0)
 
 
-def test_link_ends_if_the_letter_is_refused_too(make_server: Any) -> None:
+def test_link_ends_if_the_dead_letter_is_refused_too(make_server: Any) -> None:
     server = make_server(refused="dead-letter")
     server.broker.restrict("s", 3)
     server.broker.restrict("dead.relink", 3)
@@ -227,7 +227,7 @@ def test_link_ends_if_the_letter_is_refused_too(make_server: Any) -> None:
     assert (server.count("dead-letters"), server.count("PayloadTooLarge")) == (0, 1)
 
 
-def test_refused_commit_is_answered_and_no_letter(make_server: Any) -> None:
+def test_refused_commit_is_answered_and_not_kept_as_a_dead_letter(make_server: Any) -> None:
     server = make_server(refused="dead-letter")
     server.broker.restrict("s", 3)
     peer = server.linked(connector_transactions=True)
@@ -516,7 +516,7 @@ def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
 
 @pytest.mark.parametrize("require", [False, True])
 @pytest.mark.parametrize("case", ["zero", "zero-epoch", "other-epoch", "unknown", "match", "name", "size", "identity"])
-def test_reply_to_each_handshake(make_server: Any, case: str, require: bool, tmp_path: Path) -> None:
+def test_each_handshake_gets_its_specified_reply(make_server: Any, case: str, require: bool, tmp_path: Path) -> None:
     server = make_server()
     first = server.linked()
     first.leave()
@@ -551,7 +551,7 @@ def test_reply_to_each_handshake(make_server: Any, case: str, require: bool, tmp
     "name",
     ["", "publish", "publish:", "subscribe:", "other:s", "subscribe:s@" + "9" * 16],
 )
-def test_unknown_endpoints_are_closed_in_silence(make_server: Any, name: str) -> None:
+def test_connection_for_an_unknown_endpoint_is_closed_without_a_reply(make_server: Any, name: str) -> None:
     server = make_server()
     peer = server.connect(name)
     assert peer.talk() == []

@@ -89,7 +89,9 @@ def test_handshake_between_both_sessions() -> None:
         ((5, 1 << 63), False, False, "bad-link-id"),
     ],
 )
-def test_every_reply(reply: tuple[int, int], old: bool, require: bool, expected: str) -> None:
+def test_every_possible_reply_of_the_listener_is_handled(
+    reply: tuple[int, int], old: bool, require: bool, expected: str
+) -> None:
     data = pack_version(0) + pack_reply(*reply)
     for chunks in every_chunking(data):
         link = old_link() if old else None
@@ -392,7 +394,7 @@ def test_packets_are_held_back_while_the_backlog_is_full() -> None:
 
 
 @pytest.mark.parametrize("losses", [False, True])
-def test_random_schedules(torture: Any, losses: bool) -> None:
+def test_random_schedules_violate_no_rule(torture: Any, losses: bool) -> None:
     world, rules = torture("relink_world"), torture("relink_rules")
     seen = 0
     with rules.without("letter") as broken:
@@ -403,7 +405,7 @@ def test_random_schedules(torture: Any, losses: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rollback-resend", "fence", "retention", "order", "barrier", "explicit", "forgotten"])
-def test_schedules_find_each_missing_rule(torture: Any, rule: str) -> None:
+def test_random_schedules_detect_the_removal_of_each_rule(torture: Any, rule: str) -> None:
     world, rules = torture("relink_world"), torture("relink_rules")
     with rules.without(rule) as broken:
         for seed in range(1_000):

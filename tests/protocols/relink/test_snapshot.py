@@ -39,7 +39,7 @@ def worked(results: list[Ack | None], channel: int = 3) -> Link:
     return made
 
 
-def test_golden_bytes() -> None:
+def test_snapshot_matches_its_golden_bytes() -> None:
     made = worked([Ack.COMMITTED, Ack.COMMITTED, None, Ack.UNCOMMITTED], channel=200)
     made.channel(1).base = 300
     assert save(made).hex() == "0101019003000402040003010101ac02"

@@ -102,7 +102,7 @@ def test_a_resumed_link_continues_and_moves_the_position_after_a_restart(make_se
     assert position(server) == 3
 
 
-def test_the_position_takes_what_was_consumed_before_a_crash_when_the_link_resumes(make_server: Any) -> None:
+def test_resumed_link_moves_the_position_to_records_consumed_before_a_crash(make_server: Any) -> None:
     server = serve(make_server)
     peer = server.linked("subscribe:s@0?name=n")
     server.journal.auto = False
@@ -212,7 +212,7 @@ def test_a_full_disk_refuses_new_subscriptions_only(make_server: Any) -> None:
     assert received(server.linked("subscribe:s@0?name=n")) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_gap_is_passed_and_positions_behind_it_are_right(make_server: Any) -> None:
+def test_positions_behind_a_gap_are_right(make_server: Any) -> None:
     server = make_server()
     for payload in (b"1", b"2", b"3", b"4"):
         server.publish("s", payload)
@@ -225,7 +225,7 @@ def test_a_gap_is_passed_and_positions_behind_it_are_right(make_server: Any) -> 
     assert position(server) == 3
 
 
-def test_consuming_needs_its_own_right(make_server: Any) -> None:
+def test_consuming_requires_the_right_consume(make_server: Any) -> None:
     server = serve(make_server)
     server.broker.guard = Guard(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*", "consume": "t"}]}))
     assert server.linked("subscribe:s@0?name=n").closed
@@ -346,7 +346,9 @@ def test_messages_of_a_new_link_are_delivered_when_slow_processing_of_the_old_on
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_consuming_is_exactly_once_over_cuts_lost_links_and_crashes(make_server: Any, read: Any, seed: int) -> None:
+def test_records_are_consumed_exactly_once_over_lost_connections_lost_links_and_crashes(
+    make_server: Any, read: Any, seed: int
+) -> None:
     dice = random.Random(seed)
     server = make_server()
     reading = read(server)

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 
 
 @pytest.mark.parametrize(("table", "modes"), [(SENDING, Sending), (RECEIVING, Receiving)])
-def test_every_mode_can_be_reached_and_left(table: Any, modes: Any) -> None:
+def test_every_state_can_be_reached_and_left(table: Any, modes: Any) -> None:
     assert {mode for mode, _ in table} | set(table.values()) == set(modes)
     assert {mode for mode, _ in table} == set(modes) - {modes.GONE}
 

@@ -54,7 +54,7 @@ def test_exception_rolls_back(make_client: Any) -> None:
     assert client.link.sending[0].base == 1
 
 
-def test_an_exception_behind_the_commit_is_what_is_raised(make_client: Any) -> None:
+def test_exception_after_the_commit_is_raised_unchanged(make_client: Any) -> None:
     client, wire = make_client(transactional=True)
 
     async def work() -> None:
@@ -70,7 +70,7 @@ def test_an_exception_behind_the_commit_is_what_is_raised(make_client: Any) -> N
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_messages_and_what_is_decided_of_them_go_out_at_once(make_client: Any, counts: bool) -> None:
+def test_messages_and_their_decision_are_written_together(make_client: Any, counts: bool) -> None:
     client, wire = make_client(transactional=True)
     transaction = opened(client)
     transaction.send(b"1")

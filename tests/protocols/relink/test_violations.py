@@ -221,7 +221,7 @@ BY_LISTENER = [
 
 
 @named(BY_LISTENER)
-def test_acknowledgements_before_a_violation_by_the_listener_count(
+def test_acknowledgements_before_a_violation_by_the_listener_take_effect(
     make_client: Any, make_wire: Any, data: bytes, cause: str
 ) -> None:
     committed = b"".join(

@@ -104,7 +104,7 @@ def consumed(peer: Any) -> list[tuple[int, int]]:
     return [(event.channel, event.last) for event in peer.events if isinstance(event, events.Consumed)]
 
 
-def test_the_first_record_is_these_bytes(world: World) -> None:
+def test_first_record_matches_its_golden_bytes(world: World) -> None:
     peer = world.server.connect(share_name("s", "work", consumer="w"), listener_size=1)
     said = b""
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_a_worker_has_the_name_that_it_chooses_or_that_of_its_link(world: World)
     assert {each["consumer"] for each in world.show()["leases"]} == {"w1", label}
 
 
-def test_a_record_is_settled_when_that_is_durable(world: World) -> None:
+def test_record_is_settled_when_its_settlement_is_durable(world: World) -> None:
     worker = world.worker()
     world.server.journal.auto = False
     world.consume(worker, 0)
@@ -175,7 +175,7 @@ def test_a_rejected_record_is_a_dead_letter_at_once(world: World) -> None:
     assert world.server.payloads("dead") == [b"2"]
 
 
-def test_an_extended_lease_lasts(world: World) -> None:
+def test_extended_lease_does_not_expire_at_its_old_end(world: World) -> None:
     worker, other = world.worker(most=1), world.worker(most=1, host="127.0.0.2")
     for _ in range(4):
         world.server.clock.advance(5)
@@ -200,7 +200,7 @@ def test_results_are_published_with_the_settling_and_once(world: World) -> None:
     assert world.counts() == (5, 0, 0)
 
 
-def test_a_worker_is_told_of_what_it_has_lost(world: World) -> None:
+def test_worker_gets_a_notice_of_lost_leases(world: World) -> None:
     worker = world.worker(most=1)
     world.server.clock.advance(10.5)
     world.server.clock.advance(2)
@@ -289,7 +289,7 @@ def test_a_worker_that_shuts_down_still_gets_the_notices(world: World) -> None:
     assert notices(worker)[0]["refused"] == [{"seq": 9, "why": "lease-lost"}]
 
 
-def test_what_could_not_be_written_is_settled_later(world: World) -> None:
+def test_settlements_that_could_not_be_written_are_retried(world: World) -> None:
     worker = world.worker()
     world.server.journal.enter(JournalState.READ_ONLY, "full")
     world.consume(worker, 2)
@@ -393,7 +393,7 @@ def test_a_message_that_is_no_request_ends_the_link(world: World, request_: byte
     assert world.counts()[0] == 1, "what came before it counts"
 
 
-def test_a_worker_has_to_consume_its_notices(make_server: Any) -> None:
+def test_worker_that_does_not_consume_its_notices_loses_its_link(make_server: Any) -> None:
     world = World(lambda: make_server(window="3"))
     worker = world.worker(most=1)
     for _ in range(3):
@@ -417,7 +417,7 @@ def test_a_worker_has_to_consume_its_notices(make_server: Any) -> None:
         "subscribe:s?name=work&share&consumer=",
     ],
 )
-def test_options_that_do_not_go_together_are_refused(world: World, name: str) -> None:
+def test_options_that_exclude_each_other_are_refused(world: World, name: str) -> None:
     assert world.server.linked(name, listener_size=1).closed
     assert world.server.count("endpoint-unknown") == 1
 
@@ -427,7 +427,7 @@ def test_a_worker_needs_channel_ids_of_the_listener(world: World) -> None:
     assert world.server.count("endpoint-unknown") == 1
 
 
-def test_other_subscriptions_are_refused(world: World) -> None:
+def test_subscriptions_of_another_name_stream_or_kind_are_refused(world: World) -> None:
     for name in ("subscribe:s?name=other&share", "subscribe:t?name=work&share"):
         assert world.server.linked(name, listener_size=1).closed
     assert world.server.linked("subscribe:s?name=work").closed, "it is shared"

@@ -44,7 +44,7 @@ def stored(lake: Path, server: str | None = None) -> list[tuple[str, int, bytes]
     return sorted((row["stream"], row["seq"], row["payload"]) for row in rows if server in (None, row["server"]))
 
 
-def test_an_account_is_what_the_headers_say(written: Opener) -> None:
+def test_counts_of_a_range_equal_those_of_its_batch_headers(written: Opener) -> None:
     journal = written()
     journal.fill(200)
     view = journal.place.view()
@@ -61,7 +61,7 @@ def test_an_account_is_what_the_headers_say(written: Opener) -> None:
 
 
 @pytest.mark.slow
-def test_everything_once_in_several_rounds_and_runs(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_every_record_is_archived_once_in_several_rounds_and_runs(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     place = str(journal.directory)
     told = []
@@ -191,7 +191,7 @@ def test_archive_continues_with_a_promoted_standby_that_has_all_that_the_lake_ha
     assert min(gaps.values()) >= SKIPPED - 1
 
 
-def test_archive_that_has_more_than_a_promoted_standby_is_refused(written: Opener, tmp_path: Path) -> None:
+def test_promoted_standby_that_lacks_archived_records_is_refused(written: Opener, tmp_path: Path) -> None:
     one, lake = written("one"), tmp_path / "lake"
     one.fill(20)
     followed(one.directory, tmp_path / "standby")
@@ -254,7 +254,7 @@ def test_records_that_were_archived_and_then_deleted_are_not_lost(written: Opene
     assert before + len(lost) + done.rows == len(journal.records)
 
 
-def test_ends_are_those_of_all_commits_and_need_no_rows(written: Opener, tmp_path: Path) -> None:
+def test_last_numbers_of_streams_are_kept_even_without_their_rows(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     for name in ("a/b", "\n", "ü" * 127, "s0"):
         journal.append(Run.of(name, [b"x"] * 2, source="test"))
@@ -290,7 +290,7 @@ def test_declared_losses_can_be_taken_back(written: Opener, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_unusual_names_and_times_are_archived_unchanged(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     names = [
         "a/b",
@@ -335,7 +335,7 @@ def test_names_and_times_that_are_odd(spark: Any, written: Opener, tmp_path: Pat
         assert stored[record.stream, record.seq] == expected
 
 
-def test_damage_stops_the_archive_and_nothing_is_left_out(written: Opener, tmp_path: Path) -> None:
+def test_damage_stops_the_archive_without_skipping_records(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(100)
     path = journal.flip(journal.segments[1].base + 50_000)

@@ -45,7 +45,7 @@ def rows() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_doubles_and_nothing_else(spark: Any) -> None:
+def test_only_duplicates_are_found(spark: Any) -> None:
     frame = spark.createDataFrame(rows(), SCHEMA)
     found = sorted((row.stream, row.seq, row.first_seq) for row in doubles(frame).collect())
     assert found == [("s", 3, 2), ("s", 4, 2), ("s", 10, 9), ("s", 15, 14), ("s", 17, 16)]
@@ -54,7 +54,7 @@ def test_doubles_and_nothing_else(spark: Any) -> None:
 
 
 @pytest.mark.slow
-def test_doubles_of_a_stream(spark: Any, tmp_path: Path) -> None:
+def test_duplicates_of_a_live_stream_are_dropped(spark: Any, tmp_path: Path) -> None:
     spark.createDataFrame(rows(), SCHEMA).coalesce(1).write.parquet(str(tmp_path / "in"))
     query = (
         without_doubles_live(spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in")))

@@ -47,7 +47,7 @@ def test_declared_gaps_are_distinguished_from_missing_numbers() -> None:
 
 
 @pytest.mark.slow
-def test_gaps_of_a_table(spark: Any) -> None:
+def test_gaps_of_a_table_of_records_are_found(spark: Any) -> None:
     random = Random(2)
     seqs = {"a": list(range(1, 120_000)), "b": [5], "c": list(range(40_000, 40_010))}
     lost = sorted(random.sample(range(2, 119_000), 5))

@@ -128,7 +128,7 @@ def test_files_of_several_servers_and_other_programs_are_merged_stream_by_stream
         assert groups.row_group(number).num_rows <= 8 or len(streams) == 1
 
 
-def test_extreme_values_survive(written: Opener, tmp_path: Path) -> None:
+def test_extreme_values_are_unchanged_after_a_merge(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     times = pack("<2q", -(1 << 63), (1 << 63) - 1)
     for name in ("ü" * 127, "a=b%2F*", ".."):
@@ -167,7 +167,7 @@ def test_files_that_are_not_used_are_removed_after_a_day(written: Opener, tmp_pa
     assert len(Lake.at(lake).files()) == len(list(lake.glob("date=*/*.parquet"))) - 1
 
 
-def test_days_are_kept_and_records_deleted(written: Opener, tmp_path: Path) -> None:
+def test_expired_days_and_deleted_records_are_removed(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     rounds(journal, lake, 2)
     assert delete(lake, "stream = 's1' and seq > 1") == len(journal.rows(lambda r: r.stream == "s1" and r.seq > 1))

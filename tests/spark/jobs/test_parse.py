@@ -13,7 +13,7 @@ PAYLOADS = [b'{"level": "info", "ms": 1.5}', b'{"level": 7}', b"no json", b'{"le
 
 
 @pytest.mark.slow
-def test_parsing(spark: Any, tmp_path: Path) -> None:
+def test_json_payloads_become_columns(spark: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(list(enumerate(PAYLOADS)), "seq bigint, payload binary")
     for _ in range(2):  # twice is as good as once
         assert parse(frame, tmp_path / "out") == (3, 3)

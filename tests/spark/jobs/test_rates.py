@@ -14,7 +14,7 @@ AT = datetime(2026, 1, 1)
 
 
 @pytest.mark.slow
-def test_records_bytes_and_lag(spark: Any) -> None:
+def test_records_bytes_and_lag_are_counted_by_window(spark: Any) -> None:
     rows = [
         ("s", AT + timedelta(seconds=10), "figg", None, AT + timedelta(seconds=8), b"abc"),
         ("s", AT + timedelta(seconds=50), "figg", None, AT + timedelta(seconds=46), b"d"),
@@ -39,7 +39,7 @@ def test_plot_of_rates_is_written_as_png(tmp_path: Path, streams: int) -> None:
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_windows_in_which_nothing_came_are_among_them() -> None:
+def test_plot_includes_windows_without_records() -> None:
     minute = timedelta(minutes=1)
     assert windows({AT + 3 * minute, AT}, 60.0) == [AT + i * minute for i in range(4)]
     assert windows(set(), 60.0) == []

@@ -17,7 +17,7 @@ Opener = Callable[..., Any]
 
 @pytest.mark.slow
 @pytest.mark.live
-def test_a_slice_in_its_order(spark: Any, server: tuple[str, Path], written: Opener) -> None:
+def test_selected_records_are_published_in_their_order(spark: Any, server: tuple[str, Path], written: Opener) -> None:
     to, target = server
     journal = written()
     journal.fill(60, size=20)

@@ -230,7 +230,7 @@ def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.Mo
     assert [rescued is None for rescued in column(config, "rescued")][4] is False
 
 
-def test_no_more_than_the_limit_of_columns(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_columns_is_limited(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (job, extraction):
         monkeypatch.setattr(module, "MOST", 3)
     monkeypatch.setattr(job, "PART", 1000)
@@ -353,7 +353,7 @@ def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
     return list(found.fetchall())
 
 
-def test_aggregates_are_what_a_query_gives_also_for_late_events(written: Opener) -> None:
+def test_aggregates_equal_a_query_even_for_late_events(written: Opener) -> None:
     journal = written()
     config = config_of(journal, AGGREGATES, columns='ms = "long"', more='new_fields = "ignore"')
     for number in range(6):
@@ -400,7 +400,9 @@ def test_aggregate_of_another_definition_is_refused(written: Opener) -> None:
         run(config_of(journal, AGGREGATES.replace('"1m"', '"2m"'), columns='ms = "long"'))
 
 
-def test_each_event_once_when_any_commit_is_the_last_one(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_is_stored_once_if_the_run_is_killed_after_any_commit(
+    written: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run is interrupted before each commit that it makes, and the next one completes what it began."""
     journal = written()
     text = EXPECTATIONS + AGGREGATES + '[tables.all]\nstreams = "*"\n'
@@ -436,7 +438,9 @@ def test_each_event_once_when_any_commit_is_the_last_one(written: Opener, monkey
     assert sum(row["requests"] for row in rows(config, "minutes")) == number + 1
 
 
-def test_run_that_follows_tries_again_and_has_each_event_once(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_follow_retries_after_failures_and_stores_each_event_once(
+    written: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = written()
     text = '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n'
     config = config_of(journal, text, columns='id = "long"')
@@ -572,7 +576,7 @@ def test_backfill_replaces_the_rows_of_its_range_only(written: Opener) -> None:
         backfilled(config, NOON, NOON, "request")
 
 
-def test_backfill_reads_from_the_lake_what_the_journal_has_no_more(written: Opener, tmp_path: Path) -> None:
+def test_backfill_reads_deleted_records_of_the_journal_from_the_lake(written: Opener, tmp_path: Path) -> None:
     journal = written(segment_size=4096)
     config = config_of(journal, head='lake = "lake"\n')
     for number in range(40):
@@ -592,7 +596,7 @@ def test_backfill_reads_from_the_lake_what_the_journal_has_no_more(written: Open
     assert rows(config) == before
 
 
-def test_journal_that_retention_cut_is_an_error_or_skipped(written: Opener) -> None:
+def test_records_deleted_before_a_round_are_an_error_or_skipped_by_option(written: Opener) -> None:
     journal = written(segment_size=4096)
     for number in range(40):
         journal.append(beats(request(number, number, pad="x" * 500)))
@@ -610,7 +614,7 @@ def test_journal_that_retention_cut_is_an_error_or_skipped(written: Opener) -> N
     assert found[3:] == list(range(found[3], 41))
 
 
-def test_many_files_are_merged_and_stay_the_same(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_files_does_not_change_the_rows(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "MANY", 4)
     journal = written()
     config = config_of(journal, AGGREGATES, columns='ms = "long"')
@@ -642,7 +646,7 @@ def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener, monk
     assert column(config, "id") == list(range(6))
 
 
-def test_deleted_rows_leave_the_aggregates_and_the_lakes_merge_is_refused(written: Opener) -> None:
+def test_deleted_rows_leave_the_aggregates_and_optimize_refuses_typed_tables(written: Opener) -> None:
     journal = written()
     config = config_of(journal, AGGREGATES, columns='ms = "long"')
     journal.append(beats(request(0, 200, ms=1), request(1, 404, ms=2), request(70, 200, ms=3)))
@@ -655,7 +659,7 @@ def test_deleted_rows_leave_the_aggregates_and_the_lakes_merge_is_refused(writte
     assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
 
 
-def test_subscription_follows_what_is_committed(written: Opener) -> None:
+def test_subscription_moves_to_the_committed_position(written: Opener) -> None:
     journal = written()
     config = config_of(journal, head='subscription = "tables"\n')
     journal.append(beats(request(0, 200)))
@@ -685,7 +689,7 @@ def test_tasks_of_spark_give_the_same_tables(spark: Any, written: Opener, monkey
         fill_tables(spark, bad)
 
 
-def test_table_in_an_object_store(written: Opener, bucket: str) -> None:
+def test_tables_can_be_filled_in_an_object_store(written: Opener, bucket: str) -> None:
     journal = written()
     config = config_of(journal, EXPECTATIONS + AGGREGATES, columns='ms = "long"')
     config = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{bucket}/tables"})

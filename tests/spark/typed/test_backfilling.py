@@ -40,7 +40,7 @@ def config_of(journal: Any) -> TablesConfig:
     return read_config(path)
 
 
-def test_lake_is_read_as_far_as_it_is_and_the_journal_behind_it(written: Opener, tmp_path: Path) -> None:
+def test_backfill_reads_the_lake_up_to_its_end_and_then_the_journal(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     config = config_of(journal)
     journal.append(Run.of("web", [b'{"ms": 1}'], source="test"))

@@ -44,7 +44,7 @@ TYPES = {name: column.type for name, column in COLUMNS.items()}
         ("  status == 42  ", [3]),
     ],
 )
-def test_condition_is_true_for_these_rows(text: str, rows: list[int]) -> None:
+def test_condition_is_true_for_the_expected_rows(text: str, rows: list[int]) -> None:
     condition = pickle.loads(pickle.dumps(Condition(text)))
     condition.check(TYPES)
     assert [row for row, true in enumerate(condition.holds(COLUMNS).to_pylist()) if true] == rows

@@ -66,7 +66,7 @@ def read(tmp_path: Path, text: str) -> TablesConfig:
     return read_config(path)
 
 
-def test_whole_file(tmp_path: Path) -> None:
+def test_every_key_of_a_file_is_parsed(tmp_path: Path) -> None:
     found = pickle.loads(pickle.dumps(read(tmp_path, WHOLE)))
     assert (found.journal, found.output, found.lake) == (f"{tmp_path}/data", "s3://bucket/tables", "/srv/lake")
     assert (found.subscription, found.skip_gaps) == ("tables", True)
@@ -195,7 +195,7 @@ def test_error_names_the_place(tmp_path: Path, old: str, new: str, line: int | N
         assert re.search(rf"line {line}\b", said), said
 
 
-def test_file_without_tables_or_that_cannot_be_read(tmp_path: Path) -> None:
+def test_file_without_tables_or_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table"):
         read(tmp_path, 'journal = "data"\noutput = "t"\n')
     with pytest.raises(ConfigError, match="tables is the number 5; expected a table"):
@@ -207,7 +207,7 @@ def test_file_without_tables_or_that_cannot_be_read(tmp_path: Path) -> None:
         read_config(tmp_path / "bytes.toml")
 
 
-def test_paths() -> None:
+def test_paths_are_parsed() -> None:
     assert parsed_path("host.name") == ("host.name", ())
     assert parsed_path("@timestamp") == ("@timestamp", ())
     assert parsed_path("a.b[10][2].c.d") == ("a.b", (10, 2, "c", "d"))
@@ -225,14 +225,14 @@ def test_line_of_a_key_in_another_table_is_not_found() -> None:
     assert line_of(text, ("nothing",)) is None
 
 
-def test_types_are_those_of_the_page() -> None:
+def test_types_are_those_of_the_documentation() -> None:
     from fyrehose.spark.typed.config import TYPES
 
     assert list(TYPES) == ["string", "long", "double", "boolean", "timestamp", "date"]
     assert TYPES["long"] == pa.int64()
 
 
-def test_example_of_the_page_is_valid_and_its_error_is_the_real_one(tmp_path: Path) -> None:
+def test_example_of_the_documentation_is_valid_and_its_error_is_real(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     (example,) = re.findall(r"```toml\n(journal = .*?)```", page, re.DOTALL)
     assert [table.name for table in read(tmp_path, example).tables] == ["requests"]

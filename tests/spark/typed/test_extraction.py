@@ -66,7 +66,7 @@ def kept(found: Extracted) -> list[int]:
         ("date", "2026-01-31", date(2026, 1, 31)),
     ],
 )
-def test_value_that_fits(kind: str, value: Any, expected: Any) -> None:
+def test_value_that_fits_its_type_is_stored(kind: str, value: Any, expected: Any) -> None:
     found = run([{"x": value}, {"y": 1}, {"x": None}], table({"x": kind}, "ignore"))
     assert [row["x"] for row in rows(found)] == [expected, None, None]
     assert kept(found) == []
@@ -111,7 +111,7 @@ def test_value_that_does_not_fit_keeps_the_payload(kind: str, value: Any) -> Non
     "payload",
     [b"", b"text", b"\xff{}", b"17", b"[1]", b"null", b'{"x": 1', b'{"x": NaN}', b'{"x": Infinity}', b"[" * 100_000],
 )
-def test_payload_that_is_no_object_is_kept(payload: bytes) -> None:
+def test_payload_that_is_no_json_object_is_kept(payload: bytes) -> None:
     found = run([payload, {"x": 1}], table({"x": ("x", "long", 7)}))
     assert rows(found) == [{"x": 7}, {"x": 1}]
     assert kept(found) == [0]
@@ -132,13 +132,13 @@ def test_numbers_are_times_only_with_a_unit() -> None:
     assert kept(found) == [1, 2]
 
 
-def test_default_is_for_missing_and_null_and_not_for_misfits() -> None:
+def test_default_replaces_missing_and_null_values_but_not_misfits() -> None:
     found = run([{}, {"x": None}, {"x": "odd"}, {"x": 3}], table({"x": ("x", "long", 7)}))
     assert [row["x"] for row in rows(found)] == [7, 7, None, 3]
     assert kept(found) == [2]
 
 
-def test_paths_into_objects_and_arrays() -> None:
+def test_paths_reach_into_objects_and_arrays() -> None:
     of = table(
         {
             "host": ("host.name", "string"),
@@ -158,7 +158,7 @@ def test_paths_into_objects_and_arrays() -> None:
     ]
 
 
-def test_array_of_which_a_part_is_declared_is_not_lost() -> None:
+def test_payload_is_kept_if_only_a_part_of_an_array_is_declared() -> None:
     events = [{"items": [{"id": 5}, {"id": 6}]}, {"items": None}]
     found = run(events, table({"id": ("items[0].id", "long")}))
     assert rows(found) == [{"id": 5, "items": '[{"id":5},{"id":6}]'}, {"id": None, "items": None}]
@@ -200,7 +200,7 @@ def test_new_column_has_the_most_frequent_type() -> None:
     assert kept(found) == [1]
 
 
-def test_known_column_is_widened_only_where_it_may_be() -> None:
+def test_known_column_is_widened_unless_its_type_is_fixed() -> None:
     with pytest.raises(Widened) as raised:
         run([{"a": 1}, {"a": 2.5}], table({}), {"a": "long"})
     assert raised.value.name == "a"
@@ -263,7 +263,7 @@ def test_each_value_is_in_a_column_or_the_payload_is_kept(events: list[dict[str,
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
-def test_any_bytes_are_kept_unless_they_are_an_object(payloads: list[bytes]) -> None:
+def test_payload_of_any_bytes_is_kept_unless_it_is_a_json_object(payloads: list[bytes]) -> None:
     found = extracted(payloads, table({"a": "string"}), {})
     assert [bool(misfit) for misfit in found.misfits] == [payload.strip() != b"{}" for payload in payloads]
 

@@ -22,7 +22,7 @@ def add(keys: RecentKeys, events: list[tuple[int, int]]) -> list[bool]:
     return list(map(bool, keys.add(b"".join(digest(key) for key, _ in events), times)))
 
 
-def test_repetition_within_the_time_does_not_stay() -> None:
+def test_repetition_within_the_time_is_dropped() -> None:
     keys = RecentKeys("t", 10)
     assert add(keys, [(1, 0), (2, 0), (1, 5), (1, 10), (2, 11), (1, 11)]) == [True, True, False, False, True, True]
     assert add(keys, [(1, 21), (2, 22)]) == [False, True]
@@ -45,7 +45,7 @@ def test_old_keys_are_forgotten_and_too_many_are_an_error(monkeypatch: pytest.Mo
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5)), max_size=40), st.lists(st.integers(1, 5), max_size=40))
-def test_what_stays_does_not_depend_on_the_rounds(steps: list[tuple[int, int]], sizes: list[int]) -> None:
+def test_kept_rows_do_not_depend_on_the_division_into_rounds(steps: list[tuple[int, int]], sizes: list[int]) -> None:
     events, now = [], 0
     for key, pause in steps:
         now += pause

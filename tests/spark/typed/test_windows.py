@@ -92,7 +92,7 @@ def test_aggregate_agrees_with_python(tmp_path: Path, files: list[list[Row]], si
     assert found.to_pylist() == expected([row for rows in files for row in rows])
 
 
-def test_only_files_with_these_windows_are_read() -> None:
+def test_only_files_with_the_changed_windows_are_read() -> None:
     times = {
         f"min.{EVENT_TIME}": [0, 100, None, 250],
         f"max.{EVENT_TIME}": [99, 400, None, 260],
@@ -105,7 +105,7 @@ def test_only_files_with_these_windows_are_read() -> None:
     assert overlapping(files.select(["path"]), np.array([5]), 100) == ["a", "b", "c", "d"]
 
 
-def test_windows_of_a_day_are_replaced_and_others_stay(tmp_path: Path) -> None:
+def test_changed_windows_of_a_day_are_replaced_and_others_stay(tmp_path: Path) -> None:
     lake = Lake(LakeStore.at(tmp_path / "lake"), SCHEMA, (windows.WINDOW,))
     lake.create()
     first = int(START.timestamp()) // 60
@@ -132,6 +132,6 @@ def test_windows_of_a_day_are_replaced_and_others_stay(tmp_path: Path) -> None:
     assert len(lake.files()) == 2
 
 
-def test_schema_of_an_aggregate() -> None:
+def test_schema_of_an_aggregate_has_window_groups_measures_and_day() -> None:
     assert SCHEMA.names == ["window", "k", "rows", "total", "least", "most", "middle", "again", "date"]
     assert SCHEMA.field("middle").type == pa.float64()

@@ -44,7 +44,7 @@ def test_action_has_statistics_of_the_columns_of_the_system(store: LakeStore) ->
     assert (store.directory / action.path).stat().st_size == action.size
 
 
-def test_file_that_is_written_again_has_the_rows_that_stay(store: LakeStore) -> None:
+def test_rewritten_file_has_the_kept_rows(store: LakeStore) -> None:
     path = file(store, **{"x.y": [1, None, 3]}).path
     again = rewrite(RewriteTask(store=store, path=path, chosen=np.array([False, True, True])))
     assert again is not None
@@ -74,7 +74,7 @@ def test_deleted_rows_are_not_read(store: LakeStore) -> None:
     assert [value for batch in batches for value in batch["_seq"].to_pylist()] == [2]
 
 
-def test_digests_tell_keys_apart_and_know_rows_without_one() -> None:
+def test_digests_differ_between_keys_and_are_zero_without_a_key() -> None:
     rows = pa.table({"a": ["x", "x", None, "x", None], "b": [1, 2, None, 1, 1]})
     whole = digests(rows, ("a", "b"))
     found = [whole[at : at + DIGEST] for at in range(0, len(whole), DIGEST)]
