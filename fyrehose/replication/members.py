@@ -72,7 +72,9 @@ class Members:
         if name in self.names:
             return self
         if len(self.names) >= MAX_MEMBERS:
-            raise FyrehoseError(f"the cluster has {len(self.names)} members, and cannot have more; remove one first")
+            raise FyrehoseError(
+                f"the cluster has {len(self.names)} members already, and cannot have more; remove or replace one"
+            )
         return Members(self.version + 1, (*self.names, name), max(0, self.places - 1))
 
     def removed(self, name: str) -> Members:

@@ -20,20 +20,20 @@ ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
     "*.idle_timeout": "tests/web/test_server.py::test_idle_connection_is_closed_unless_it_waits_for_an_answer",
     "*.max_connections": (
-        "tests/conformance/test_connection_limits.py::test_beyond_as_many_connections_as_the_limit_says_one_makes_room"
+        "tests/conformance/test_connection_limits.py::test_beyond_the_limit_of_a_listener_an_idle_connection_is_closed"
     ),
     "*.max_per_host": (
-        "tests/conformance/test_connection_limits.py::test_as_many_connections_of_one_address_as_the_limit_says_and_no_more"
+        "tests/conformance/test_connection_limits.py::test_exactly_as_many_connections_of_one_address_are_open_as_the_limit_says"
     ),
     "*.timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time",
     "backbone.destination_rate": (
-        "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
+        "tests/conformance/test_backbone_limits.py::test_no_more_bytes_are_sent_to_a_host_when_its_rate_is_used_up"
     ),
     "backbone.push_rate": (
-        "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_exactly_as_many_pushes_a_second_are_accepted_as_the_rate_says"
     ),
     "backbone.request_rate": (
-        "tests/conformance/test_backbone_limits.py::test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_exactly_as_many_requested_records_a_second_are_sent_as_the_rate_says"
     ),
     "backbone.subscribers": (
         "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"
@@ -43,10 +43,10 @@ BOUNDARIES = {
     ),
     "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
     "eventbus.snapshots": (
-        "tests/conformance/test_eventbus_limits.py::test_as_many_snapshots_are_sent_at_once_as_the_limit_says"
+        "tests/conformance/test_eventbus_limits.py::test_exactly_as_many_snapshots_are_sent_at_once_as_the_limit_says"
     ),
     "eventbus.snapshots_memory": (
-        "tests/conformance/test_eventbus_limits.py::test_requests_for_snapshots_take_as_much_memory_as_the_limit_says"
+        "tests/conformance/test_eventbus_limits.py::test_requests_for_snapshots_take_at_most_the_memory_of_the_limit"
     ),
     "eventbus.timeout": (
         "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
@@ -55,9 +55,11 @@ BOUNDARIES = {
     "figg.max_subscriptions": (
         "tests/conformance/test_figg_limits.py::test_a_connection_may_have_as_many_subscriptions_as_the_limit"
     ),
-    "http.max_body": "tests/conformance/test_http_limits.py::test_a_length_is_judged_by_the_head_of_the_request",
+    "http.max_body": (
+        "tests/conformance/test_http_limits.py::test_a_body_above_the_limit_is_refused_by_the_head_of_its_request"
+    ),
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
-    "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
+    "journal.min_free": ("tests/journal/test_journal.py::test_publishes_are_refused_below_the_default_of_min_free"),
     "lumberjack.idle_timeout": (
         "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
     ),
@@ -69,20 +71,24 @@ BOUNDARIES = {
         "tests/protocols/lumberjack/test_resent.py::test_as_many_events_are_remembered_as_the_limit_says"
     ),
     "lumberjack.topic_search": (
-        "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit"
+        "tests/conformance/test_lumberjack_limits.py::test_a_topic_is_found_within_the_limit_of_searched_bytes_and_not_behind_it"
     ),
     "relink.backlog": "tests/protocols/relink/test_limits.py::test_threat_backlog",
     "relink.max_message": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
     "relink.ping_after": "tests/protocols/relink/test_server.py::test_silent_peer_is_pinged_then_dropped",
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
-    "server.keys_kept": ("tests/broker/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
-    "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
+    "server.keys_kept": (
+        "tests/broker/test_once.py::test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders"
+    ),
+    "server.max_streams": (
+        "tests/conformance/test_stream_limit.py::test_as_many_streams_may_be_created_as_the_limit_says"
+    ),
     "server.memory": (
-        "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
+        "tests/conformance/test_memory_limits.py::test_all_connections_may_have_publishes_in_flight_up_to_their_part_of_the_limit"
     ),
     "server.memory_per_connection": (
-        "tests/conformance/test_memory_limits.py::test_a_connection_may_have_published_as_much_as_the_limit_says"
+        "tests/conformance/test_memory_limits.py::test_a_connection_may_have_publishes_in_flight_up_to_the_limit"
     ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
     "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",
@@ -133,13 +139,13 @@ def test_every_limit_names_the_test_of_its_boundary(option: str) -> None:
     )
 
 
-def test_no_row_is_left_over() -> None:
+def test_every_row_of_the_table_belongs_to_a_limit() -> None:
     rows = [*BOUNDARIES, *ELSEWHERE, *NO_LIMITS]
     assert len(rows) == len(set(rows))
     assert set(rows) == {row(option) for option in options()}
 
 
 @pytest.mark.parametrize("named", sorted({*BOUNDARIES.values(), *ELSEWHERE.values()}))
-def test_the_tests_that_are_named_exist(named: str) -> None:
+def test_the_tests_that_the_table_of_limits_names_exist(named: str) -> None:
     file, _, test = named.partition("::")
     assert re.search(rf"^ *(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)

@@ -66,7 +66,7 @@ reactor.run()
 """
 
 
-def test_nothing_piles_up_when_a_server_is_opened_again_ten_times(tmp_path: Path) -> None:
+def test_a_server_that_reopens_its_journal_ten_times_leaks_nothing(tmp_path: Path) -> None:
     ports = free_ports(len(LISTENERS))
     listen = "".join(
         f'{name} = "tcp:{port}:interface=127.0.0.1"\n' for name, port in zip(LISTENERS, ports, strict=True)
