@@ -444,4 +444,4 @@ def _sealed(header: bytes) -> bytes:
 
 def _check_version(version: int, known: int) -> None:
     if version > known:
-        raise Newer(f"a newer Fyrehose has written this (format version {version}; this one reads up to {known})")
+        raise Newer(f"it was written by a newer Fyrehose (format version {version}; this one reads up to {known})")
