@@ -92,7 +92,7 @@ def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: boo
     first.check(memoryview(data)[at + fmt.BATCH_HEADER.size : end])
     empty = identity == fmt.UNKNOWN
     if not empty and head.identity != identity:
-        raise fmt.Damage(f"the segment is of journal {head.identity.hex()}, not of this one ({identity.hex()})")
+        raise fmt.Damage(f"the segment is of another journal ({head.identity.hex()}) than this one ({identity.hex()})")
     if not begun and (head.base != position or (not empty and head.chain != chain)):
         raise fmt.Damage(f"the segment does not continue this log at position {position}: it begins at {head.base}")
     return end, first.checksum

@@ -40,10 +40,10 @@ class Offset:
         try:
             position, identity, chain = fields["position"], bytes.fromhex(fields["identity"]), fields["chain"]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"invalid offset {fields}: expected position, identity and chain") from error
+            raise ValueError(f"invalid offset {fields!r}: expected position, identity and chain") from error
         if type(position) is not int or position < 0 or (chain is not None and type(chain) is not int):
             raise ValueError(
-                f"invalid offset {fields}: expected a position of 0 or more, and a number or null as the chain"
+                f"invalid offset {fields!r}: expected a position of 0 or more, and a number or null as the chain"
             )
         return cls(position, identity, chain)
 
