@@ -5,7 +5,7 @@
     │   ├── LocalProtocolError       the program misused a session; raised
     │   └── RemoteProtocolError      the peer violated the protocol; never raised, the last event of a session
     ├── PublishError               a publish was refused or failed; no part of it was acknowledged
-    │   ├── OutcomeUnknown           it may be stored nevertheless: the server failed, or was deposed
+    │   ├── OutcomeUnknown           the publish may be stored nevertheless: the server failed, or was deposed
     │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
     │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
     │   ├── TooManyStreams           the server has reached its limit of streams
@@ -20,7 +20,7 @@
     │   │   └── Unreplicated             this server of a cluster may not lead any more: try again, or another one
     │   └── Closed                   the journal or the server is closing, or has failed
     ├── Forbidden                  the access policy does not allow the peer this action on this stream
-    │   ├── TokenEnded               the token that the peer showed has ended, and so have its rights
+    │   ├── TokenEnded               the token that the peer showed has expired or is invalid, so its rights have ended
     │   └── TooManySubscriptions     the peer's address, or the memory budget, has no room for another subscription
     ├── StreamError                a stream cannot be administered
     │   ├── NoSuchStream             the stream does not exist
@@ -30,9 +30,9 @@
     │   ├── NoSuchSubscription       the subscription does not exist
     │   │   └── SubscriptionGone         it was deleted while a request waited
     │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
-    │   ├── SubscriptionConflict     the subscription is one of another stream
+    │   ├── SubscriptionConflict     the request does not fit the subscription, such as one for another stream
     │   ├── LeaseLost                a record's lease has ended, or another worker has settled the record
-    │   ├── InvalidPosition          the number cannot be acknowledged, or not by this consumer
+    │   ├── InvalidPosition          the number is behind the end of the stream, or the consumer was displaced
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
     │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later
     ├── JournalError               the journal cannot be opened or read
@@ -171,8 +171,8 @@ class Unreplicated(ReadOnly):
 class OutcomeUnknown(PublishError):
     """Whether the publish is stored is unknown: the server failed, or was deposed, after it had been written here.
 
-    A client must not be told that it failed.  The connection ends; a retry with the same key, or on the same link,
-    finds out.
+    The server must not tell the client that the publish failed.  It closes the connection; a retry with the same key,
+    or on the same link, finds out.
     """
 
 
@@ -229,7 +229,7 @@ class SubscriptionInUse(SubscriptionError):
 
 
 class SubscriptionConflict(SubscriptionError):
-    """The named subscription is one of another stream."""
+    """The request does not fit the named subscription, for example because the subscription is of another stream."""
 
 
 class InvalidPosition(SubscriptionError):
@@ -297,7 +297,7 @@ class ExpectationFailed(FyrehoseError):
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a configuration file is invalid."""
 
-    #: that of every command that was typed wrong
+    #: the exit status of every command that was typed wrong
     exit_status = 2
 
 

@@ -1,7 +1,8 @@
 """The interfaces between the parts of Fyrehose.
 
-A protocol turns the bytes of its peers into runs of drafts and publishes them to the :class:`IBroker`, its only way
-into the server.  The broker numbers them (:class:`ISequencer`) and appends them to the journal (:class:`IJournal`).
+A protocol turns the bytes of its peers into runs of drafts (messages without a number) and publishes them to the
+:class:`IBroker`, its only way into the server.  The broker numbers them (:class:`ISequencer`) and appends them to the
+journal (:class:`IJournal`).
 Once they are durable it fires the Deferred of the publish and delivers them to the sinks of subscribers
 (:class:`ISink`).
 
@@ -91,7 +92,7 @@ class ISequencer(Interface):
         """Return the last number of *stream* that was reserved."""
 
     def raise_floor(floor: int) -> None:
-        """Begin new streams above *floor*: the journal has forgotten retired streams with numbers up to there."""
+        """Number new streams from *floor* + 1: a new stream may have the name of a retired one that was forgotten."""
 
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Replace the last number of every stream.
@@ -154,14 +155,14 @@ class IJournal(Interface):
     def expect_close() -> None:
         """Prepare for :meth:`close`, which follows when all listeners are closed.
 
-        They wait until everything is settled that was published.  What other servers do not confirm within a few
-        seconds from now on fails with OutcomeUnknown, because only they know when they will.
+        The listeners wait until every publish is settled.  A publish that the other servers of the cluster do not
+        confirm within a few seconds fails with OutcomeUnknown, because this server cannot know when they will.
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
         """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
 
-        For callers that are not in a hurry: see :meth:`submit`.
+        Publishes of peers use :meth:`submit`, which is faster.
 
         :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
             numbers of the call before
@@ -266,7 +267,7 @@ class ISink(Interface):
 
 
 class INamedSink(ISink):
-    """A sink that operators see by the name of whom it serves."""
+    """A sink that says which protocol and which peer it serves, for lists that operators see."""
 
     subscriber = Attribute("The protocol's name, and the address of the peer.")
 
@@ -355,8 +356,8 @@ class IBroker(Interface):
         """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
         :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
-        :param settled: called once for all of these publishes in one commit, in their order, when their memory was
-            released; with None when they are durable, and may be acknowledged, or with the error
+        :param settled: called once for each commit, with the publishes of this publisher in it, in their order, after
+            their memory was released; with None if they are durable, and may be acknowledged, or with the error
         """
 
     def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
@@ -368,7 +369,9 @@ class IBroker(Interface):
         """
 
     def publish_once(runs: Sequence[Run], key: str) -> Deferred[int]:
-        """Publish *runs* of one stream, unless they were published with *key* before; the last keys are remembered.
+        """Publish *runs* of one stream, unless they were published with *key* before.
+
+        The server remembers the latest keys.
 
         :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
             does, with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages, and with
@@ -429,7 +432,7 @@ class INamedSubscriptions(Interface):
     """The named subscriptions as one peer may use them: positions in streams that the server keeps.
 
     Every method raises :class:`~fyrehose.errors.Forbidden`, or its Deferred fails with it, if the peer has no right to
-    ``consume`` the stream; the others raised are each a :class:`~fyrehose.errors.SubscriptionError`.
+    ``consume`` the stream.  Every other error is a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
     sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
@@ -437,7 +440,8 @@ class INamedSubscriptions(Interface):
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
-        Its ``state`` is the durable :class:`~fyrehose.broker.positions.Position`; ``places`` has a number by stream.
+        Its ``state`` is the durable :class:`~fyrehose.broker.positions.Position`, and its ``places`` the last
+        acknowledged number of each stream.
         """
 
     def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
@@ -459,10 +463,10 @@ class INamedSubscriptions(Interface):
         """
 
     def hold(named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        """Give the polling consumer *holder* a lease until it has acknowledged what it was *sent*.
+        """Give the polling consumer *holder* a lease until it has acknowledged the records that were *sent* to it.
 
         :param seconds: after this time without an acknowledgement another consumer may continue
-        :param sent: number of the last record that it was sent, by stream
+        :param sent: number of the last record that was sent to it, by stream
         """
 
     def owner(named: Any) -> str:
@@ -474,13 +478,16 @@ class INamedSubscriptions(Interface):
     def acknowledge(named: Any, seq: int | Mapping[str, int], generation: int | None = None) -> Deferred[Any]:
         """Move the position of *named* forward to number *seq*.
 
-        :param seq: of a pattern, numbers by stream
+        :param seq: a number; for a pattern, numbers by stream
         :param generation: refuse if the subscription was rewound or taken over since it had this generation
         :return: fires with the durable position
         """
 
     def rewind(named: Any, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
-        """Set the position of *named* to *seq* (None: the end; of a pattern as well 0); displace its consumer."""
+        """Set the position of *named* to *seq*, in either direction, and displace its consumer.
+
+        :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
+        """
 
     def delete(named: Any) -> Deferred[None]:
         """Delete *named*; fires when that is durable."""
@@ -528,7 +535,7 @@ class IReloading(Interface):
     """The service of a listener that takes other settings, and reads its files again, while it runs."""
 
     def fixed(settings: Any) -> Any:
-        """Return the names of the options whose values in *settings* need another listener, such as ``{"links"}``."""
+        """Return the options that *settings* change, and that cannot change while the listener runs: ``{"links"}``."""
 
     def prepare(settings: Any) -> Callable[[], None]:
         """Read the files that *settings* name, and return a function that applies all of it and cannot fail.
@@ -676,9 +683,9 @@ class IDumpPlugin(IProtocolPlugin):
     ) -> Any:
         """Return the contents of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
 
-        :param stream: the stream that the runs are of
-        :param refuse: called with the place of each record that cannot be used, and the reason; it may raise an error
-        :param progress: called with the number of bytes that were read, and that of all
+        :param stream: the stream of the runs
+        :param refuse: called for each unusable record: where it is, and why it is unusable; it may raise an error
+        :param progress: called with the number of bytes that were read, and the size of everything to read
         """
 
 

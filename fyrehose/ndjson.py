@@ -26,7 +26,7 @@ from fyrehose.records import Buffer, Record, Run
 STEP = 3 * 7_000
 #: Bytes of a payload that are checked in one call to find out whether it is UTF-8, and that are decoded at once.
 CHECKED, DECODED = 4 << 20, 64 << 10
-#: The most records of which the check is kept.
+#: The most records whose check is kept.
 KEPT = 1_024
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -92,7 +92,7 @@ def joined(run: Run, between: bytes, begin: str = "") -> bytes:
 
 
 def _around(run: Run) -> tuple[str, str] | None:
-    """Return the members before and behind the number of each record; None if they are not the same for all."""
+    """Return the JSON members before and behind the number of each record; None if the records differ in them."""
     if not run.first_seq or any(each is not None for each in (run.producer_seq, run.event_ids, run.event_times)):
         return None
     labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
@@ -107,7 +107,7 @@ def head_of(run: Run, text: bool) -> bytes:
 
     :param text: whether the payload is UTF-8, see :class:`TextCheck`
 
-    The rest of the object are pieces of its payload (:func:`piece_of`) and :data:`END`.
+    The rest of the object is made of pieces of its payload (:func:`piece_of`) and :data:`END`.
     """
     whole = next(objects(attrs.evolve(run.slice(0, 1), lengths=bytes(4), payload=b"")))
     return whole.removesuffix(b'"payload": ""}') + (b'"payload": "' if text else b'"payload_base64": "')
@@ -166,18 +166,19 @@ class TextChecks:
 
 
 def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
-    """Return the piece of *payload* that begins at *begin* as it stands in a JSON object, and its end.
+    """Return the piece of *payload* that begins at *begin*, as the content of a JSON string, and where the piece ends.
 
-    It holds at most STEP bytes of the payload, and ends behind a whole character.
+    A piece holds at most STEP bytes of the payload, and ends behind a whole character.
     """
     data, used = encoded(payload[begin : begin + STEP], text, final=begin + STEP >= len(payload))
     return data, begin + used
 
 
 def encoded(data: Buffer, text: bool, final: bool) -> tuple[bytes, int]:
-    """Return *data* as it stands in a JSON object, and how many of its bytes that has.
+    """Return *data* as the content of a JSON string, and how many bytes of *data* were encoded.
 
-    :param final: whether nothing follows; otherwise the last bytes may have to wait for what follows
+    :param text: whether *data* is UTF-8; otherwise it is encoded in base64
+    :param final: whether the payload ends with *data*; otherwise the last bytes may be left for the next call
     """
     if not text:
         used = len(data) if final else len(data) - len(data) % 3

@@ -55,7 +55,7 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
 
 
 def fixed(default: Any) -> Any:
-    """Return a field of a settings class that is no option: programs and tests may set it, operators do not see it."""
+    """Return a field of a settings class that is not an option: programs and tests may set it, operators cannot."""
     return attrs.field(default=default)
 
 
@@ -142,9 +142,9 @@ def _fraction(seconds: float) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return an appendix to an error about an unknown *word*: ``; did you mean keep-age?``, or nothing.
+    """Return the end of an error about an unknown *word*: ``; did you mean keep-age?``, or "" if none is similar.
 
-    :param known: the right words; case, hyphens and underscores make no difference
+    :param known: the valid words; case, hyphens and underscores make no difference
     """
     spellings = {_spelling(each): each for each in known}
     nearest = get_close_matches(_spelling(word), spellings, 1, 0.7)

@@ -30,7 +30,7 @@ LARGEST = 64 << 20
 HELD = 256 << 20
 #: The most bytes of other records between two parts that :func:`event_at` reads in each direction.
 BETWEEN = 32 << 20
-#: Bytes of one read, and the first and the largest number of records of a read backwards.
+#: The most bytes of one read.  The search backwards looks at so few records first, and doubles that up to so many.
 _READ, _FEW, _MANY = 256 << 10, 16, 4_096
 
 
@@ -42,7 +42,7 @@ def is_part(run: Run) -> bool:
 
 
 def joined(parts: list[Run], content_type: str | None) -> Run:
-    """Return the event of which *parts* are all parts, in order, with the number and the time of the last one."""
+    """Return the event that *parts*, all of them in order, make up; it has the number and the time of the last one."""
     last = parts[-1]
     return Run.of(
         last.stream,
@@ -183,7 +183,10 @@ def _parts_before(read: Read, run: Run, oldest: int) -> list[int] | None:
 
 
 def _of_producer(read: Read, run: Run, begin: int, end: int, left: int) -> tuple[list[Run], int]:
-    """Return the runs of the producer of *run* from *begin* to before *end*, and *left* less the bytes of others."""
+    """Return the runs from *begin* to before *end* that have the producer of *run*.
+
+    :return: these runs, and *left* minus the bytes of the records of other producers in between
+    """
     mine: list[Run] = []
     while begin < end and left > 0:
         found = read(begin, _READ)

@@ -35,7 +35,7 @@ def fitting(run: Run, extra: int, room: int) -> int:
         return count
     if run.sizes[0] + extra > room:
         return 0
-    # As many as would fit if all had the average size, and of these the ones that do fit.
+    # Guess the number from the average size, so that at most that many lengths are added up below.
     count = max(1, room * count // size)
     return min(count, run.fitting(room - count * extra))
 

@@ -42,7 +42,7 @@ MAX_PUBLISH = 60 << 20
 
 #: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
 USUAL_NAMES = columns.AROUND + columns.CHARACTER * MAX_NAME
-#: More bytes than any run holds.
+#: A limit of bytes that no run reaches, for calls that need one.
 _ALL = (1 << 64) - 1
 
 

@@ -47,7 +47,7 @@ class ByteSession:
     def more(self) -> bool:
         """Return whether :meth:`next_events` can return events of bytes that were received already.
 
-        It may become true by a call of the owner, too, for example when messages were acknowledged.
+        A call of the owner may make it true, too, for example one that acknowledges messages.
         """
         return False
 

@@ -55,14 +55,14 @@ class Series:
         if self.step == 1:
             self.kept.append(sample)
             return
-        # Steps end with the time, not with a number of samples: seconds may be late, and the wall clock may be set.
+        # A step ends by the clock, not after a number of samples: samples may be late, and the wall clock may be set.
         if self._current and sample.time // self.step != self._current[0].time // self.step:
             self.kept.append(mean(self._current))
             self._current = []
         self._current.append(sample)
 
     def samples(self) -> list[Sample]:
-        """Return all samples, the oldest first; the last one covers what there is of its time."""
+        """Return all samples, the oldest first; the last one may cover only a part of its step."""
         return [*self.kept, mean(self._current)] if self._current else list(self.kept)
 
 

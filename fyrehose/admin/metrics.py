@@ -147,7 +147,7 @@ class Exporter:
             count = counters.counts[protocol, event]
             if counters.counts_refusals((protocol, event)):
                 refused.add_metric((protocol, event), count)
-            elif event != "connections":  # fyrehose_connections_total has it
+            elif event != "connections":  # these are counted in fyrehose_connections_total
                 other.add_metric((protocol, event), count)
         yield refused
         yield other
@@ -230,7 +230,7 @@ class Exporter:
         ):
             family = GaugeMetricFamily(name, description, labels=("subscription", "stream"))
             for each in listed[: self.streams]:
-                if (value := each.get(key)) is not None:  # One of a pattern has many positions.
+                if (value := each.get(key)) is not None:  # A subscription of a pattern has no single position.
                     family.add_metric((str(each["name"]), str(each["stream"])), float(str(value)))
             yield family
         yield from _shared([each for each in listed if each["kind"] == "shared"][: self.streams])
@@ -265,7 +265,7 @@ def _members(status: ClusterStatus) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(f"fyrehose_cluster_member_{name}", description, labels=("member",))
         for each, value in zip(others, values, strict=True):
-            if value is not None:  # It may lack more than the leader remembers.
+            if value is not None:  # None: the server lacks more than the leader remembers.
                 family.add_metric((each.name,), value)
         yield family
 

@@ -22,7 +22,7 @@ from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
-#: Retired streams that :class:`StreamRates` may remember, beside as many as there are streams.
+#: :class:`StreamRates` forgets retired streams when it remembers more streams than twice those that exist, and this.
 SPARE = 10_000
 #: :class:`StreamRates` computes no new rates before this time has passed, in seconds.
 MIN_INTERVAL = 0.5
@@ -76,7 +76,7 @@ class Sampler:
         """Start sampling."""
         self._sampled_at = self.clock.seconds()
         self._last_totals = self._totals()
-        self._note_counts()  # what is observed before the first sample belongs to the last minute, too
+        self._note_counts()  # so that observations before the first sample count for the last minute, too
         self._arm()
 
     def stop(self) -> None:
@@ -269,6 +269,6 @@ class StreamRates:
         return None if self._elapsed is None else self.growth_bytes.get(stream, 0) / self._elapsed
 
     def _last_seq(self, stream: str) -> int:
-        """Return the last number of *stream* at the last update; if it was created since, the one before its first."""
+        """Return the last number of *stream* at the last update; for a newer stream, the number before its first."""
         last = self._last_seqs.get(stream)
         return self.broker.bounds(stream)[0] - 1 if last is None else last

@@ -179,13 +179,13 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input: end an answer that follows a stream, because the browser may have left the page."""
+        """Handle the end of input: end an event stream, because the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()
 
     def finish(self) -> None:
-        """Close the connection, after completing an answer without end; its client may connect again."""
+        """Close the connection, after ending an event stream in order; its client may connect again."""
         self._end_stream({"error": "the server closes the connection; connect again to continue", "retry": True})
         super().finish()
 
@@ -200,7 +200,7 @@ class AdminProtocol(WebProtocol):
             stalls = self.admin.broker.stalls
             answer |= {"stalls": stalls.count, "longest_turn": round(stalls.longest, 1)}
             if passed and (found := journal_status(self.admin.broker)) is not None and found.damage:
-                # A restart would not mend it, and would disconnect everybody else: the status stays 200.
+                # The status stays 200: a restart would not repair the damage, and would disconnect all other clients.
                 answer |= {"ok": False, "damaged_segments": len(found.damage)}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
@@ -302,7 +302,7 @@ class AdminProtocol(WebProtocol):
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
     def _stream(self, request: RequestHead, start: Callable[[], Callable[[], None]]) -> None:
-        """Send the head of an answer without end; *start* begins to send events, and returns a function to stop it."""
+        """Begin an event stream: send its head; *start* begins to send events, and returns a function that stops."""
         self.session.start(200, EVENTS)
         if request.method == "HEAD":
             self.session.end()
@@ -315,7 +315,7 @@ class AdminProtocol(WebProtocol):
             stop()
 
     def _end_stream(self, reason: dict[str, object]) -> None:
-        """Send the last event of an answer without end, if there is one, and stop it."""
+        """End the event stream, if there is one: send *reason* as its last event."""
         if self.phase is Phase.OPEN and self._stop_stream is not None:
             self._stop_streaming()
             self.session.send(as_event("ended", reason))
@@ -331,7 +331,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self.write_paused:  # A slow client misses samples.
+            if not self.write_paused:  # A client that does not read misses samples, instead of queueing them.
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()

@@ -117,7 +117,7 @@ class Status:
     def ready_for_readers(self) -> tuple[bool, str]:
         """Return whether readers find every acknowledged record here, and the state of the journal.
 
-        The server of a cluster that follows is ready when it has applied what the leader has told of.
+        A follower of a cluster is ready when it has applied the entries that the leader has announced.
         """
         journal = self.broker.journal
         return journal.caught_up, journal.state.value

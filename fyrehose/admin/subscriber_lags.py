@@ -28,9 +28,9 @@ class Lags:
     :ivar started: time at which the first subscriber was examined (monotonic clock, seconds)
     :ivar protocols: the largest lag of each protocol; protocols without any lag are missing
     :ivar streams: the largest lag of each stream; streams without any lag are missing
-    :ivar stalled: the subscribers of each protocol that are disconnected soon because they do not read; protocols
+    :ivar stalled: how many subscribers of each protocol will be disconnected soon because they do not read; protocols
         without any are missing
-    :ivar furthest: lag and cursor of the subscribers furthest behind, in no order, and possibly of some others
+    :ivar furthest: lag and cursor of the subscribers furthest behind, in no order, and possibly of a few more
     """
 
     started: float

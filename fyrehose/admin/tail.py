@@ -26,7 +26,7 @@ MOST_RECORDS = 50
 LOOKUP_BYTES = 1 << 20
 #: The most payload shown of one record, in bytes.
 PART = 8 << 10
-#: The most bytes of an event besides its records, with the chunk around it.
+#: The most bytes of an event besides its records, including the HTTP chunk around it.
 AROUND = 256
 
 
@@ -37,7 +37,7 @@ class StreamTail:
     broker: Broker
     stream: str
     back: int = MOST_RECORDS
-    #: about how many bytes could have been written in the time that the last read took
+    #: about how many bytes could have been sent to peers in the time that the last read took
     cost: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
 
@@ -70,9 +70,9 @@ class StreamTail:
 
 @attrs.define(eq=False)
 class TailTurns:
-    """Calls *send* every INTERVAL, each time in a turn among all that send records.
+    """Calls *send* every INTERVAL, in turns with everything else that sends records (:mod:`fyrehose.broker.rounds`).
 
-    :ivar send: sends what is new, and returns about how many bytes that are
+    :ivar send: sends the new records, and returns about how many bytes they have
     """
 
     timers: Timers
@@ -90,7 +90,7 @@ class TailTurns:
         self.timers.stop(self.begin)
 
     def take_turn(self) -> int:
-        """Send what is new, and ask for the next turn after INTERVAL."""
+        """Send the new records, and ask for the next turn after INTERVAL."""
         if self._stopped:
             return 0
         self.timers.start(INTERVAL, self.begin)
@@ -104,7 +104,7 @@ def _cut(run: Run) -> Run:
 
 
 def _latest(found: list[tuple[Record, int]]) -> list[dict[str, Any]]:
-    """Return the last records of *found* as objects, as many as fit into a piece; each comes with its size."""
+    """Return the last records of *found* that fit into a piece, as objects, each with its size."""
     shown: list[dict[str, Any]] = []
     room = PIECE - AROUND
     for record, size in reversed(found):

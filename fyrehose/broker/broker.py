@@ -217,7 +217,7 @@ class Broker:
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else max(after, oldest - 1)
-        if not self.follows:  # a server that follows may not have yet what another one has delivered
+        if not self.follows:  # a follower may lag behind the leader, whose records the subscriber has seen
             position = min(position, last)
         return self._fanout.subscribe(stream, position, last, sink, owner)
 
@@ -312,7 +312,7 @@ class Broker:
         return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
-        """Deliver the durable records: to the states that follow a stream, then to subscribers, then to consumers."""
+        """Deliver the durable records: to replayed states, then to subscribers, then to shared subscriptions."""
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
@@ -325,7 +325,8 @@ class Broker:
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         """Read the last numbers of the streams again after the journal changed its state, and notify the watchers."""
-        # Appends that were not durable have failed: nobody has seen their numbers, and their streams were not created.
+        # Appends that were not durable have failed.  Nobody has seen their numbers, and streams that began with them
+        # do not exist.
         ends = self.journal.ends()
         waiting: list[Deferred[None]] = []
         if self.follows and state is JournalState.WRITABLE:
@@ -342,7 +343,7 @@ class Broker:
             leading.callback(None)
 
     def _restore(self, ends: Mapping[str, int]) -> None:
-        """Continue the numbers of every stream, also of retired ones, where the journal ends."""
+        """Let the next number of every stream, also of retired ones, follow its last number in the journal."""
         self.sequencer.restore({**self.journal.retired(), **ends}, self.journal.floor)
 
     def _check_retirable(self, stream: str) -> None:
@@ -377,7 +378,7 @@ class Broker:
         return failure
 
     def refusal(self) -> PublishError:
-        """Return the error of everything that needs a writable journal while it is not."""
+        """Return the error for requests that need a writable journal; call it while the journal is not writable."""
         state = self.journal.state
         if state is JournalState.READ_ONLY:
             why = self.journal.refusal  # a server that follows names the leader
@@ -389,7 +390,7 @@ class Broker:
         return Closed(f"the journal is {state.value}")
 
     def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]:
-        """Check runs in detail, and create the streams that do not exist.
+        """Check the streams, sizes and labels of runs, and create the streams that do not exist.
 
         :param own: runs of the server itself, which has no limits
         :param peer: the peer whose limits new streams of *runs* count against; None: the server
@@ -427,7 +428,7 @@ class Broker:
             if label is not None and len(label) > MAX_NAME:
                 raise InvalidName(f"label {label[:80]!r} has {len(label)} characters; the limit is {MAX_NAME}")
         if not run.lengths:
-            raise ValueError("a run without records was published")
+            raise ValueError(f"a run without records was published to {run.stream!r}; expected at least one record")
 
     def _bound_to(self, stream: str) -> Listener | None:
         """Return the listener whose settings bind it to *stream*, if any."""

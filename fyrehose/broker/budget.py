@@ -18,8 +18,8 @@ nothing.  An account that may not grow pauses its connection; TCP then makes the
 
 Deadlock is impossible.  Held publishes become durable without further input.  An incomplete frame either may grow or
 waits for a grant.  A frame with a grant is never paused for memory: it completes, or its connection ends at its
-deadline, or as soon as another frame waits for the grant and this one is slower than a slow link.  If
-no frame has a grant and little is held, the next frame gets one however large it is, so some frame can always finish.
+deadline, or as soon as another frame waits for the grant and this one arrives below the least rate that is accepted.
+If no frame has a grant and little is held, the next frame gets one of any size, so some frame can always finish.
 A grant that becomes too small because its frame grows is extended; the oldest grant can always be extended.
 
 Starvation is impossible, too: each part leaves some memory to an address that holds nothing yet, grants are given in
@@ -60,11 +60,11 @@ class Pausable(Protocol):
 
 
 class IncompleteFrame(Protocol):
-    """The incomplete frame of a connection, as its account sees it."""
+    """The incomplete frame of a connection, which its account may drop if the frame arrives too slowly."""
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame arrives more slowly than over a slow link, not counting time without reads."""
+        """Return whether the frame arrives below the least rate that is accepted; time without reads does not count."""
 
     def drop(self) -> None:
         """End the connection, because memory is short and the frame is slow."""
@@ -79,7 +79,7 @@ class UnreadAnswer(Protocol):
 
 @attrs.define(eq=False)
 class Share:
-    """The memory that the connections of one address hold together, and the connections that wait for more.
+    """The memory that the connections of one address hold together, and the connections that wait for memory.
 
     :ivar held: like ``charged`` and ``granted``, the share of this address in the counter of :class:`Budget`
     :ivar accounts: number of open accounts
@@ -249,7 +249,7 @@ class Budget:
     def _grant(self) -> None:
         """Grant memory to waiting frames, one address after another."""
         for growing in list(self._growing):
-            if growing not in self._growing:  # it was dropped to make room for a frame before it
+            if growing not in self._growing:  # its connection was dropped, for an earlier frame of this loop
                 continue
             more = growing.frame - growing.granted
             if self.granted + more <= self.grants or growing is next(iter(self._with_grant)):
@@ -257,7 +257,7 @@ class Budget:
             else:
                 self._drop_slow(self.granted + more - self.grants, None)
         if self.held > self.spare and self.charged > self.pool:
-            return  # held publishes become durable, and then there is room
+            return  # held publishes become durable soon, and then the pool has room
         tries = len(self._waiting)
         while tries > 0:
             share = next(iter(self._waiting))
@@ -265,7 +265,7 @@ class Budget:
             over = 0 if account is None or not self.granted else self.granted + account.frame - self.grants
             if over > 0:
                 self._drop_slow(over, None)
-                return  # it keeps its turn, or smaller frames would take all memory that becomes free
+                return  # the frame keeps its turn: otherwise smaller frames would take all memory that becomes free
             self._waiting.move_to_end(share)
             tries -= 1
             if account is None:
@@ -344,7 +344,7 @@ class Account:
         budget.held -= size
         share.charged -= size
         budget.charged -= size
-        # Read again only when half of it is free: a few large reads cost less than many small ones.
+        # Read again only when half of the account's limit is free: a few large reads cost less than many small ones.
         if self.held <= budget.each // 2:
             self._crowded = False
         if self.paused:
@@ -393,7 +393,7 @@ class Account:
             self.frame = self.arrived = 0
 
     def retry(self) -> None:
-        """Check again whether this account may continue; call this about once a second while it waits with a frame.
+        """Check again whether this account may continue; call this about once a second while its frame is incomplete.
 
         Only this check notices that another frame has become slow and can be dropped to make room.
         """
@@ -424,7 +424,7 @@ class Account:
 
     @property
     def slow(self) -> bool:
-        """Return whether the connection is read, and its frame is slower than a slow link."""
+        """Return whether the frame arrives too slowly, although the connection is read."""
         return not self.paused and self.watch is not None and self.watch.slow
 
     # Private.

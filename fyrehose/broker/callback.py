@@ -31,10 +31,10 @@ from fyrehose.records import Run
 @implementer(IBroker)
 @attrs.define(eq=False)
 class CallbackBroker:
-    """Hand what peers publish to a function.
+    """Call a function with the messages that peers publish.
 
-    It serves protocols whose peers only publish: Figg, Lumberjack and HTTP.  There is nothing to read or to subscribe
-    to; a peer that tries is refused.  Numbers of a stream begin at 1 with each process.
+    This broker serves protocols whose peers only publish: Figg, Lumberjack and HTTP.  A peer that wants to read or to
+    subscribe is refused.  The numbers of each stream begin at 1 whenever the process starts.
 
     :param handle: is called with each run of records that a peer published: records of one stream, numbered, with
         their columns and constants.  It may return a Deferred.  The publish is acknowledged when ``handle`` has
@@ -54,7 +54,7 @@ class CallbackBroker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
-    age = None  #: nobody else has newer records
+    age = None  #: no other server has newer records
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
     def when_leading(self) -> Deferred[None]:
@@ -80,16 +80,18 @@ class CallbackBroker:
             raise Forbidden(f"{self.identity} may not {action.value} {stream!r}")
 
     def publisher(self, account: Account | None, settled: Settled) -> DeferredPublisher:
-        """Return a publisher that hands runs out; see :meth:`fyrehose.interfaces.IBroker.publisher`."""
+        """Return a publisher that calls the function; see :meth:`fyrehose.interfaces.IBroker.publisher`."""
         return DeferredPublisher(self, account, settled)
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Number *runs* and hand them out; see :meth:`fyrehose.interfaces.IBroker.publish`."""
+        """Number *runs*, and call the function with each; see :meth:`fyrehose.interfaces.IBroker.publish`."""
         try:
             for run in runs:
                 self.check(Action.PUBLISH, run.stream)
             if len(self._ends.keys() | {run.stream for run in runs}) > self.max_streams:
-                raise TooManyStreams(f"there are {self.max_streams} streams, and no more are allowed")
+                raise TooManyStreams(
+                    f"no room for another stream: at most {self.max_streams} are allowed; publish to one of those"
+                )
         except FyrehoseError:
             refused: Deferred[tuple[int, ...]] = Deferred()
             refused.errback(Failure())
@@ -140,7 +142,7 @@ class CallbackBroker:
         return iter(())
 
     def ready(self, producer: Producer) -> None:
-        """Do nothing, because there is nothing to read, and so nothing that takes turns."""
+        """Do nothing, because a broker without records has no answers that need turns."""
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         """Refuse: there are no streams to retire."""
@@ -149,4 +151,4 @@ class CallbackBroker:
         return refused
 
     def restrict(self, stream: str, max_payload: int) -> None:
-        """Ignore the limit, which is about protocols that read the stream."""
+        """Do nothing, because the limit exists for protocols that deliver the records of the stream."""

@@ -165,9 +165,9 @@ class Consuming:
         return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume, and, if it may consume all, those to the files.
+        """Describe the subscriptions that the peer may consume, the shared ones last.
 
-        The last are the shared ones.
+        A peer that may consume all streams also sees the subscriptions of programs that read the journal's files.
         """
         permits = self.peer.permits
         found = [

@@ -2,8 +2,9 @@
 
     first and last number of a stream -> at most a few reads per answer -> times of the two ends, mean size
 
-The journal keeps no size and no time for each stream.  A result is kept until the end it was read from moves, so a page
-that is open costs few reads; an answer whose reads are used up leaves the others unknown until the next one.
+The journal keeps no size and no time for each stream.  A result is kept until a record is added or deleted at the end
+that it was read from, so a page that is open costs few reads.  One answer makes a limited number of reads; streams for
+which none is left stay unknown until the next answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class End:
     :ivar first: the first number when ``oldest`` was read; 0: not yet
     :ivar last: the last number when ``newest`` was read; 0: not yet
     :ivar oldest: when the server accepted the oldest record, in seconds since 1970 UTC
-    :ivar newest: the same for the newest one
+    :ivar newest: when the server accepted the newest record, in seconds since 1970 UTC
     :ivar mean: the mean size of the newest records, in bytes
     """
 
@@ -76,7 +77,7 @@ class Ends:
             if end.last != last and (end.mean is None or not grows) and self.left > 0:
                 self._read_newest(stream, end, first, last)
         except JournalError:
-            # Retention may delete the records meanwhile, and damage is reported to those who read the stream.
+            # Retention may have deleted the records.  Damage is reported to subscribers that read the stream.
             end.oldest = end.newest = end.mean = None
         return end
 

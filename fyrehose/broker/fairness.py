@@ -5,9 +5,9 @@ quota for each peer is no answer either: many honest clients may stand behind on
 client alone may need the whole table while nobody else wants it.  So a holder may take as much as is free, and only a
 full table is divided:
 
-- A *member* is one thing in the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
-  the table counts, or bytes.  Things that nobody ever displaces, such as subscriptions, need not be members: ``take``
-  and ``give`` only count what a holder has of them.
+- A *member* is one entry of the table: a connection, a link, a key.  It belongs to one *holder* and has a *size*: 1 if
+  the table counts entries, or a number of bytes.  Entries that are never displaced, such as subscriptions, need not be
+  members: ``take`` and ``give`` only count how many of them a holder has.
 - A *holder* is the party that the members count for: the network of a peer
   (:func:`~fyrehose.identity.network_of`) and, where the access policy asks for a proof of identity, that proof as well.
   A name that a peer can make up is no holder.
@@ -20,9 +20,9 @@ Three things follow.  A holder whose share is at most ``capacity / n`` of a tabl
 to others, however fast they are.  A holder that adds without end replaces its own members once it is the largest.  And
 a table that is not full costs nobody anything.
 
-The mechanism only chooses: its owner removes the member, counts and logs that (``Counters.refuse``), and may keep a
-member that must not go now, by refusing the newcomer for the moment.  "No room now" is then an error that says when to
-try again, never one that is final.
+The mechanism only chooses a member.  The owner of the table removes the member, counts and logs that
+(``Counters.refuse``).  If the member must not go now, the owner refuses the newcomer instead, with an error that says
+when to try again.
 
 Finding the largest holder takes constant time, adding and removing the logarithm of the number of different shares.
 
@@ -50,7 +50,7 @@ import attrs
 
 M = TypeVar("M")
 
-#: The fewest entries of the heap of levels that are not worth cleaning up.
+#: The heap of levels is cleaned up only when it has at least this many outdated entries.
 LEAST_LEVELS = 64
 
 
@@ -59,7 +59,7 @@ class _Holder(Generic[M]):
     """The members of one holder with their sizes, the oldest first.
 
     :ivar used: the sum of the sizes
-    :ivar taken: what was taken without a member
+    :ivar taken: the size that :meth:`FairShare.take` has counted, without a member
     """
 
     name: str
@@ -171,7 +171,7 @@ class FairShare(Generic[M]):
     def make_room(self, holder: str = "", size: int = 1) -> list[M]:
         """Remove members until one of *size* fits, and return them: the first out of the table first.
 
-        All go before a member that is larger than the capacity.
+        If *size* exceeds the capacity, all members are removed.
         """
         gone: list[M] = []
         while not self.fits(size) and (member := self.first_out(holder)) is not None:
@@ -180,7 +180,7 @@ class FairShare(Generic[M]):
         return gone
 
     def _grow(self, holder: _Holder[M], size: int) -> None:
-        """Add *size*, which may be negative, to the sum of *holder*, and forget a holder that has nothing any more."""
+        """Add *size*, which may be negative, to the sum of *holder*; forget the holder if nothing is left of it."""
         if holder.used:
             level = self._levels[holder.used]
             del level[holder.name]

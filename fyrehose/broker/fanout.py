@@ -122,7 +122,7 @@ class Cursor:
 
     @property
     def subscriber(self) -> tuple[str, str]:
-        """Return the name of the protocol, and the peer; empty where the sink has none."""
+        """Return the name of the subscriber's protocol, and the peer; empty where the sink has none."""
         return subscriber_of(self.sink)
 
     @property
@@ -193,7 +193,7 @@ class Cursor:
         return delivery.size
 
     def _take_back(self, delivery: Delivery, taken: int) -> None:
-        """Continue behind number *taken*, because the sink has not taken the rest of *delivery*."""
+        """Move the cursor back to number *taken*, because the sink has not taken the rest of *delivery*."""
         rest = [run.slice(max(0, taken + 1 - run.first_seq), len(run)) for run in delivery.runs if run.last_seq > taken]
         if not rest:
             return
@@ -204,7 +204,7 @@ class Cursor:
             self.tally.messages -= left.count
             self.tally.bytes -= left.payload_size
         self.place.fanout._share(left)
-        if self.place.fanout._stop_waiting(self):  # the sink has resumed it within deliver()
+        if self.place.fanout._stop_waiting(self):  # the sink has resumed this cursor within deliver()
             self.place.fanout.ready(self)
 
 
@@ -287,7 +287,8 @@ class Fanout:
     def ready(self, cursor: Cursor, read_all: bool = False) -> None:
         """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn.
 
-        :param read_all: whether nothing is left to read, although the numbers say so: the last records are too old
+        :param read_all: whether a read has found nothing, although the cursor is not at the last number: the remaining
+            records are too old to be served
         """
         if cursor.placed or cursor.stopped:
             return
@@ -358,7 +359,7 @@ class Fanout:
         return delivery
 
     def _share(self, delivery: Delivery, start: int = 0) -> None:
-        """Keep *delivery* for the cursors that reach *start* next, or its first number."""
+        """Keep *delivery* for cursors whose next number is *start*, or the first number of *delivery*."""
         key = delivery.runs[0].stream, start or delivery.first_seq
         before = self._recent.pop(key, None)
         if before is not None:

@@ -45,7 +45,7 @@ _VERBS = {
 
 
 class Unguarded(PublishingBroker, Protocol):
-    """The broker of the server itself, as the brokers of its peers use it."""
+    """The broker without an access policy, as :class:`Guarded`, its front for the peers of one identity, uses it."""
 
     @property
     def counters(self) -> Counters: ...
@@ -136,7 +136,7 @@ def _end_forbidden(broker: Unguarded) -> int:
 @implementer(IBroker)
 @attrs.define(eq=False)
 class Guarded:
-    """The broker as the peers of one identity may use it."""
+    """The broker for the peers of one identity: refuses what the access policy does not allow them."""
 
     identity: Identity
     broker: Unguarded
@@ -204,7 +204,7 @@ class Guarded:
 
     @property
     def holder(self) -> str:
-        """Return the peer that the keys of its publishes count for."""
+        """Return the name under which the keys of the peer's publishes count; see :func:`.policy.holder_of`."""
         return holder_of(self.identity, self._applying())
 
     def publisher(self, account: Account | None, settled: Settled) -> Publisher:
@@ -291,7 +291,7 @@ class Guarded:
     def _judge(self, action: Action, stream: str) -> bool:
         verdicts, rules = self._verdicts[action], self._applying()
         if action in self._everywhere and not stream.startswith("."):
-            # Streams for which the cache has no room are judged here each time, which is nearly as quick.
+            # Once the cache is full, other streams are judged here each time, which is nearly as quick.
             if len(verdicts) < MOST_VERDICTS:
                 verdicts[stream] = True
             return True
@@ -325,7 +325,7 @@ class Guarded:
         self._end = None
         self.check_end()
         _end_forbidden(self.broker)
-        if self._subscribed:  # the clock was set back, or another token of a rule is valid for longer
+        if self._subscribed:  # subscriptions are left: the clock was set back, or another rule still applies
             self._end_later()
 
     def refusal(self, action: Action, stream: str) -> Forbidden:

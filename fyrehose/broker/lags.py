@@ -17,7 +17,7 @@ from fyrehose.interfaces import IJournal
 
 log = Logger()
 
-#: The most streams in which one look reads the oldest record that is not acknowledged.
+#: The most streams whose oldest unacknowledged record is read in one call of :meth:`SubscriptionLags.look`.
 LOOKS = 20
 
 
@@ -32,7 +32,7 @@ class Lagging(Protocol):
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Return the number of the last record of each stream up to which all are acknowledged, or final."""
+        """Return a number for each stream: all records up to it are acknowledged or, if shared, final."""
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,10 @@ class SubscriptionLags:
         return total, max(ages) if ages else None if total else 0.0
 
     def of_stream(self, named: Lagging, stream: str, seq: int) -> tuple[int, float | None]:
-        """Return the same for one stream of *named*, of which the records up to *seq* are acknowledged."""
+        """Return the lag of *named* in one of its streams, as :meth:`of` does for all of them.
+
+        :param seq: the records of *stream* up to this number are acknowledged
+        """
         oldest, last = self.journal.bounds(stream)
         records = max(0, last - max(seq, oldest - 1))
         if not records:

@@ -1,9 +1,9 @@
-"""Lend memory to connections that send records larger than a piece, so that they need not read them for each piece.
+"""Lend memory to connections that send large records piece by piece, so that a record is not read again for each piece.
 
-A record that is half sent could be as large as 16 MiB, and as many could be half sent as there are connections.  So a
-connection keeps its record only while there is memory for it, and otherwise reads it again for its next piece.  A
-connection whose peer does not read gives the memory back as soon as another one needs it; one network never has more
-than two thirds.  What is lent is charged to the budget.
+A record has up to 16 MiB, and each connection may have sent one in part.  So a connection keeps its record only while
+there is memory for it, and otherwise reads it again for its next piece.  A connection whose peer does not read gives
+the memory back as soon as another one needs it; one network never has more than two thirds.  The memory that is lent
+is charged to the budget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fyrehose.broker.fairness import FairShare
 
 
 class Lender(Protocol):
-    """The budget that the memory is charged to."""
+    """The budget to which the lent memory is charged."""
 
     def keep(self, size: int) -> bool: ...
 

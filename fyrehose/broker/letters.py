@@ -1,12 +1,13 @@
-"""Dead letters of listeners: messages that the server would refuse, stored so that what is behind them continues.
+"""Dead letters of listeners: messages that the server refuses and stores apart, so that later messages are not held up.
 
     refused = "close"               the peer is disconnected, and sends the message again first: the default
-    refused = "dead-letter"         it is stored in the stream dead.PROTOCOL, and acknowledged
-    refused = "dead-letter+policy"  so are messages that the access policy does not allow
+    refused = "dead-letter"         the message is stored in the stream dead.PROTOCOL, and acknowledged
+    refused = "dead-letter+policy"  messages that the access policy does not allow are stored there, too
 
-A client that nobody can change sends a refused message again for ever, and everything behind it waits.  A letter is the
-payload as it came, cut at :data:`MOST`, with the peer as its producer and the content type that it had; its topic says
-why it was refused, its size in bytes, and its stream: ``PayloadTooLarge 70000 orders``.
+A client that nobody can change sends a refused message again for ever, and all its later messages wait.  A dead letter
+is a record with the payload of such a message, cut at :data:`MOST`, with the peer as its producer and the content type
+of the message; its topic says why the message was refused, its size in bytes, and its stream:
+``PayloadTooLarge 70000 orders``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from fyrehose.records import MAX_NAME, Run
 #: The values of the option ``refused``.
 CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
 CHOICES = (CLOSE, KEEP, KEEP_FORBIDDEN)
-#: The beginning of the names of their streams.
+#: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
-#: The most bytes of a payload that a letter has.
+#: The most bytes of a payload that a dead letter keeps.
 MOST = 1 << 20
 
-#: Refusals that another attempt does not change.
+#: Refusals that stay the same at another attempt.
 _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
 
 

@@ -2,12 +2,13 @@
 
     acknowledge, rewind, delete -> a record in the stream ``.subscriptions`` -> durable -> the Deferred fires
 
-A position moves when that is durable, and not before.  While one change of a subscription is being written, later
-ones wait and are written together.  Retention keeps what subscriptions have not acknowledged, see :meth:`unread`.
+A position moves when its record is durable, and not before.  While one change of a subscription is being written,
+later ones wait and are written together.  Retention keeps the records that subscriptions have not acknowledged, see
+:meth:`unread`.
 
 A subscription of a pattern has one position in each stream that matches.  Streams that are created later are added, and
-their positions begin at 0, so a position is written only when it moves.  Each of them finds its subscriptions by an
-index, and room for it is counted, not summed.
+their positions begin at 0, so a position is written only when it moves.  An index finds the patterns that match a new
+stream, and a counter tells whether there is room for it, so that a new stream costs little.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = Logger()
 
 #: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
 MOST_NAMED = 10_000
-#: Seconds between two looks at checkpoints and lags.
+#: Seconds between two checks whether a checkpoint is due, which also update the lags.
 CHECK = 1.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -62,7 +63,7 @@ class NamedSubscriptions:
     :ivar publish: publishes records of the server's own
     :ivar room: counts subscriptions, and the streams of those of patterns
     :ivar exists: whether a stream exists, or is being created
-    :ivar shares: the shared subscriptions, whose names belong to them; None: there are none
+    :ivar shares: the shared subscriptions, whose names no named subscription may have; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
     """
 
@@ -98,7 +99,7 @@ class NamedSubscriptions:
     # Opening and closing.
 
     def open(self) -> None:
-        """Recover the subscriptions from the journal, which is open; those that are known are forgotten.
+        """Recover the subscriptions from the journal, which is open; they replace those in memory.
 
         :raises JournalCorrupt: their records cannot be read
         """
@@ -175,7 +176,7 @@ class NamedSubscriptions:
         """Add *named* to the table."""
         self.entries[named.name] = named
         if named.members is not None and named.wanted is not None:
-            # A journal may have patterns beyond the bounds of peers, which cost no more than those of operators.
+            # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
             named.pattern = Pattern(named.wanted.stream)
             self._patterns.add(named.pattern, named)
         self.room.count(named)
@@ -189,7 +190,7 @@ class NamedSubscriptions:
             wanted, members = named.wanted, named.members
             if wanted is None or members is None or stream in members:
                 continue
-            # A position in the journal is not given up.
+            # A position that the journal has already is kept, even if there is no room for it.
             if wanted.last(stream) or self.room.has(wanted.creator, 1):
                 members.add(stream)
                 self.room.count(named)
@@ -197,7 +198,7 @@ class NamedSubscriptions:
                 self._leave_out(named, wanted, stream)
 
     def _leave_out(self, named: Named, wanted: Position, stream: str) -> None:
-        """Log that *named*, which has no room for *stream*, leaves it out, unless it has left out another one."""
+        """Log that there is no room for *stream* in *named*; log only the first such stream of a subscription."""
         if named.full:
             return
         named.full = True
@@ -262,16 +263,16 @@ class NamedSubscriptions:
     def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         """Reserve *named* for *holder* for some *seconds*, or until it has acknowledged the records that were *sent*.
 
-        :param sent: number of the last record that it was sent, by stream
+        :param sent: number of the last record that was sent to the consumer, by stream
         """
         wanted = named.wanted
         if wanted is not None and any(seq > wanted.last(stream) for stream, seq in sent.items()):
             named.lease = PollLease(holder, self.clock.seconds() + seconds, seconds, sent)
 
     def _end_lease(self, named: Named, lease: PollLease, takeover: bool) -> None:
-        """End the *lease* of a polling consumer, because another one takes over.
+        """End the *lease* of a polling consumer, because another consumer takes over.
 
-        :raises SubscriptionInUse: it may not yet
+        :raises SubscriptionInUse: the lease has not expired, and *takeover* is false
         """
         left = lease.until - self.clock.seconds()
         if left > 0 and not takeover:
@@ -323,7 +324,7 @@ class NamedSubscriptions:
         return self._store(named).addCallback(lambda _: named.state)
 
     def _renew_lease(self, named: Named) -> None:
-        """Renew the lease of a polling consumer that has acknowledged records; end it if these were all."""
+        """Renew the lease of a polling consumer that has acknowledged records; end it if it has acknowledged all."""
         lease, named.lease = named.lease, None
         if lease is not None:
             self.hold(named, lease.holder, lease.seconds, lease.sent)
@@ -357,7 +358,7 @@ class NamedSubscriptions:
             numbers = dict(seq)
         elif seq and named.members is not None:
             raise InvalidPosition(
-                f"subscription {named.name!r} is one of the pattern {wanted.stream!r}: give a number for each stream"
+                f"subscription {named.name!r} has the pattern {wanted.stream!r}: give a number for each stream"
             )
         else:
             numbers = dict.fromkeys(streams, seq) if seq is not None else {}
@@ -365,10 +366,10 @@ class NamedSubscriptions:
             numbers = {stream: self.journal.bounds(stream)[1] for stream in streams}
         for stream, number in numbers.items():
             if stream not in streams:
-                raise InvalidPosition(f"stream {stream[:80]!r} is not one of subscription {named.name!r}")
+                raise InvalidPosition(f"stream {stream[:80]!r} is not one of the streams of {named.name!r}")
             last = self.journal.bounds(stream)[1]
             if number > last:
-                raise InvalidPosition(f"a position cannot be {number}: stream {stream!r} ends at {last}")
+                raise InvalidPosition(f"invalid position {number} in stream {stream!r}, which ends at {last}")
         return numbers
 
     def delete(self, named: Named) -> Deferred[None]:
@@ -401,7 +402,7 @@ class NamedSubscriptions:
     # Writing.
 
     def _store(self, named: Named) -> Deferred[None]:
-        """Write the wanted state of *named*; a write that is under way is finished first."""
+        """Write the wanted state of *named*, after a write of *named* that is under way."""
         stored: Deferred[None] = Deferred()
         named.waiting.append(stored)
         if not named.writing:
@@ -413,7 +414,7 @@ class NamedSubscriptions:
         wanted, before, named.appended = named.wanted, named.appended, named.wanted
         waiting, named.waiting = named.waiting, []
         change = None if wanted is None else wanted.since(before)
-        self._saved.clear()  # A server that writes does not follow: what was replayed only takes memory.
+        self._saved.clear()  # Only a follower needs the replayed positions; here they would only take memory.
         self.stream.append(positions.pack({named.name: change}, self.stream.checkpoint)).addCallbacks(
             self._stored, self._not_stored, (named, wanted, waiting), errbackArgs=(named, waiting)
         )
@@ -460,14 +461,17 @@ class NamedSubscriptions:
             self.stream.maintain(self._must_move())
 
     def _must_move(self) -> bool:
-        """Return whether the checkpoint pins an older segment than necessary."""
+        """Return whether a sealed segment is kept only because it holds the last checkpoint."""
         try:
             return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
         except JournalCorrupt:
-            return False  # Retention logs it.
+            return False  # Retention logs the damage.
 
     def _forget_retired(self, named: Named, ends: Mapping[str, int]) -> None:
-        """Forget the positions of *named* in streams that do not exist any more: if they return, all of it is new."""
+        """Forget the positions of *named* in streams that do not exist any more.
+
+        If such a stream is created again, all of its records are new to the subscription.
+        """
         gone = {stream for stream in named.members or () if stream not in ends and not self.exists(stream)}
         if gone and named.members is not None:
             named.members -= gone
@@ -477,6 +481,6 @@ class NamedSubscriptions:
             named.stored = named.stored and named.stored.without(gone)
 
     def _everything(self) -> list[bytes]:
-        """Return a checkpoint: all positions as they were appended."""
+        """Return the payload of a checkpoint: the positions of all subscriptions as they were appended last."""
         every = {named.name: named.appended for named in self.entries.values() if named.appended is not None}
         return [positions.pack(every, None)]

@@ -2,19 +2,21 @@
 
     publish(runs, key) -> one batch: the runs, and a record with the key in the stream ``.published`` -> first number
 
-Keys are remembered over restarts and crashes, because key and messages are written together.  They belong to a stream.
-A publish with a known key and other messages is refused.
+Keys are remembered over restarts and crashes, because key and messages are written together.  Each stream has keys of
+its own.  A publish with a known key and other messages is refused.
 
 The table of keys has a part of the memory budget of its own, so neither subscriptions nor keys can take the room of the
-other.  When it is full, a key goes that is older than ``server.keys-kept``, or else the oldest of the largest holder
-(:mod:`~fyrehose.broker.fairness`).  A key whose messages are not durable yet cannot go; if there are too many of these,
-:class:`~fyrehose.errors.NoRoomForKey` says "later".
+other.  When it is full, the server forgets a key that is older than ``server.keys-kept`` or, if there is none, the
+oldest key of the largest holder
+(:mod:`~fyrehose.broker.fairness`).  A key whose messages are not durable yet is never forgotten; if there are too many
+of these, the publish fails with :class:`~fyrehose.errors.NoRoomForKey`, and may be tried again later.
 
-A record has ``v``, ``stream``, ``key``, ``first``, ``digest``, and since shares exist ``holder``; records without it
-count as those of one holder.  A start reads the last ``4 * capacity`` records.  A flood of keys may write more than
-that behind a key that the rule above keeps, so a key whose record has fallen behind by ``capacity`` records is written
-again, one with each publish.  At most ``capacity`` keys can fall behind together, and while they are written again
-``2 * capacity`` records are added: none of them comes closer than ``capacity`` to the end of what a start reads.
+A record has ``v``, ``stream``, ``key``, ``first``, ``digest`` and ``holder``; all records without ``holder``, which
+older versions wrote, count for one holder.  A start reads the last ``4 * capacity`` records.  A flood of keys may write
+more records than that after the record of a key that is to be kept.  So a key whose record is followed by ``capacity``
+others is written again, one such key with each publish.  At most ``capacity`` keys can be due for that at once, and
+while they are written again ``2 * capacity`` records are added: so ``capacity`` of the records that a start reads are
+always to spare.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ log = Logger()
 #: The stream of the keys, and the source of its records.
 STREAM, SOURCE = ".published", "server-published"
 VERSION = 1
-#: How many keys are remembered at the most, unless a sixteenth of the memory budget is less.  A start reads four times
-#: as many records, some 80,000 a second.
+#: The most keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start reads
+#: four times as many records, about 80,000 per second.
 MOST = 100_000
 #: The charge of one key to the memory budget, in bytes.
 ENTRY = 1_024
@@ -87,7 +89,8 @@ class Known:
 class _Keyed:
     """The note of a publish with a key, which :meth:`PublishedOnce.settle` reads.
 
-    :ivar behind: the key that was written again with it, whose record has number *number*
+    :ivar behind: a key whose old record was too far back, and which was written again with this publish, as record
+        *number*
     :ivar note: the note that *publisher* gave
     """
 
@@ -162,7 +165,7 @@ class PublishedOnce:
         return max(self.journal.bounds(STREAM)[0], newest.seq - READ_BACK * self.capacity + 1)
 
     def apply(self, record: Record) -> bool:
-        """Remember the key of *record*; each stands for itself, so one that is invalid costs no other."""
+        """Remember the key of *record*; skip a record that is invalid, because no other depends on it."""
         try:
             known = unpack(record, self.seconds())
         except ValueError:
@@ -232,7 +235,7 @@ class PublishedOnce:
             known.waiting.append(repeated)
 
     def _take_behind(self, number: int) -> Known | None:
-        """Return the key that has to be written again with record *number*, and move it behind all others.
+        """Return the key that has to be written again as record *number*, and make it the last in the order of records.
 
         A key that was kept long enough is forgotten instead.
         """
@@ -266,7 +269,7 @@ class PublishedOnce:
             each.owner.settle((each,), error)
 
     def _recover(self, known: Known) -> None:
-        """Remember *known*, whose record was read; the record may be one that was written again."""
+        """Remember *known*, whose record was read; the record may be a repetition of an earlier one of this key."""
         before = self._known.get(known.name)
         if before is not None and before.waiting is None and before.first == known.first:
             before.record = known.record
@@ -280,7 +283,10 @@ class PublishedOnce:
         self.budget.set_aside(ENTRY)
 
     def _make_room(self, holder: str) -> Known | None:
-        """Forget a key, if the table has no room for another of *holder*; return it if it was not kept long enough."""
+        """Forget a key if the table is full, to make room for one of *holder*.
+
+        :return: the forgotten key if it was not kept for ``kept`` seconds; otherwise None
+        """
         if self._durable.fits():
             return None
         out = next(iter(self._known.values()))

@@ -62,7 +62,7 @@ class Rule:
     """Patterns of streams, and the conditions for peers to use them; an empty condition is always met.
 
     :ivar signers: keys; one of them must have signed the peer's token, which limits the rule to what the token grants
-    :ivar grant: what the token of a peer grants; None: as long as no peer is known, or if it needs no signed token
+    :ivar grant: what the peer's token grants; None: the rule asks for no signed token, or is not applied to a peer yet
     """
 
     networks: tuple[Network, ...] = ()
@@ -113,7 +113,10 @@ class Rule:
         return [grant for grant in found if grant is not None]
 
     def proof(self, identity: Identity) -> str | None:
-        """Return the proof of *identity*, which meets this rule, that the rule asks for; None if it asks for none."""
+        """Return the proof that this rule asks for, as *identity*, which meets the rule, has given it.
+
+        :return: None if the rule asks for no proof
+        """
         if self.certificates:
             return identity.name
         if self.keys and EVERY not in self.keys:
@@ -165,7 +168,7 @@ class Policy:
         return tuple(applied for rule in self.rules if (applied := rule.applied(identity, now)) is not None)
 
     def flaw(self, identity: Identity, now: float) -> str:
-        """Return why the signed token of *identity* grants nothing; empty if it has none, or one that is valid."""
+        """Return why the signed token of *identity* grants nothing; empty without a token, or if the token is valid."""
         for grant in (grant for rule in self.rules for grant in rule.grants(identity)):
             if grant.flaw or grant.expires <= now:
                 return grant.flaw or f"it ended {counted(int(now - grant.expires), 'second')} ago"

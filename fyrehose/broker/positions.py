@@ -1,4 +1,4 @@
-"""Positions of named subscriptions on disk: a stream of the server's own has them, as JSON objects.
+"""Positions of named subscriptions on disk: a stream of the server's own holds them, as JSON objects.
 
     {"v": 1, "since": 17, "set": {"billing": {"stream": "orders", "position": 5, ...}, "old": null}}     changes
     {"v": 1, "all": true, "set": {...}}                                             a checkpoint: all subscriptions
@@ -64,7 +64,7 @@ class Position:
         return attrs.evolve(self, streams={stream: seq for stream, seq in known.items() if stream not in streams})
 
     def since(self, before: Position | None) -> Position:
-        """Return the state to write if *before* was written last: of ``streams`` only the numbers that differ."""
+        """Return this state without those numbers of ``streams`` that *before*, which was written last, has, too."""
         if self.streams is None or before is None or before.streams is None or before.stream != self.stream:
             return self
         streams = self.streams.keys() | before.streams.keys()
@@ -84,7 +84,7 @@ class SavedPositions:
     def begin(self, newest: Record) -> int:
         since = _parsed(newest.payload).get("since", newest.seq)
         if not isinstance(since, int):
-            raise ValueError(f"it has the checkpoint {since!r}; expected a number")
+            raise ValueError(f'invalid "since" {since!r}: expected the number of the last checkpoint')
         return since
 
     def apply(self, record: Record) -> bool:
@@ -101,14 +101,14 @@ class SavedPositions:
 
 
 def takes(pattern: Pattern, stream: str) -> bool:
-    """Return whether a subscription of *pattern* has a position in *stream*; it has none in the server's own."""
+    """Return whether a subscription of *pattern* has a position in *stream*; never in streams of the server's own."""
     return not stream.startswith(".") and pattern.covers(stream)
 
 
 def pack(changes: Mapping[str, Position | None], since: int | None) -> bytes:
     """Return the payload of a record of *changes*.
 
-    :param changes: of a pattern, the positions that :meth:`Position.since` returns
+    :param changes: for a subscription of a pattern, the position that :meth:`Position.since` returns
     :param since: number of the last checkpoint; None: the record is a checkpoint, and *changes* are all subscriptions
     """
     head: dict[str, object] = {"v": VERSION, "all": True} if since is None else {"v": VERSION, "since": since}
@@ -121,9 +121,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(data)
         version, named = fields["v"], fields["set"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is invalid: {error!r}") from error
+        raise ValueError(f"expected a JSON object with the members v and set, not {data[:80]!r}: {error!r}") from error
     if version != VERSION or not isinstance(named, dict):
-        raise ValueError(f"it has version {version!r}; this Fyrehose reads version {VERSION}")
+        raise ValueError(f"the record has version {version!r}; this Fyrehose reads version {VERSION}")
     return fields
 
 
@@ -142,9 +142,9 @@ def _position(state: object, before: Position | None) -> Position:
             0 <= seq <= LAST_SEQ for seq in (position.seq, *streams.values())
         )
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"it has an invalid position: {error}") from error
+        raise ValueError(f"expected the fields of a position, not {state!r:.200}: {error}") from error
     if not valid:
-        raise ValueError(f"it has an invalid position: {state!r}")
+        raise ValueError(f"expected a position with a stream and numbers from 0 to {LAST_SEQ}, not {state!r:.200}")
     if position.streams is None or before is None or before.streams is None or before.stream != position.stream:
         return position
     return attrs.evolve(position, streams={**before.streams, **position.streams})

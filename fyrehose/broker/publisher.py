@@ -59,13 +59,13 @@ def _without_port(producer: str | None) -> str:
 
 
 class PublishesOnce(Protocol):
-    """The keys of publishes, as publishers use them."""
+    """The table of the keys of publishes, as far as publishers use it."""
 
     def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None: ...
 
 
 class PublishingBroker(Protocol):
-    """The broker, as publishers use it."""
+    """The broker, as far as publishers use it."""
 
     clock: IReactorTime
     journal: IJournal
@@ -137,7 +137,7 @@ class Publisher:
     ) -> None:
         """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
 
-        :param owner: is told about the publish in place of this publisher, to which it passes the publish on
+        :param owner: settles the publish in place of this publisher, and then passes it on to this one
         """
         broker, peer, verdicts = self._broker, self._peer, self._verdicts
         if key is not None:
@@ -160,7 +160,7 @@ class Publisher:
         created: Sequence[str] = ()
         for run in runs:
             stream = run.stream
-            # A stream that is new, and a payload or a name that may be too large, are checked in detail.
+            # Only a run that may create its stream, or exceed a limit of payloads or names, is checked in detail.
             if len(run.payload) > largest.get(stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
                 usual = False
             size += run.room
@@ -185,7 +185,10 @@ class Publisher:
         broker.journal.submit(publish)
 
     def repeat(self, runs: list[Run], first: int, note: Any) -> Publish:
-        """Return a publish that repeats one with number *first*; the caller settles it when that one is durable."""
+        """Return a publish that repeats an earlier one, whose first number is *first*, and store nothing.
+
+        The caller settles the result when the earlier publish is durable.
+        """
         runs[0].first_seq = first
         repeated = Publish(runs, sum(run.room for run in runs), self, note)
         if self._account is not None:
@@ -205,7 +208,7 @@ class Publisher:
             for item in items:
                 if not item.counted:
                     continue
-                # A publisher of the server itself publishes for several sources.
+                # The source is looked up for each publish: a publisher of the server itself has several.
                 source = item.runs[0].source
                 totals = broker.published.get(source)
                 if totals is None:
@@ -264,7 +267,7 @@ class DeferredPublisher:
     settled: Settled
 
     def publish(self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
-        """Publish *runs*; an error that the broker has at once is raised."""
+        """Publish *runs*; raise the error if the broker refuses them at once."""
         item = Publish(runs, sum(run.room for run in runs), self, note, len(runs))
         if key is None:
             done = self.broker.publish(runs, own)

@@ -81,7 +81,7 @@ class NewStreams:
     most: int
     seconds: Callable[[], float]
     _creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
-    #: the same by network, in the order of their last new streams
+    #: the keys of ``_creators`` by network, in the order of their last new streams
     _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
@@ -183,8 +183,8 @@ class NamedRoom:
 
     Every change is counted when it happens, so that nothing is ever summed.
 
-    :ivar most: the most of both together; one network may create half of them
-    :ivar counts: how many there are, by their creators
+    :ivar most: the most subscriptions and streams of patterns together; one network may create half of them
+    :ivar counts: how many there are of each creator
     """
 
     budget: Budget
@@ -200,25 +200,26 @@ class NamedRoom:
         self.counts.each = (most + 1) // 2
 
     def has(self, creator: str, count: int) -> bool:
-        """Return whether *creator* may have *count* more.
+        """Return whether *creator* may have *count* more subscriptions, or streams of subscriptions of patterns.
 
         :param creator: a network; empty: the server itself
         """
         return self.counts.fits(count, creator or None) and 2 * (self.budget.kept + ENTRY * count) <= self.budget.limit
 
     def check(self, name: str, creator: str, count: int) -> None:
-        """Check that *creator* may have *count* more, which subscription *name* needs.
+        """Check that there is room for subscription *name* of *creator*.
 
-        :raises TooManyNamedSubscriptions: it may not
+        :param count: 1 for the subscription, and 1 for each stream of its pattern
+        :raises TooManyNamedSubscriptions: the limit of the server or of *creator* is reached
         """
         if self.has(creator, count):
             return
         if self.has("", count) or not self.counts.fits(count):
             raise TooManyNamedSubscriptions(
-                f"no room for subscription {name!r}, which needs {count} more: the server has {self.counts.used} of at "
-                f"most {self.most} subscriptions, {self.counts.used_by(creator)} of them by {creator or 'itself'}, and "
-                "one address may have half; each stream of a pattern counts, too; delete some, or raise "
-                "server.named-subscriptions"
+                f"no room for subscription {name!r}, which needs {count} more entries: the server has "
+                f"{self.counts.used} of at most {self.most} entries, {self.counts.used_by(creator)} of them by "
+                f"{creator or 'itself'}, and one address may have half; a subscription is an entry, and so is each "
+                "stream of its pattern; delete some, or raise server.named-subscriptions"
             )
         raise NoRoomForSubscription(
             f"the memory budget has no room for subscription {name!r} yet; end others, or raise server.memory"

@@ -1,4 +1,4 @@
-"""Let everything that sends records, and everything that peers send, take turns, so that no peer delays the others.
+"""Let output for peers, and input from peers, take turns, so that no peer delays the others.
 
     cursors of subscriptions, answers to reads, large records  -> Rounds.ready() -> take_turn() -> take_turn() ...
     received bytes, beyond INPUT_S in one round                -> Intake.wait() -> handle_more() -> handle_more() ...
@@ -6,8 +6,8 @@
 One turn of the reactor produces about ROUND bytes for all peers together, for ROUND_S at the most.  A producer that has
 had its turn and has more to send goes to the end of the queue.
 
-Input is handled as it arrives, for INPUT_S in all.  What arrives then, or is more than one slice of a session, waits:
-the networks of the peers take turns, and within a network its connections, one slice at a time.
+Input is handled as it arrives, until that has taken INPUT_S.  Input that arrives later, or exceeds one slice of a
+session, waits: the networks of the peers take turns, and within a network its connections, one slice at a time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = Logger()
 
 #: The most bytes that are produced for all peers before the reactor runs again.
 ROUND = 512 << 10
-#: How long they may take, in seconds: a turn that reads much to find little produces few bytes, too.
+#: How long one round may take, in seconds: a turn that reads much and finds little produces few bytes, and takes long.
 ROUND_S = 0.005
 #: What a turn counts at the least, in bytes, because a turn also takes time when it produces little.
 LEAST = 1 << 10
-#: How long input is handled at once, and then in each round, in seconds: between two rounds the reactor runs.
+#: How long input is handled before the first round, and in each round, in seconds; between two the reactor runs.
 INPUT_S = 0.005
 #: The most turns in one round of the intake, however short they are.
 INPUT_TURNS = 64
@@ -61,8 +61,8 @@ class Rounds:
     def run(self, producers: Iterable[Producer] = ()) -> None:
         """Queue *producers*, and begin a round now, unless one is scheduled already.
 
-        In a round the producers have their turns in order, until ROUND bytes are produced or its time is over, which
-        begins after the first turn; the rest follows in another round.
+        In a round the producers have their turns in order, until they have produced ROUND bytes, or until ROUND_S after
+        the first turn; the rest follow in the next round.
         """
         queue, left, end = self._queue, ROUND, 0.0
         queue.extend(producers)
@@ -73,7 +73,7 @@ class Rounds:
                 left -= max(queue.popleft().take_turn(), LEAST)
             except Exception:  # an error of one producer must not affect the others, nor the commit that runs a round
                 log.failure("sending to one peer failed and ends; please report this bug")
-            if queue:  # most rounds have one turn, and ask for no time
+            if queue:  # most rounds have one turn, so they do not read the clock
                 now = self.clock.seconds()
                 end = end or now + ROUND_S
                 if now >= end:
@@ -113,8 +113,8 @@ class Receiver(Protocol):
 class Intake:
     """The queues of connections that wait to handle what they have received, by network.
 
-    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds; nothing while
-        anybody waits
+    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds; 0 while a
+        connection waits
     """
 
     left: float = attrs.field(default=INPUT_S, init=False)

@@ -4,8 +4,8 @@
     a token, a key        -> a Grant, if the key has signed the token
 
 A token is a JSON Web Token with HMAC-SHA256 (RFC 7519, RFC 7515 "HS256"), so a program in any language can sign one.
-The server keeps no table of tokens: who can read the key can sign, and a token is valid until its end, or until the
-policy names the key no longer.
+The server keeps no table of tokens: everybody who can read the key can sign, and a token is valid until its end, or
+until the policy no longer names the key.
 
     {"alg":"HS256","typ":"JWT"} . {"exp": 1795304875, "subscribe": ["logs.*"]} . signature
 """

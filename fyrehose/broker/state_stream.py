@@ -1,4 +1,4 @@
-"""Streams of state: what the server must not forget is kept in a stream of its own, and replayed at a start.
+"""Streams of state: the server keeps state that must survive a restart in a stream, and replays the stream at a start.
 
     change -> a record, in one batch with what it belongs to -> durable -> the change has happened
     start: the newest record -> the checkpoint that it names -> all records from there on -> the state
@@ -16,11 +16,12 @@ The theory, which holds for named subscriptions, shared subscriptions, the keys 
 4. **Every record names the last durable checkpoint**, so the newest record alone says where a replay begins.  Records
    before the checkpoint are never read, and retention may delete them.  A replay that begins earlier, or runs through a
    checkpoint, gives the same state.
-5. **A checkpoint is due** when the records behind the last one exceed a size and four times its own size: a replay
-   takes a bounded time, and checkpoints add at most a quarter to what is written.  It is also due when retention has to
-   delete the segment of the last one.  If it is refused, for example by a full disk, the next look finds it due again.
-6. **A follower replays all the time**, so taking over takes no longer than what came last.  A server that has written
-   to the stream itself forgets how far it has replayed: if it replays again, it begins at the checkpoint.
+5. **A checkpoint is due** when the records behind the last one exceed a fixed size, and four times the size of that
+   checkpoint: a replay takes a bounded time, and checkpoints add at most a quarter to what is written.  It is also due
+   when retention has to delete the segment of the last one.  If it is refused, for example by a full disk, the next
+   check finds it due again.
+6. **A follower replays all the time**, so that it has only the latest records to replay when it takes over.  A server
+   that has written to the stream itself forgets how far it has replayed: its next replay begins at the checkpoint.
 7. **Only the server writes here.**  Names of such streams begin with a dot, and records of another source are skipped:
    a policy may let an operator's program publish into such a stream, and that must not change the state.
 
@@ -76,9 +77,9 @@ class Replayable(Protocol):
 class Replayed:
     """The progress of a replay.
 
-    :ivar last: the last number that was looked at; 0: none
+    :ivar last: the number up to which the stream was replayed; 0: nothing was
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
-    :ivar missing: how many records are missing since then, so that the state may be older than it was
+    :ivar missing: how many records after it are missing, so that changes may be lost
     :ivar damage: why the replay has stopped; empty: it has not
     """
 
@@ -136,7 +137,7 @@ def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, 
 def _apply(
     state: Replayable, read: Read, span: tuple[int, int], start: int, names: tuple[str, str], found: Replayed
 ) -> None:
-    """Apply the records of *span*, of which those from *start* on exist; count those that are missing."""
+    """Apply the records of *span* to *state*, and count the missing ones; none before *start* exists any more."""
     (expected, last), (stream, source) = span, names
     for record in records(read, stream, start, last):
         found.missing += record.seq - expected
@@ -161,7 +162,8 @@ class StateStream:
     :ivar state: what is replayed
     :ivar read: the journal's ``read``
     :ivar bounds: the journal's ``bounds``
-    :ivar publish: publishes records of the server's own; None: they only ever go with others, see :meth:`draft`
+    :ivar publish: publishes records of the server's own; None: they are only published with messages of peers, see
+        :meth:`draft`
     :ivar everything: returns the payloads of a checkpoint: all that was appended; None: the stream has none
     :ivar checkpoint_bytes: a checkpoint is due when the records behind the last one exceed this number of bytes, and
         four times its size
@@ -179,7 +181,7 @@ class StateStream:
     #: number of the first record of the last durable checkpoint; 0: none
     checkpoint: int = attrs.field(default=0, init=False)
     _found: Replayed = attrs.field(factory=Replayed, init=False)
-    _stale: bool = attrs.field(default=True, init=False)  #: whether the next replay has to begin anew
+    _stale: bool = attrs.field(default=True, init=False)  #: whether the next replay has to begin at the checkpoint
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
@@ -187,12 +189,12 @@ class StateStream:
     # Reading.
 
     def open(self) -> Replayed:
-        """Bring the state up to date: replay what was appended since the last call, or else from the checkpoint on.
+        """Bring the state up to date: replay from the checkpoint on, or only the records since the last call.
 
         :raises JournalCorrupt: a record cannot be read, or is invalid
         """
         bounds = self.bounds(self.name)
-        stale, self._stale = self._stale, True  # If the replay fails, the next one begins anew.
+        stale, self._stale = self._stale, True  # If this replay fails, the next one begins at the checkpoint.
         if stale or not self._found.last:
             self._found = replay(self.state, self.read, bounds, self.name, self.source)
         else:
@@ -202,7 +204,7 @@ class StateStream:
         return self._found
 
     def follow(self) -> None:
-        """Replay what another server has appended; after damage wait for :meth:`open`, which raises it."""
+        """Replay what another server has appended; after a damaged record, only :meth:`open` tries again."""
         if self._found.damage:
             return
         try:
@@ -231,7 +233,7 @@ class StateStream:
         return self.publish([self.draft(payload)])
 
     def is_due(self) -> bool:
-        """Return whether so much was written since the last checkpoint that another one is due."""
+        """Return whether a checkpoint is due, because enough was written since the last one (rule 5)."""
         return self._bytes_since > max(self.checkpoint_bytes, 4 * self._checkpoint_size)
 
     def maintain(self, must_move: bool = False) -> None:

@@ -22,12 +22,12 @@ class Consumer(Protocol):
 
 @attrs.frozen
 class PollLease:
-    """A polling consumer works on records that it was sent and has not acknowledged.
+    """The lease of a polling consumer, which works on records that were sent to it, and has not acknowledged them.
 
     :ivar holder: the consumer
     :ivar until: when another consumer may continue (monotonic, seconds)
     :ivar seconds: how long the lease is
-    :ivar sent: number of the last record that it was sent, by stream
+    :ivar sent: number of the last record that was sent to it, by stream
     """
 
     holder: str
@@ -62,8 +62,8 @@ class Named:
     members: set[str] | None = None
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     writing: bool = False
-    #: the network that it counts for, its size when it was counted last, and what the memory budget was charged for it,
-    #: in bytes (see NamedRoom)
+    #: the network that the subscription counts for, its size when it was counted last, and its charge to the memory
+    #: budget, in bytes (see NamedRoom)
     creator: str = ""
     counted: int = 0
     charged: int = 0
@@ -91,5 +91,5 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Return what it counts for the limit of subscriptions: one, and one for each stream of a pattern."""
+        """Return how much the subscription counts towards the limit: 1, and 1 for each stream of its pattern."""
         return 1 + len(self.members or ())

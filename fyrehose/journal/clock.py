@@ -51,13 +51,13 @@ class RecordClock:
 
     wall: Callable[[], int] = wall_clock
     monotonic: Callable[[], int] = monotonic_clock
-    #: Wall clock minus monotonic clock, as it is followed; None until the clocks were read first.
+    #: Wall clock minus monotonic clock, by which record times are computed; None until the clocks were read first.
     _offset: int | None = attrs.field(default=None, init=False)
-    #: The same after a step that is not followed yet; None without such a step.
+    #: Wall clock minus monotonic clock after a step of the wall clock that is not followed yet; None without one.
     _stepped_offset: int | None = attrs.field(default=None, init=False)
     #: The monotonic time of that step.
     _stepped_at: int = attrs.field(default=0, init=False)
-    #: Only the latest messages: a clock that steps all the time must not fill the memory.
+    #: The latest messages for the log; bounded, because a clock that steps all the time must not fill the memory.
     _messages: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
     _lock: Lock = attrs.field(factory=Lock, init=False)
 

@@ -1,12 +1,12 @@
-"""Group commit: publishes wait, and one commit writes and syncs all that wait.
+"""Group commit: publishes wait, and one commit writes and syncs all publishes that wait.
 
     submit -> waiting -> a commit: in the reactor's thread at the end of its turn, or in the writer thread
            -> Commit -> the journal, which settles each owner of the commit once
 
-While one commit is synced, the next one fills, so commits grow with the load.  Once the next one is as large as the
-last, the writer thread is scheduled to take it at once, so that the disk stays busy.  Otherwise, and if commits are
-large, it is scheduled when the reactor has processed the commit under way: many small commits cost more than that
-delay.
+While one commit is synced, publishes gather for the next, so commits grow with the load.  Once they are as large as the
+last commit, the writer thread is scheduled to commit them at once, so that the disk stays busy.  Otherwise, and if
+commits are large, the next commit is scheduled when the reactor has processed the present one: that delay costs less
+than many small commits.
 
 Handing a commit to another thread, and its result back, costs more than a sync of a fast disk: four context switches,
 and two wake-ups of the interpreter.  A slow disk, however, would make every connection wait.  So small commits run in
@@ -39,7 +39,7 @@ _HEADER = fmt.BATCH_HEADER.size
 COMMIT = 16 << 20
 #: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
 AHEAD = 256 << 10
-#: Commits of more bytes than this run in the writer thread: while they are written, the reactor receives the next.
+#: Larger commits, in bytes, run in the writer thread: meanwhile the reactor receives the publishes of the next one.
 SMALL = 16 << 10
 #: Commits move to the reactor's thread when they take less than the first on average, and back above the second.
 FAST, SLOW = 300e-6, 600e-6
@@ -47,10 +47,10 @@ FAST, SLOW = 300e-6, 600e-6
 WEIGHT = 1 / 16
 #: A commit that takes longer than this, in seconds, is a stall.
 STALL = 10e-3
-#: After two stalls within so many seconds, commits run in the writer thread until there was none for as long.  A single
-#: one is mostly another process that had the processor, and costs the other connections less than the hand-overs.
+#: After two stalls within so many seconds, commits run in the writer thread until that time has passed without a stall.
+#: After a single stall they stay: mostly another process had the processor, and handing commits over costs more.
 CALM = 10.0
-#: A change is logged unless one was in the last so many seconds: on a busy machine there may be one each second.
+#: A change between the threads is logged at most once in so many seconds: a busy machine may change every second.
 QUIET = 60.0
 
 
@@ -79,10 +79,10 @@ class Commits:
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar pace: decides in which thread commits run
-    :ivar may_write: returns whether so many bytes may be written now; called in the thread that writes; None: they may
+    :ivar may_write: returns whether a number of bytes may be written now; called in the thread that writes; None: yes
     :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn
     :ivar process: called in the reactor's thread with each commit, in order
-    :ivar failed: set after a failed commit: later publishes must not be written without it
+    :ivar failed: set after a failed commit: without its publishes, later ones must not be written
     :ivar size: size of everything that waits or is being written, in bytes
     :ivar waiting: what waits, the oldest first
     """
@@ -97,11 +97,11 @@ class Commits:
     failed: bool = attrs.field(default=False, init=False)
     size: int = attrs.field(default=0, init=False)
     waiting: deque[Publish] = attrs.field(factory=deque, init=False)
-    #: Whether a commit is scheduled that has not taken what waits yet.
+    #: Whether a commit is scheduled that has not taken the waiting publishes yet.
     _scheduled: bool = attrs.field(default=False, init=False)
     #: Number of commits that are scheduled or run, and are not processed yet.
     _under_way: int = attrs.field(default=0, init=False)
-    #: Size of what was submitted since a commit was scheduled last, and of the last commit, in bytes.
+    #: Size of the publishes since a commit was scheduled last, and of the publishes of the last commit, in bytes.
     _added: int = attrs.field(default=0, init=False)
     _last: int = attrs.field(default=0, init=False)
 
@@ -116,7 +116,7 @@ class Commits:
     def schedule(self, near: bool = True) -> None:
         """Schedule a commit of the waiting appends, unless one is scheduled already or none waits.
 
-        :param near: whether it may run in the reactor's thread
+        :param near: whether the commit may run in the reactor's thread
         """
         if self._scheduled or not self.waiting:
             return
@@ -143,7 +143,7 @@ class Commits:
             _log_bug(Failure())
 
     def commit(self) -> Commit:
-        """Write everything that waits (called in the thread that writes)."""
+        """Write all publishes that wait (called in the thread that writes)."""
         # The flag is reset before the queue is read: a publish that is submitted from now on is either taken here, or
         # schedules the next commit.
         self._scheduled = False
@@ -194,9 +194,9 @@ def _log_bug(failure: Failure) -> None:
 
 
 def settle(items: Sequence[Publish], error: Exception | None) -> None:
-    """Settle *items* of one commit: each owner once, in the order of its first item.
+    """Settle *items*, the publishes of one commit: call each owner once, in the order of the owners' first items.
 
-    :param error: why they were not written; None: they are durable
+    :param error: why the publishes were not written; None: they are durable
     """
     owners: dict[Any, list[Publish]] = {}
     for item in items:
@@ -233,7 +233,7 @@ class Pace(Protocol):
         """Return whether the next small commit should run in the reactor's thread."""
 
     def took(self, seconds: float) -> None:
-        """Process how long a small commit took, wherever it ran."""
+        """Note that a small commit, in either thread, took *seconds*."""
 
 
 class Far:
@@ -247,7 +247,7 @@ class Far:
 
 @attrs.define(eq=False)
 class Measured:
-    """Follows the disk.
+    """Run small commits in the reactor's thread while commits are measured to be fast.
 
     :ivar seconds: a monotonic clock
     """
@@ -261,8 +261,8 @@ class Measured:
 
     def took(self, seconds: float) -> None:
         """Note that a commit took *seconds*, and decide from the average in which thread the next ones run."""
-        # A slow commit counts little more than one at the limit: it says nothing about how long the others take.  On a
-        # busy machine it is mostly the time that this thread waited for a processor.
+        # A single slow commit counts as twice the limit at most.  On a busy machine it has mostly waited for a
+        # processor, which says nothing about how long the disk takes.
         self._average += WEIGHT * (min(seconds, 2 * SLOW) - self._average)
         now = self.seconds()
         stalled_again = False
@@ -290,7 +290,7 @@ class Worker(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Return whether all jobs have run and their Deferreds have fired, so that the caller's thread may do one."""
+        """Return whether all jobs have run and their Deferreds have fired, so that the caller may run a job itself."""
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
         """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""

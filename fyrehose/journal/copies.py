@@ -14,9 +14,9 @@ from fyrehose.journal.scan import SegmentReader
 
 #: The first bytes of a batch, which are never zeros.
 WORD = 8
-#: So many zeros in a row are hardly a record's: text has none, and no number has so many bytes.
+#: So many zeros in a row are hardly part of a record: text has no zeros, and no number has so many bytes.
 TORN = 64
-#: How many bytes are looked at together.
+#: How many bytes are searched for zeros at a time.
 WINDOW = 1 << 20
 #: Name of the file that marks a directory whose restore is under way, or was interrupted.
 RESTORING = "RESTORING"
@@ -29,8 +29,8 @@ _ZEROS = re.compile(rb"\0{%d}" % TORN)
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
     """Return whether the damage from *position* to *stop* looks as if the file was copied while it was written.
 
-    A read is not atomic beside a write: it has zeros where it was ahead of the write, and data from where the write
-    overtook it, anywhere in a page, or in the next piece that was read.
+    A read during a write is not atomic: it returns zeros where the write had not come yet, and data where it had; one
+    can follow the other anywhere in a page.
     """
     if not any(reader.read(position, WORD)):
         return True

@@ -1,7 +1,8 @@
-"""The bytes that the servers of a cluster exchange: whole batches at a position, as a journal has them.
+"""The bytes that the servers of a cluster exchange: whole batches and their position, as they are in the journal.
 
-A writer adds what it has written to a :class:`Handover`, before it is synced, and another thread takes it.  A follower
-checks that what it has received continues its own log (:func:`start_of`, :func:`parsed`) before it writes a byte.
+A writer adds the batches that it has written to a :class:`Handover`, before they are synced, and another thread takes
+them.  A follower checks that received batches continue its own log (:func:`start_of`, :func:`parsed`) before it writes
+a byte.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Batches:
 
 @attrs.define(eq=False)
 class Handover:
-    """Collects what this server has written, for the other servers of its cluster.
+    """Collects the batches that this server has written, for the other servers of its cluster.
 
     :ivar wrote: called in the thread that writes when there is something to :meth:`take`
     """
@@ -52,8 +53,8 @@ class Handover:
     def take(self) -> list[tuple[int, list[Batches]]]:
         """Return the batches that were written since the last call, as positions and the bytes there.
 
-        An item of these has several batches if they are small.  The header of a segment and the segment's first batch
-        are one item.  Any thread may call it.
+        Small batches are joined in one item, and so are the header of a segment and the segment's first batch.  Any
+        thread may call this method.
         """
         found = []
         with suppress(IndexError):
@@ -63,7 +64,7 @@ class Handover:
 
 
 def _separated(view: memoryview, position: int) -> list[Batches]:
-    """Return each batch of those in *view*, which are at *position*."""
+    """Return the batches in *view*, which begins at *position*, one by one."""
     found = []
     while view:
         header = fmt.BatchHeader.unpack(view, position)
@@ -74,13 +75,13 @@ def _separated(view: memoryview, position: int) -> list[Batches]:
 
 
 def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: bool) -> tuple[int, int]:
-    """Check the segment's header and first batch at the beginning of *data*, if they are there.
+    """Check the header and the first batch of a segment, if *data* begins with them.
 
     :param identity: of this journal; UNKNOWN: it is empty
     :param chain: the checksum from which the next batch of this log continues
     :param begun: whether this log has the segment already
-    :return: their size, 0 without them; and the checksum from which the batch behind them continues
-    :raises Damage: they are damaged, or do not continue this log
+    :return: the size of header and batch, 0 without them; and the checksum from which the batch behind them continues
+    :raises Damage: the header or the batch is damaged, or does not continue this log
     """
     if not data.startswith(fmt.SEGMENT_MAGIC):
         return 0, chain
@@ -91,9 +92,9 @@ def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: boo
     first.check(memoryview(data)[at + fmt.BATCH_HEADER.size : end])
     empty = identity == fmt.UNKNOWN
     if not empty and head.identity != identity:
-        raise fmt.Damage(f"it is of another journal ({head.identity.hex()}) than this one ({identity.hex()})")
+        raise fmt.Damage(f"the segment is of another journal ({head.identity.hex()}) than this one ({identity.hex()})")
     if not begun and (head.base != position or (not empty and head.chain != chain)):
-        raise fmt.Damage("the segment does not continue this log")
+        raise fmt.Damage(f"the segment does not continue this log at position {position}: it begins at {head.base}")
     return end, first.checksum
 
 

@@ -35,7 +35,7 @@ _GET_GENERATION = 0x80087601
 
 
 class Files:
-    """The system calls; each raises OSError only."""
+    """The system calls of the journal; each raises OSError only."""
 
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
@@ -60,7 +60,7 @@ class Files:
             view, offset = view[written:], offset + written
 
     def sync(self, fd: int) -> None:
-        """Sync the data to disk, and as much of the metadata as is needed to read it back."""
+        """Sync the data to disk, and the metadata without which the data could not be read."""
         os.fdatasync(fd)
 
     def is_linked(self, fd: int) -> bool:
@@ -71,22 +71,24 @@ class Files:
     commit: Callable[..., tuple[int, int, int, float, int, int]] = staticmethod(commit)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a class whose calls :meth:`commit` would pass by: faults and records must not miss what is written."""
+        """Refuse a class that overrides :meth:`write`, :meth:`sync` or :meth:`is_linked`: commits do not call these."""
         super().__init_subclass__(**arguments)
         steps = (cls.write, cls.sync, cls.is_linked) != (Files.write, Files.sync, Files.is_linked)
         if steps and cls.commit is Files.commit:
-            raise TypeError(f"{cls.__name__} overrides a step of a commit; derive it from SteppedFiles")
+            raise TypeError(
+                f"{cls.__name__} overrides write, sync or is_linked, which no commit calls; derive it from SteppedFiles"
+            )
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Return the inode number and the generation of the file, which no copy of it has.
+        """Return the inode number and the generation of the file; a copy of the file has others.
 
-        The generation is 0 on file systems that have none.
+        The generation is 0 on file systems without generations.
         """
         generation = 0
         try:
             generation = int.from_bytes(fcntl.ioctl(fd, _GET_GENERATION, bytes(8))[:4], "little")
         except OSError:
-            pass  # tmpfs and others, which hardly ever reuse inode numbers
+            pass  # tmpfs and others have no generation, and hardly ever reuse inode numbers
         return os.fstat(fd).st_ino, generation
 
     def random(self, size: int) -> bytes:
@@ -216,7 +218,8 @@ def _make(directory: Path) -> None:
 def owns_lock(directory: Path, fd: int) -> bool:
     """Return whether the lock file in *directory* is still the one that :func:`lock` returned.
 
-    If not, the directory was emptied or replaced: what is written is lost, or another process writes there, too.
+    If not, the directory was emptied or replaced: files that are written there may be lost, or another process may
+    write there, too.
 
     :param fd: the descriptor that :func:`lock` returned
     :raises OSError: the lock file cannot be examined

@@ -4,7 +4,7 @@
 
 Batch headers have times that never go back, so a binary search finds the record: first among the segments, by their
 time of creation, then among the batches that the segment's index lists.  A result is kept until that record is too old
-itself.  Records that are too old stay in their segments until retention deletes these.
+itself.  Records that are too old stay in their segments until retention deletes the segments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 200_000
 class Floor:
     """The first number of a stream that is served.
 
-    :ivar time: of that record, in microseconds since 1970 UTC; the floor is valid until that time is too old
+    :ivar time: of the record of that number, in microseconds since 1970 UTC; when it is too old, the number changes
     """
 
     seq: int
@@ -78,7 +78,7 @@ class Floors:
     def _search(self, stream: str, last: int, limit: int) -> Floor:
         """Return the first number whose record is of the time *limit* or later."""
         bases = self.store.bases
-        # A segment is created when the last record of the previous one has been written.
+        # A segment is created after the last record of the previous segment was written, so its time of creation tells.
         at = bisect_left(range(len(bases) - 1), limit, key=lambda i: self.store.created(bases[i + 1]))
         found = self._search_segment(bases[at], stream, limit)
         if found is not None:

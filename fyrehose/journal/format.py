@@ -138,10 +138,10 @@ class StreamState(IntEnum):
     """The states of streams in entries of STREAMS; entries of other kinds are LIVE."""
 
     LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
-    RETIRED = 1  #: numbers up to ``last`` were given out; none of its records is served
-    BACK = 2  #: it was retired and published to again: its records up to ``last`` are not served
+    RETIRED = 1  #: the stream was retired: numbers up to ``last`` were given out, and none of its records is served
+    BACK = 2  #: the stream was retired and published to again: its records up to ``last`` are not served
     HIGHEST = 3  #: without a stream: no stream has had a higher number than ``last``
-    FORGOTTEN = 4  #: it was retired so long ago that its own number is dropped; the floor was raised above it
+    FORGOTTEN = 4  #: the stream was retired so long ago that its last number is dropped; the floor was raised above it
 
 
 _STATES = tuple(StreamState)
@@ -265,7 +265,7 @@ class BatchHeader:
         if crc != crc32c(data[: BATCH_HEADER.size - 4]) or magic != BATCH_MAGIC:
             raise Damage("the header of the batch is damaged")
         if at != position:
-            raise Damage(f"the batch belongs at position {at}")
+            raise Damage(f"the batch was found at position {position}, and belongs at position {at}")
         _check_version(version, BATCH_VERSION)
         if length > MAX_BODY or length % 8 or kind >= len(_KINDS):
             raise Damage(
@@ -273,7 +273,7 @@ class BatchHeader:
                 f"a multiple of 8 up to {MAX_BODY}"
             )
         if durable > at:
-            raise Damage(f"the header of the batch has a durable position ({durable}) beyond its own")
+            raise Damage(f"the header of the batch has a durable position ({durable}) beyond its own ({at})")
         return cls(_KINDS[kind], bool(mended), length, parts, records, chain, at, durable, time, clock, checksum)
 
     def check(self, body: Buffer) -> None:
@@ -289,7 +289,7 @@ class BatchHeader:
 
 @attrs.frozen(slots=True)
 class Entry:
-    """A stream and two of its numbers; what they mean depends on the kind of the batch."""
+    """A stream and two of its numbers; :class:`Kind` says for each kind of batch what the numbers mean."""
 
     stream: str
     first: int

@@ -1,10 +1,10 @@
-"""The gate between what is on disk and what leaves: acknowledgements, deliveries, and the positions that readers see.
+"""The gate decides when a synced commit is released: from then on it may be acknowledged, delivered and read.
 
-`FileJournal.submit` ends at "synced"; a gate alone decides when what is synced is released.  :class:`LocalGate` does it
-at once.  The gate of a cluster (:mod:`fyrehose.replication.gate`) waits until the shared log has it.
+The journal's own work on a commit ends when it is synced.  :class:`LocalGate` releases the commit at once.  The gate of
+a cluster (:mod:`fyrehose.replication.gate`) waits until the shared log has the commit, too.
 
-    commit -> synced -> Gate.synced(commit) -> IReleases.release(commit): readers see it, its publishers know
-           -> failed -> Gate.failed(commit) -> IReleases.refuse(commit)
+    commit -> synced -> Gate.synced(commit) -> Releases.release(commit): readers see it, publishers are acknowledged
+           -> failed -> Gate.failed(commit) -> Releases.refuse(commit): publishers get the error
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fyrehose.observe.meters import ClusterStatus
 
 
 class IGate(Interface):
-    """Decides when what the journal has synced is released, and whether the journal accepts publishes."""
+    """Decides when the journal releases a synced commit, and whether the journal accepts publishes."""
 
     accepts = Attribute("Whether the journal accepts publishes; it may be read-only nevertheless.")
     handover = Attribute("The Handover that the writer fills; None: nobody else has this journal's bytes.")
@@ -37,7 +37,7 @@ class IGate(Interface):
         """Become the gate of *journal*, which calls this once."""
 
     def prepare() -> Deferred[None]:
-        """Do what has to be done before the journal is opened; fails if it must not be opened."""
+        """Prepare for opening the journal, for example copy that of another server; fails if it must not be opened."""
 
     def before_recovery() -> list[str]:
         """Prepare the directory, which is locked; return notes for the log (called in the writer thread)."""
@@ -59,7 +59,7 @@ class IGate(Interface):
     def failed(commit: Commit, error: Exception) -> None:
         """Refuse *commit*, which was not written, or which the journal must not release any more.
 
-        :param error: why, for the publishers
+        :param error: why it is refused, for its publishers
         """
 
     def broke() -> None:
@@ -69,7 +69,7 @@ class IGate(Interface):
         """Stop within a few seconds, unless :meth:`stop` is called before."""
 
     def stop() -> Deferred[None]:
-        """Prepare for the end of the journal, which accepts publishes until this fires."""
+        """Prepare for closing the journal, which accepts publishes until the returned Deferred fires."""
 
     def cluster_status() -> ClusterStatus | None:
         """See :meth:`fyrehose.interfaces.IJournal.cluster_status`."""
@@ -88,7 +88,7 @@ class Releases(Protocol):
 @implementer(IGate)
 @attrs.define(eq=False)
 class LocalGate:
-    """The gate of a server that is alone: what is synced is released at once, by the journal's own methods."""
+    """The gate of a server without a cluster: releases each commit as soon as it is synced."""
 
     accepts = True
     handover: Handover | None = None
@@ -109,7 +109,7 @@ class LocalGate:
         return succeed(None)
 
     def expect_stop(self) -> None:
-        """Do nothing: this server's own disk settles everything soon."""
+        """Do nothing: this server waits only for its own disk, which does not take long."""
 
     def before_recovery(self) -> list[str]:
         return []

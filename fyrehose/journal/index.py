@@ -10,8 +10,8 @@ reader scans little.
     stream    end of its name u32 | end of its pairs u32 | its last number before this segment | its last number in this
               segment, or 0
 
-The last number that other streams had before this segment is in the snapshot, or is the floor if there is no snapshot:
-on a server with many streams, an index lists only those that changed.
+For streams that are not listed, the last number before this segment is in the snapshot or, if there is no snapshot, is
+the floor: on a server with many streams, an index lists only streams that changed.
 
 Streams are sorted by name, so a binary search in the packed bytes finds one: a journal with a hundred thousand streams
 and a thousand segments is not unpacked to find one record.
@@ -69,13 +69,13 @@ class Index(Protocol):
         """Return the position from which to scan for record *seq* or later, or None if there is no such record."""
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
-        """Return the pairs of *stream*: the position of a batch, after its first number of the stream."""
+        """Return the pairs of *stream*: the first number of the stream in a batch, and the position of that batch."""
 
     def following(self, stream: str, position: int) -> int | None:
         """Return the first position, at least *position*, that may have records of *stream*, or None."""
 
     def positions(self, begin: int) -> list[int]:
-        """Return the positions of all pairs that are at least *begin*, in order: each batch is near one of them."""
+        """Return the positions of all pairs that are at least *begin*, in order; each batch is near one of them."""
 
 
 @attrs.define(eq=False)
@@ -83,7 +83,7 @@ class SegmentIndex:
     """The index of a segment while it is written or scanned; see :class:`Index` for the methods.
 
     :ivar before: the last number of each stream when the segment began
-    :ivar floor: the same for every stream that is not in ``before``, if there is no snapshot
+    :ivar floor: the last number of every stream that is not in ``before``, if there is no snapshot
     :ivar end: the index covers the segment up to this position
     :ivar snapshot: the position of the snapshot that has the streams that are not in ``before``; 0 if there is none
     """
@@ -155,7 +155,7 @@ class SegmentIndex:
         return first - 1 if first else None
 
     def first(self, stream: str) -> int:
-        """Return the first number of *stream* that is in this segment; 0 if none is."""
+        """Return the number of the first record of *stream* in this segment; 0 if there is none."""
         of = self._streams.get(stream)
         return 0 if of is None else of[1]
 
@@ -300,7 +300,7 @@ class PackedIndex:
         return self.data[self._names + begin : self._names + _STREAM.unpack_from(self.data, at)[0]]
 
     def _range(self, at: int) -> tuple[int, int]:
-        """Return the number of the first pair of the entry at the offset *at*, and the number behind its last pair."""
+        """Return the indexes of the first pair of the entry at the offset *at*, and of the pair behind its last."""
         begin = _STREAM.unpack_from(self.data, at - _STREAM.size)[1] if at > _HEADER.size else 0
         return begin, _STREAM.unpack_from(self.data, at)[1]
 

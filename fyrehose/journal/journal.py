@@ -3,8 +3,8 @@
     submit -> a commit (one at a time, see commit.py) -> synced -> the gate (see gate.py)
            -> release -> the observer, then the owners of the publishes
 
-In a cluster, :meth:`FileJournal.apply` writes the bytes of another server instead, and what this server writes may be
-cut off again (:meth:`FileJournal.truncate`).
+In a cluster, :meth:`FileJournal.apply` of a follower writes the bytes of the leader instead, and bytes that this server
+has written as the leader may be cut off again (:meth:`FileJournal.truncate`).
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class FileJournal:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
-    :ivar pace: decides where commits run; None: in the reactor's thread while the disk is fast, or all in *worker*
+    :ivar pace: decides in which thread a commit runs; None: a small one in the reactor's while the disk is fast, or, if
+        there is a *worker*, all in that
     :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn; None: a delayed call
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
-    :ivar gate: decides when what is synced is released, and whether publishes are accepted
+    :ivar gate: decides when a synced commit is released, and whether publishes are accepted
     :ivar report: the result of recovery
     """
 
@@ -115,7 +116,7 @@ class FileJournal:
     _observer: IJournalObserver = attrs.field(init=False)
     #: How many records of other servers :meth:`apply` has written.
     applied: int = attrs.field(default=0, init=False)
-    #: The streams as of the last durable commit; the writer's are ahead of these.
+    #: The streams as of the last durable commit; the writer already counts commits under way.
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _commits: Commits = attrs.field(init=False)
     #: Number of publishes and retirements that are not settled yet.
@@ -124,7 +125,7 @@ class FileJournal:
     _checking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
-    #: What the gate does before recovery begins; None: nothing.
+    #: Fires when the gate has prepared the opening, see :meth:`.IGate.prepare`; None: it is not preparing.
     _preparing: Deferred[None] | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -147,9 +148,9 @@ class FileJournal:
         self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
-        """Use another retention, and other limits of ages, from now on.
+        """Use another retention, and other limits of the ages of records, from now on.
 
-        :param settings: with the present durability, linger and segment size, which this does not change
+        :param settings: with the present durability, linger and segment size, which cannot change
         """
         self.settings = self.keeper.settings = settings
         if stream_age != self.stream_age:
@@ -160,7 +161,7 @@ class FileJournal:
 
     @property
     def refusal(self) -> str:
-        """Return why appends are refused although the disk has room; empty: they are not."""
+        """Return why appends are refused although the disk has room; empty if they are accepted."""
         return str(self.gate.refusal)
 
     @property
@@ -171,7 +172,7 @@ class FileJournal:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find here what was acknowledged."""
+        """Return whether readers find all acknowledged records on this server."""
         return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
 
     @property
@@ -206,7 +207,7 @@ class FileJournal:
 
     @property
     def floor(self) -> int:
-        """Return the last number of every stream that has none of its own: a new stream begins above it."""
+        """Return the number above which new streams begin: forgotten retired streams had numbers up to it."""
         return self._streams.floor
 
     # Opening.
@@ -288,7 +289,7 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer = writer
-        # Without a sync, or a thread, the duration of a commit says nothing of the disk.
+        # If commits are not synced, or run in the caller's worker, their duration says nothing about the disk.
         pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
         at_turn_end = self.at_turn_end or partial(self.reactor.callLater, 0)
         self._commits = Commits(
@@ -300,7 +301,7 @@ class FileJournal:
         index.end = writer.position if rolled is None else rolled.base
         self._store.open(self.report.sealed, index)
         if self._floors is not None:
-            # The earlier of the two times: a clock that may be wrong must not hide records.
+            # The earlier of the two times: a wall clock that is ahead must not make records count as too old.
             self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
@@ -352,7 +353,7 @@ class FileJournal:
     def release(self, commit: Commit, rest: Sequence[Publish] | None = None) -> None:
         """Let readers see what *commit* has written, notify the observer, and settle its publishes.
 
-        :param rest: those of its publishes that are not settled yet; None: all
+        :param rest: the publishes of *commit* that are not settled yet; None: all
         """
         committed = commit.result
         assert isinstance(committed, Committed), "only what is on disk is released"
@@ -401,7 +402,7 @@ class FileJournal:
         self._commits.schedule()
 
     def mark(self) -> None:
-        """Write MARK soon, because more was released."""
+        """Write MARK soon, because another commit was released."""
         if not self._marking and self._worker is not None:
             self._marking = True
             self._call(self._write_mark).addErrback(self._broke)
@@ -411,7 +412,7 @@ class FileJournal:
         self._writer.write_mark()
 
     def note(self) -> Deferred[int]:
-        """Sync MARK; fires with the position that it has."""
+        """Write and sync MARK; fires with the durable mark that the file has now."""
         return self._call(lambda: self._writer.note())
 
     def accept(self, reason: str) -> None:
@@ -437,7 +438,7 @@ class FileJournal:
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:
-        """Fail the journal for the rest of this process: it must not be written any more."""
+        """Change the state to FAILED, for *reason*: this process must not write the journal any more."""
         self._broke(Failure(JournalFailed(reason)))
 
     # In a cluster.
@@ -452,9 +453,9 @@ class FileJournal:
     def apply(self, position: int, data: bytes) -> Deferred[int]:
         """Write batches of the leader at the end of the log, sync them, and deliver them.
 
-        :return: fires with the position behind them; fails with :class:`~fyrehose.journal.format.Damage` if they do not
-            continue this log, and with :class:`~fyrehose.journal.writer.NoRoom` if the disk is full, after which the
-            same call is repeated
+        :return: fires with the position behind the batches; fails with :class:`~fyrehose.journal.format.Damage` if they
+            do not continue this log, and with :class:`~fyrehose.journal.writer.NoRoom` if the disk is full: then the
+            caller repeats the same call later
         """
         return self._call(lambda: self._writer.apply(position, data)).addCallback(self._applied)
 
@@ -475,7 +476,7 @@ class FileJournal:
         return self._writer.position
 
     def differs(self, position: int, data: bytes) -> Deferred[bool]:
-        """Return whether the log differs from *data* at *position*, as far as both reach and the log was kept."""
+        """Return whether the log at *position* differs from *data*; only bytes that both have are compared."""
         return self._call(lambda: self._differs(position, data))
 
     def _differs(self, position: int, data: bytes) -> bool:
@@ -487,10 +488,10 @@ class FileJournal:
                     return reader.read(position, size) != data[:size]
                 finally:
                     reader.close()
-        return False  # retention has deleted it
+        return False  # retention has deleted the segment at *position*, so nothing can be compared
 
     def truncate(self, position: int) -> Deferred[None]:
-        """Fail what waits after :meth:`halt`, and set aside what the log has beyond *position*.
+        """Fail the appends that wait after :meth:`halt`, and set aside the bytes of the log beyond *position*.
 
         :return: fires when the log ends at *position*
         """
@@ -498,7 +499,7 @@ class FileJournal:
         return self._call(lambda: self._cut(position)).addCallback(lambda _: self._settle())
 
     def _cut(self, position: int) -> None:
-        """Set aside what lies beyond *position*, and start again there (called in the writer thread)."""
+        """Set aside the bytes of the log beyond *position*, and open it again there (called in the writer thread)."""
         old = self._writer
         old.sync()
         if old.position == position:
@@ -578,7 +579,7 @@ class FileJournal:
     # Failures.
 
     def _broke(self, failure: Failure) -> None:
-        """Change the state after something other than a commit failed."""
+        """Change the state, because a write or a check other than a commit failed."""
         self._break(failure)
         self._settle()
 
@@ -611,7 +612,7 @@ class FileJournal:
             idle.callback(None)
 
     def refused(self) -> PublishError:
-        """Return why publishes are refused now."""
+        """Return the error with which publishes are refused now."""
         if self.state is JournalState.READ_ONLY and not self.gate.accepts:
             return Unreplicated(self.refusal)
         if self.state is JournalState.READ_ONLY:
@@ -625,7 +626,7 @@ class FileJournal:
         self._count_ages()
         least = self.settings.min_free
         try:
-            # A directory that is missing because it is not mounted may come back; one that was deleted does not.
+            # A directory that is missing because it is not mounted may come back; a deleted one does not.
             deleted = not self.files.is_linked(self._lock)
             free = self._free = -1 if deleted else self.files.free(self.directory)
             if deleted or not owns_lock(self.directory, self._lock):
@@ -662,7 +663,7 @@ class FileJournal:
             self._broke(failure)
 
     def _count_ages(self) -> None:
-        """Advance the time that the ages of records count to, unless the clock is in doubt."""
+        """Use the present time to judge the ages of records, unless the clock may be wrong."""
         if self._floors is not None:
             now = self._clock.now()
             if not self._clock.in_doubt:
@@ -731,7 +732,7 @@ class FileJournal:
         return closed
 
     def _begin_close(self) -> None:
-        if self._worker is None:  # it did not open
+        if self._worker is None:  # the journal did not open
             self._closed(None)
             return
         self.gate.stop().addErrback(self._broke).addCallback(lambda _: self._finish())
@@ -752,7 +753,7 @@ class FileJournal:
             self._sync_later = None
 
     def _close(self, in_order: bool) -> Deferred[None]:
-        self._cancel_sync()  # only now: commits that were on their way may have scheduled one
+        self._cancel_sync()  # only now: commits that were under way may have scheduled a sync
         # If a commit has failed meanwhile, the log must not say that it was closed in order.
         failed = JournalState.FAILED
         closed = self._call(lambda: self._writer.close(in_order and self.state is not failed, self._clock.now()))

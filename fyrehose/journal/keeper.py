@@ -29,7 +29,7 @@ class Keeper:
     """Deletes the oldest segments of an open journal, and logs it.
 
     :ivar run: runs a function in the writer thread
-    :ivar unread: returns what the named subscriptions of streams have not acknowledged
+    :ivar unread: returns the records that the named subscriptions of streams have not acknowledged
     :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
     :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
     """
@@ -95,9 +95,10 @@ class Keeper:
         for each in self.unread():
             record = each.stream, each.seq + 1
             place = places[record] if record in places else self.store.place(*record)
-            if place < self.store.active.base:  # A record in a sealed segment stays there.
+            if place < self.store.active.base:  # Remember the segment: a record in a sealed segment stays there.
                 self._places[record] = place
-            if each.name not in furthest or place < furthest[each.name].position:  # One of a pattern has many streams.
+            # A subscription of a pattern has many streams; the one that is furthest behind counts.
+            if each.name not in furthest or place < furthest[each.name].position:
                 furthest[each.name] = FileSubscription(each.name, place, each.time, each.pinned)
         found = [*registered(self.directory), *furthest.values()]
         return sorted(found, key=lambda each: (each.position, each.name))

@@ -37,7 +37,7 @@ class StoredBatch:
 
 
 def batch_of(header: BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
-    """Return the batch of *header*, whose runs are those of *streams*; none, if it is of another kind."""
+    """Return the batch of *header* with the runs of *streams*; a batch of another kind than RECORDS has none."""
     size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
     return StoredBatch(header.position, header.end, streams, size)
 
@@ -93,7 +93,7 @@ def batch(kind: Kind, parts: Sequence[Run] | Sequence[Entry], **numbers: int) ->
 
 
 def grouped(many: Iterable[Run]) -> dict[str, list[Run]]:
-    """Group the runs of a batch by stream; the batch has them in this order."""
+    """Group the runs of a batch by stream, in the order in which the batch stores them."""
     streams: dict[str, list[Run]] = {}
     for run in many:
         streams.setdefault(run.stream, []).append(run)
@@ -130,7 +130,7 @@ def names(
 def _others(
     source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """Encode the strings behind the name of the stream; many streams have the same, even if :func:`names` forgets.
+    """Encode the strings behind the name of the stream; cached by themselves, because many streams share them.
 
     :return: the bits of the optional strings that are present, the lengths of these and of *source*, and the bytes
     """

@@ -2,7 +2,7 @@
 
 This is done on request only (``--quarantine``), because acknowledged records are lost.  Each damaged range is copied to
 a file of its own, and replaced by a batch of kind GAP of the same length.  The batch lists the missing numbers, which
-follow from the numbers before and after the range.  At the end of the log there are none after it; there, every stream
+follow from the numbers before and after the range.  No numbers follow a range at the end of the log; then every stream
 skips as many numbers as the range can have contained, so that no number is used twice.
 Files that are no part of the log are set aside first (strays.py).
 """
@@ -73,15 +73,15 @@ class _Survey:
     first: dict[str, int] = attrs.field(factory=dict)
     #: Messages about snapshots that were replaced.
     notes: list[str] = attrs.field(factory=list)
-    #: Streams whose numbers were read again since the last damage.
+    #: Streams of which a number was read after the last damage.
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: Bytes of earlier damage since then: the gap behind it that skips their numbers may be among the damage now.
+    #: Bytes of earlier damage since then: the gap that skips its numbers may itself be damaged now.
     mended: int = 0
-    #: Whether a batch of kind RESERVED, or the first batch of a segment, which repeats it, may be among the damage.
+    #: Whether a damaged range may contain a batch of kind RESERVED, or a first batch of a segment, which repeats it.
     reserving: bool = False
-    #: Whether a batch of kind GAP may be among the damage: only later numbers of a stream tell which it had.
+    #: Whether a damaged range may contain a batch of kind GAP: only later numbers of a stream tell which it skipped.
     skipping: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
@@ -90,7 +90,7 @@ class _Survey:
     def add_damage(self, damage: _Range, records: bool) -> None:
         """Add a damaged range.
 
-        :param records: whether it was certainly a batch of records
+        :param records: whether the damaged range was certainly a batch of records
         """
         self.reserving = self.reserving or not records
         self.skipping = self.skipping or not records
@@ -140,7 +140,7 @@ class _Survey:
     def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:
         """Return the streams of a snapshot; if it is damaged, replace it by one with the numbers that are known.
 
-        Any other stream then begins above the highest number that any stream had.
+        Any other stream then begins above the highest number of all streams.
         """
         directory, files = segment.path.parent, segment.files
         try:
@@ -160,7 +160,7 @@ class _Survey:
             return streams
 
     def _reaches(self, stream: str, seq: int) -> None:
-        """Note that the last number of *stream* was *seq* here; numbers that were not read before are lost."""
+        """Note that the last number of *stream* is *seq* at this position; numbers that were not read are lost."""
         end = self.ends.get(stream, 0)
         self.first.setdefault(stream, seq + 1)
         if seq > end and self.ranges:
@@ -224,7 +224,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
 def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
     """Append a gap with the numbers that must not be used again.
 
-    This comes before the damage is replaced: if the process ended in between, the log would not tell these numbers.
+    This comes before the damage is replaced: if the process ended in between, the numbers would be unknown.
     """
     _, data = packing.batch(
         fmt.Kind.GAP,
@@ -260,7 +260,7 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 
 
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
-    """If the oldest segments are missing, write into MARK that the log begins later; return a message about it."""
+    """Write into MARK where the log begins, if the oldest segments are missing; return a message about that."""
     found = scan.segments(directory)
     if not found or mark.begin is None or found[0].base <= mark.begin:
         return []
@@ -301,7 +301,7 @@ def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> N
             files.sync(fd)
         finally:
             files.close(fd)
-    # Retention may have deleted what is before it, or what ends there may be damaged, too.
+    # The chain is that of the header: the previous segment may be deleted, or its end may be damaged, too.
     survey.chain = header.chain
 
 
@@ -381,7 +381,7 @@ def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     """Copy a damaged range to another file, and replace it by batches of the same length; return a message."""
     aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
-    # First, and durable with the name of the copy: a start that ends here must not leave the index of what is lost.
+    # The index goes first, and durably: if the process ends after this, no index must list records that are lost.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     fd = files.open(damage.path, os.O_RDWR)
     try:

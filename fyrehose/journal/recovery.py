@@ -52,7 +52,7 @@ from fyrehose.options import counted
 from fyrehose.records import Buffer
 
 _MAGIC = re.compile(re.escape(fmt.BATCH_MAGIC))
-#: The file that is there while quarantine changes a journal, or after it was killed.
+#: The file that exists while quarantine changes a journal, and after a quarantine that was killed.
 QUARANTINE_NAME = "QUARANTINE"
 
 
@@ -170,10 +170,10 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
 
 
 def sync_mended(directory: Path, files: Files) -> None:
-    """If quarantine has begun, sync all that it may have changed, and note that it has ended.
+    """Sync everything that a quarantine may have changed, and note that it has ended; do nothing if none has begun.
 
-    The file that notes its beginning is still there if it was killed: the kernel then has changes that look complete,
-    and that a power cut would take back.
+    The file that notes the beginning still exists if the quarantine was killed: its changes are then visible, but not
+    durable.
 
     :raises OSError: something cannot be synced
     """
@@ -191,7 +191,7 @@ def sync_mended(directory: Path, files: Files) -> None:
 
 
 def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -> None:
-    """Delete indexes without a segment: retention that was killed between its two deletions leaves one."""
+    """Delete indexes without a segment, which retention leaves if it is killed between its two deletions."""
     kept = {segment.path.with_suffix(INDEX_SUFFIX) for segment in found}
     for path in directory.glob("*" + INDEX_SUFFIX):
         if path not in kept:
@@ -220,7 +220,7 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
-    """Build the error for damage at *position*, with its place and what to do.
+    """Build the error for damage at *position*, which says where the damage is and what to do.
 
     :param base: of the segment
     """

@@ -1,8 +1,8 @@
-"""The directory of a server of a cluster: what lies beyond the durable mark is set aside.
+"""The directory of a server of a cluster: bytes of the log beyond the durable mark are set aside.
 
-MARK says up to where the log is on disk here *and* released (see :mod:`fyrehose.replication`).  Whatever lies beyond
-MARK when the journal is opened is set aside in ``torn-POSITION.bytes``: the shared log has what counts.  If the shared
-log is lost, what was set aside may be all that is left, so it can be brought back where it continues the log.
+MARK says up to where the log is on disk here *and* released (see :mod:`fyrehose.replication`).  Bytes beyond MARK when
+the journal is opened are moved to a file ``torn-POSITION.bytes``: only the shared log tells which bytes follow there.
+If the shared log is lost, these files may be all that is left, so they can be appended to the log again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLICA = "REPLICA"
 
 
 def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
-    """Set aside everything beyond *position* in the log in *directory*, which no process may write meanwhile.
+    """Move the bytes of the log beyond *position* to files; no other process may write in *directory* meanwhile.
 
     :return: notes for the log
     :raises JournalCorrupt: the log ends before *position*
@@ -65,7 +65,7 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
 
 
 def cut_at_mark(directory: Path, files: Files) -> list[str]:
-    """Set aside what lies beyond the durable mark of a replica; do nothing in a directory that was none before.
+    """Set aside the bytes beyond the durable mark; do nothing in a directory that was not in a cluster before.
 
     :return: notes for the log
     :raises JournalCorrupt: the durable mark is not known
@@ -142,7 +142,7 @@ def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple
             header.check(body)
             position, chain = header.end, header.checksum
     except fmt.Damage:
-        pass  # it ends here: the rest was not written as a whole
+        pass  # the last batch was not written as a whole
     return position, chain
 
 

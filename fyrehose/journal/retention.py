@@ -2,7 +2,7 @@
 
 A segment that the settings do not keep is deleted as soon as every named subscription has read it.  Subscriptions have
 two limits, so that a reader that died or lags for ever cannot fill the disk: a subscription that was not used for
-``subscription-timeout`` counts no more, and all together keep no more than ``subscription-bytes``.
+``subscription-timeout`` does not count any more, and all together keep no more than ``subscription-bytes``.
 """
 
 from __future__ import annotations

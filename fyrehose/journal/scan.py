@@ -107,7 +107,7 @@ class Mark:
 
     @property
     def trusted(self) -> Mark:
-        """Return this mark, or one without a position if it is that of another directory."""
+        """Return this mark, or an empty one if the file is a copy from another directory."""
         return Mark(copied=True) if self.copied else self
 
 

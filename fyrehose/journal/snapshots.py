@@ -91,7 +91,7 @@ class Snapshot:
             raise fmt.Damage("the snapshot is damaged")
         magic, version, position, floor, identity, rows, size = _HEADER.unpack_from(data)
         if magic != _MAGIC:
-            raise fmt.Damage("the file is no snapshot")
+            raise fmt.Damage("the file is no snapshot of streams: its first bytes are not FYSTREAM")
         if version > VERSION:
             raise fmt.Newer(
                 f"it was written by a newer Fyrehose (snapshot version {version}; this one reads up to {VERSION})"

@@ -147,7 +147,9 @@ class Store:
             raise
 
     def place(self, stream: str, seq: int) -> int:
-        """Return the position of the segment that has record *seq* of *stream*, or a later one; of the active, if none.
+        """Return the base of the first segment that may hold record *seq* of *stream*, or a later record.
+
+        If no sealed segment does, that is the active one.
 
         :raises JournalCorrupt: an index is damaged
         """
@@ -155,7 +157,7 @@ class Store:
         return self._bases[max(0, at - 1)]
 
     def oldest(self, stream: str) -> int:
-        """Return the oldest number of *stream* that is kept, or its next number if none is."""
+        """Return the number of the oldest record of *stream* that is kept, or its next number if none is kept."""
         return self.before(self._bases[0], stream) + 1
 
     def created_after(self, base: int) -> int:
@@ -216,10 +218,10 @@ class Store:
         :return: records of one segment only; the caller calls again for those that follow
         :raises JournalCorrupt: a batch that had to be read is damaged, or cannot be read
         """
-        # Live subscribers read what was written last.
+        # Live subscribers read the batch that was written last.
         if self._newest is not None:
             newest = self._newest.streams.get(stream)
-            # Slicing, or joining with what was written before, is left to the way below.
+            # A part of the batch, or more than the batch, is read by the general way below.
             if newest and newest[0].first_seq == start and len(newest) == 1 and len(newest[0].payload) <= max_bytes:
                 return (newest[0],)
         # Most other reads continue where another one stopped, and most of these in the active segment.
@@ -337,7 +339,7 @@ class Store:
             self._cached -= self._cache.popitem(last=False)[1].size
 
     def _damaged(self, base: int, position: int, reason: fmt.Damage | OSError) -> JournalCorrupt:
-        """Note damage in the segment at *base*, and build the error about it."""
+        """Remember the damage in the segment at *base* for operators, and return the error about it."""
         error = damaged(scan.path_of(self.directory, base), position, base, reason)
         self.damage[base] = str(error)
         return error

@@ -1,4 +1,4 @@
-"""Set files aside that are no part of the log, although they are named like segments of it.
+"""Set aside files that are not part of the log, although they are named like its segments.
 
 A segment of another journal, or an old copy of a segment, may have a name within this log.  Two files then have the
 same positions.  If the previous segment goes on with undamaged batches where the stray file begins, only that file is
@@ -22,7 +22,7 @@ from fyrehose.journal.recovery import last_byte
 def set_strays_aside(directory: Path, files: Files) -> list[str]:
     """Rename every segment file that begins where the previous segment goes on; return messages about them.
 
-    Also set aside what a segment file has behind the start of the next segment without being part of the log.
+    Bytes of a segment file behind the start of the next segment are also set aside, if they are not part of the log.
 
     :raises JournalCorrupt: two files of this journal have the same positions, and nothing tells which one is right
     """
@@ -34,7 +34,7 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
         reader = scan.SegmentReader(segment.path, segment.base, files)
         try:
             end = last_byte(reader, after.base, segment.end)
-            # The end of a batch may be zeros, too.
+            # Zeros may also be the end of a batch, so they do not tell where the batches end.
             goes_on = segment.end > after.base and _undamaged_end(reader, segment.end) > after.base
             header = reader.look_at_header()
         finally:

@@ -32,9 +32,9 @@ class Streams:
     :ivar starts: for streams that were published to again after they were retired: records up to this number are not
         served
     :ivar reserved: numbers up to this one may have been given out without being written
-    :ivar floor: the last number of every stream that is in none of these
+    :ivar floor: the last number of every stream that is neither in ``ends`` nor in ``retired``
     :ivar snapshot: the position of the snapshot file that the next segment refers to; 0: it refers to none
-    :ivar changed: the streams that changed since that snapshot; None: all of them, because there is none
+    :ivar changed: the streams that changed since that snapshot; None: all streams, because there is no snapshot
     """
 
     ends: dict[str, int] = attrs.field(factory=dict)
@@ -62,7 +62,7 @@ class Streams:
         """Note that records *first* to *last* of *stream* were written."""
         if stream not in self.ends:
             start = self.retired.pop(stream, self.floor)
-            # The stream was retired, perhaps so long ago that only the floor is left of it.  (A new stream whose first
+            # The stream was retired, perhaps so long ago that only the floor covers it.  (A new stream whose first
             # numbers were assigned just before the floor was raised begins below the floor.)
             if 0 < start < first:
                 self.starts[stream] = start
@@ -125,7 +125,7 @@ class Streams:
     def skipping(self, count: int) -> tuple[list[Entry], list[Entry]]:
         """Return the entries by which no stream, known or new, uses its next *count* numbers.
 
-        :return: the gaps (GAP), and the entries that then retire the streams again that are retired (STREAMS)
+        :return: the gaps (GAP), which bring retired streams back, and the entries that retire those again (STREAMS)
         """
         ends = self.ends | self.retired
         gaps = [Entry(stream, end + 1, min(end + count, LAST_SEQ)) for stream, end in ends.items() if end < LAST_SEQ]
@@ -166,7 +166,7 @@ class Streams:
 
     @property
     def many(self) -> bool:
-        """Return whether so many streams changed that a snapshot is worthwhile."""
+        """Return whether enough streams have changed for another snapshot."""
         changed = len(self.ends) + len(self.retired) if self.changed is None else len(self.changed)
         return changed > INLINE
 

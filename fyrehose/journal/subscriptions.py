@@ -1,9 +1,10 @@
 """Named subscriptions to the journal's files: retention waits for the programs that read them.
 
-    DIRECTORY/subscriptions/NAME    {"position": ..., "time": ...}: what must be kept, and the time of the last update
+    DIRECTORY/subscriptions/NAME    {"position": ..., "time": ...}: the log is kept from this position on; last update
 
 A program updates its subscription whenever it has stored what it read, and now and then while there is nothing to read.
-One that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the disk.  The
+A subscription that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the
+disk.  The
 positions of subscriptions to streams are records of the journal (broker/positions.py).
 
 This module does not import Twisted, because the readers are processes of their own.
@@ -90,7 +91,7 @@ def delete(directory: Path, name: str) -> bool:
 def registered(directory: Path) -> list[FileSubscription]:
     """Return the subscriptions, ordered by position, the one that is furthest behind first.
 
-    A subscription whose file is damaged keeps everything, and counts as updated when the file was written.
+    A subscription with a damaged file keeps the whole log; the time of the file counts as its last update.
     """
     found = []
     for path in (directory / FOLDER).glob("*"):

@@ -68,8 +68,8 @@ class Committed:
     :ivar end: the position behind the last batch
     :ivar durable: everything below this position is on disk
     :ivar rolled: the roll-over before this commit, if any
-    :ivar bare: whether :meth:`Writer.prepare` should be called before the next commit
-    :ivar many: whether :meth:`Writer.snapshot` should be called now
+    :ivar bare: whether few zeros are left ahead, so that :meth:`Writer.prepare` should be called before the next commit
+    :ivar many: whether many streams have changed, so that :meth:`Writer.snapshot` should be called now
     :ivar size: of the bodies of the batches, in bytes
     :ivar synced: how long the sync of the commit took, in seconds; None if it was measured already, or none was made
     :ivar retired: the entries of the streams that were retired, which is a commit of its own
@@ -108,7 +108,7 @@ class Writer:
     :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
     :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`
     :ivar reserves: whether numbers are reserved on disk before they are used, if commits are not synced; not needed if
-        nobody sees a record before the next sync
+        no record leaves the server before the next sync
     :ivar sync_seconds: durations of the syncs of segments
     :ivar handover: collects what is written for the other servers of a cluster; None: this server is alone
     :ivar position: where the next batch goes
@@ -139,13 +139,13 @@ class Writer:
     _mark_fd: int = attrs.field(default=-1, init=False)
     _start: int = attrs.field(default=0, init=False)  #: the position behind the first batch of the segment
     _zeroed: int = attrs.field(default=0, init=False)  #: the offset up to which the segment was written with zeros
-    _rolled: Rolled | None = attrs.field(default=None, init=False)  #: not reported yet
+    _rolled: Rolled | None = attrs.field(default=None, init=False)  #: a roll-over that was not reported yet
     #: The failed sync after which nothing may be written or synced any more.
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
     #: The position of the oldest segment that is kept.
     _begin: int = attrs.field(default=0, init=False)
     _identity: bytes = attrs.field(init=False)
-    #: The segment during which the last snapshot was written; one per segment is enough.
+    #: The base of the segment during which the last snapshot was written; one snapshot per segment is enough.
     _snapshot_base: int = attrs.field(default=-1, init=False)
     _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
@@ -158,7 +158,7 @@ class Writer:
         self._identity = found.identity
 
     def open(self, time: int) -> None:
-        """Open the active segment; unless others have the same bytes, create the first one, and write lost numbers.
+        """Open the active segment; outside a cluster, also create the first segment, and append gaps for lost numbers.
 
         :param time: earliest time of the next record, in microseconds since 1970 UTC
         :raises NoRoom: the disk is full
@@ -184,7 +184,7 @@ class Writer:
         if self.recovered.gaps:
             self.skip(self.recovered.gaps)
         if not named and self.recovered.index is not None:
-            # An older version created the journal: the header of the next segment gets its identity.
+            # An older version created the journal without an identity: the header of the next segment stores one.
             self._roll()
         self.sync()
 
@@ -408,7 +408,7 @@ class Writer:
             self._roll(start)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a batch with runs of *size* bytes fits into the segment, so that a commit does not roll."""
+        """Return whether a batch with runs of *size* bytes fits into the segment, so that no new segment begins."""
         return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
@@ -448,7 +448,7 @@ class Writer:
     def _is_due(self) -> bool:
         """Return whether a snapshot should be taken of a segment that is nearly full: many streams have changed.
 
-        Never in a cluster: the other servers would not have it.
+        Never in a cluster: the other servers would not have the file of the snapshot.
         """
         if self.handover is not None or self._snapshot_base == self.base:
             return False
@@ -496,7 +496,7 @@ class Writer:
         try:
             self.files.write(self._fd, memoryview(_ZEROS)[:size], begin)
         except OSError:
-            # The zeros are optional; whatever the problem is, the next commit reports it.
+            # The zeros are optional, and if the disk has a problem, the next commit reports it.
             size = self.segment_size - begin
         else:
             self._sync(self._fd)
@@ -527,7 +527,7 @@ class Writer:
         self._write_mark()
 
     def note(self) -> int:
-        """Write MARK, and sync it; return the position that it has."""
+        """Write MARK, and sync it; return the position that MARK has now."""
         self._check()
         self._write_mark()
         self._sync(self._mark_fd)
@@ -636,7 +636,10 @@ class Writer:
         )
 
     def _roll(self, foreign: bytes = b"") -> None:
-        """Seal the segment and begin the next, with *foreign* if given; after an OSError nothing has changed."""
+        """Seal the segment and begin the next one, with the start *foreign* of another server if that is given.
+
+        After an OSError nothing has changed.
+        """
         old_fd, sealed = self._fd, (self.base, self.position)
         self.sync()
         entries = self._begin_segment(old_fd, foreign)

@@ -3,8 +3,8 @@
 ``kernels/native/NAME.pyx`` and ``kernels/pure/NAME.py`` have the same functions with the same signatures.  The pure
 module is the readable specification, and the reference in tests.  ``FYREHOSE_PURE=1`` selects the pure modules.
 
-``commit`` is the one kernel that makes system calls, so ``journal/files.py`` imports it, and this package does not:
-whatever knows only bytes does without.
+``commit`` is the one kernel that makes system calls.  Only ``journal/files.py`` imports it, and this package does not,
+so codecs and sessions, which import this package, can do no I/O.
 
 One more native module, which reads sockets and therefore is not a kernel, stands beside its protocol:
 ``fyrehose/protocols/eventbus/zeromq.pyx``.

@@ -1,4 +1,4 @@
-"""The type of the bytes that kernels read; :mod:`fyrehose.records` has it for everything else."""
+"""The type of the bytes that kernels read; other modules import the type from :mod:`fyrehose.records`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Watchers:
     def notify(self) -> None:
         """Fire the Deferreds whose conditions hold now; call this after a change."""
         for watcher, condition in list(self._waiting.items()):
-            # A callback may have failed the rest, because it has closed the client.
+            # A callback may have closed the client, which fails the remaining Deferreds.
             if watcher in self._waiting and condition():
                 del self._waiting[watcher]
                 watcher.callback(None)

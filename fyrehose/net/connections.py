@@ -1,7 +1,7 @@
 """Admit connections to a listener within its limits, and keep track of them.
 
-    accept -> access policy -> failed handshakes -> limit of the address -> limit of the listener -> its protocol
-                               held for a while     refused: held for a while, then closed (holding.py)
+    accept -> access policy -> failed handshakes?  -> limit of the address -> limit of the listener -> its protocol
+                               waits, then goes on    refused: kept open for a while, then closed (holding.py)
 
 When the listener is full, the connection that has been idle longest is closed to make room, preferably one of the
 address with the most connections.  So silent connections, however many, never block other clients.
@@ -29,13 +29,13 @@ from fyrehose.net.twisted_private import ACCEPTS
 
 #: The most connections that are checked to find an idle one when the listener is full.
 LOOKS = 200
-#: The most refused connections that one listener holds.
+#: The most refused connections that one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener read at once; each may be read once more after its memory is used up.
+#: Bytes that all connections of a listener together read at once: each may read so much beyond its memory limit.
 READS = 32 << 20
 #: The fewest bytes that a connection reads at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: The most connections that are closing to make room: those of two turns of the reactor.
+#: The most connections that are being closed to make room for others: as many as two turns of the reactor accept.
 CLOSING = 2 * ACCEPTS
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
 EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
@@ -104,7 +104,7 @@ class SessionFactory(Factory):
         self.protocol_name: str = self.protocol.protocol_name
         self.log: Logger = self.protocol.log
         broker.counters.declare(self.protocol_name, (*EVENTS, *self.events), (*REFUSALS, *self.refusals))
-        #: open connections, in the order of their last activity; without refused ones that are held
+        #: open connections, in the order of their last activity; without refused ones that are kept open for a while
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.latest: SessionProtocol | None = None  #: the last of them
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
@@ -118,7 +118,7 @@ class SessionFactory(Factory):
     noisy = False
 
     def configure(self, settings: Any) -> None:
-        """Use *settings*: their limits of connections at once, the others for new connections."""
+        """Use *settings*: the limits of connections from now on, all other settings for new connections."""
         self.settings = settings
         self.holding.change(settings.refusal_delay)
 
@@ -142,7 +142,7 @@ class SessionFactory(Factory):
         self.holding.handshakes.count(protocol.network)
 
     def _delay(self, host: str, seconds: float) -> HeldConnection | None:
-        """Let a connection wait for *seconds*, unread, before it is admitted and its handshake begins."""
+        """Delay a connection of *host* for *seconds*: nothing is read from it before its handshake begins."""
         network, most = network_of(host), self.settings.max_connections
         waiting = len(self.connections) + len(self.holding)
         if self.holding.crowded(network) or waiting >= most + spare(most):
@@ -217,14 +217,14 @@ class SessionFactory(Factory):
 
     @property
     def _most_held(self) -> int:
-        """Return how many refused connections may be held now: as many as there are free places, and a few more."""
+        """Return how many refused connections may be kept open now: as many as are below the limit, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
 
     def _refuse(self, cause: str, host: str, detail: str) -> RefusedConnection | None:
         """Refuse a connection that was just accepted.
 
-        :return: a protocol that holds the connection, or None to close it at once
+        :return: a protocol that keeps the connection open for a while, or None to close it at once
         """
         self.broker.counters.refuse(self.log, self.protocol_name, cause, host, detail)
         network, most = network_of(host), self.settings.max_connections
@@ -248,7 +248,7 @@ class SessionFactory(Factory):
                     return True
                 if not protocol.unsettled:
                     busy.append(protocol)
-                self.mark_active(protocol)  # so that the next search begins with others
+                self.mark_active(protocol)  # so that the next search begins with other connections
         if busy:
             self._evict(busy[0])
         return bool(busy)
@@ -273,7 +273,7 @@ class SessionFactory(Factory):
         return max(LEAST_READ, min(self.largest_read, self._reads // self._counted))
 
     def _share_reads(self) -> None:
-        """Adapt the read size of all connections after their number has changed by an eighth."""
+        """Adapt the read size of all connections, if their number has changed by an eighth."""
         count = len(self.connections)
         if 8 * abs(count - self._counted) < self._counted:
             return

@@ -64,7 +64,7 @@ class TCPService(Service):
             remove_stale_socket(path_of(self._endpoint))
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
-            # The endpoint closes its descriptor, and that of systemd is needed when the listener is opened again.
+            # Give the endpoint a copy, which it closes: systemd's descriptor is needed when the listener opens again.
             self._endpoint.fileno = os.dup(self._endpoint.fileno)
         listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
@@ -79,7 +79,7 @@ class TCPService(Service):
         return len(self.factory.connections)
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return which fixed options of the factory *settings* change, and those of TLS if they turn it on or off."""
+        """Return the options that *settings* change and a running listener cannot: fixed ones, and TLS on or off."""
         on = isinstance(settings, TLSSettings) and bool(settings.tls_certificate)
         names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
         now, then = (attrs.asdict(each, recurse=False) for each in (self.factory.settings, settings))
@@ -87,7 +87,7 @@ class TCPService(Service):
         return changed + (names if on != (self._outer is not None) else [])
 
     def prepare(self, settings: Any) -> Callable[[], None]:
-        """See :meth:`IReloading.prepare`: limits count from then on, the rest for new connections."""
+        """See :meth:`IReloading.prepare`: limits apply from then on, all other settings to new connections."""
         tls = None if self._outer is None else self._outer.prepare(settings)
 
         def apply() -> None:

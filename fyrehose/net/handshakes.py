@@ -22,7 +22,7 @@ LOG_EVERY = 60.0
 
 @attrs.define(eq=False)
 class Handshake:
-    """The TLS handshake of one connection; without TLS it is over from the beginning."""
+    """The TLS handshake of one connection; without TLS it counts as complete from the beginning."""
 
     protocol: str
     peer: str
@@ -47,8 +47,8 @@ class Handshake:
 
         Each cause is logged once in :data:`LOG_EVERY` for each network.
 
-        :return: whether the handshake has failed; False if the peer has only left, as a port scan or a health check
-            does, and if there was no handshake any more
+        :return: whether the handshake has failed; False if it was complete, or if the peer has only disconnected, as a
+            port scan or a health check does
         """
         if not self.end():
             return False

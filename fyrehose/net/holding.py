@@ -1,12 +1,12 @@
 """Delay connections of networks that were refused, so that clients that return without a pause keep no server busy.
 
-Some clients, Figg's Go SDK among them, reconnect at the moment in which a connection ends.  So the server counts by
-network how often it refused somebody lately, and holds a socket for 0.1 s after the first time, twice as long after
-each further one, up to :data:`LONGEST`:
+Some clients, Figg's Go SDK among them, reconnect at the moment in which a connection ends.  So the server counts the
+recent refusals of each network, and delays its connections: for 0.1 s after the first refusal, twice as long after each
+further one, up to :data:`LONGEST`.  A delayed connection is *held*: it stays open, and the server does nothing with it.
 
-- A *refused* connection is held before it is closed, as long as the refusals of its network say.
-- A connection that comes after *failed TLS handshakes* of its network is held before its own handshake begins, and then
-  goes on.  An honest client behind the same address waits for that time, and no longer, however often others fail.
+- A *refused* connection is held for that delay before it is closed.
+- A connection that comes after *failed TLS handshakes* of its network is held for that delay before its own handshake
+  begins.  An honest client behind the same address never waits longer than that, however often others fail.
 
 Nothing is read from a held connection, no TLS object is made, and nothing is kept for it except the socket.
 
@@ -62,7 +62,7 @@ class Delays:
     _refusals: OrderedDict[str, tuple[int, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def count(self, network: str) -> float:
-        """Count a refusal of *network*, and return the delay that it brings, in seconds."""
+        """Count a refusal of *network*, and return the delay of its connections, in seconds."""
         count = self._lately(network) + 1
         self._refusals[network] = (count, self.clock.seconds())
         self._refusals.move_to_end(network)
@@ -71,7 +71,7 @@ class Delays:
         return self._after(count)
 
     def of(self, network: str) -> float:
-        """Return the delay that the last refusal of *network* brought, in seconds; 0 if it is forgotten."""
+        """Return the present delay for connections of *network*, in seconds; 0 without recent refusals."""
         return self._after(self._lately(network))
 
     def _lately(self, network: str) -> int:
@@ -87,10 +87,10 @@ class Holding:
     """The held connections of one listener, and how often each network was refused.
 
     :ivar longest: the longest time that a connection is held, in seconds; 0: none is held
-    :ivar refusals: of connections, for what their peers are or said
-    :ivar handshakes: those that failed
+    :ivar refusals: the delays after refused connections
+    :ivar handshakes: the delays after failed TLS handshakes
     :ivar emptied: called when no connection is held or closing any more
-    :ivar stopped: whether the server stops, so that no connection goes on
+    :ivar stopped: whether the server stops, so that no delayed connection is admitted any more
     """
 
     clock: IReactorTime
@@ -130,7 +130,7 @@ class Holding:
             self.make_room()
 
     def crowded(self, network: str) -> bool:
-        """Return whether another held connection of *network* would abort one."""
+        """Return whether the network has so many held connections that one more would abort one of them."""
         return not self._by_network.fits(1, network)
 
     def await_close(self, connection: Holdable) -> None:

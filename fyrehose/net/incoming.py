@@ -1,9 +1,9 @@
-"""Watch the incomplete frame of a connection: it must be complete in time, and not be slow when memory is short.
+"""Watch the incomplete frame of a connection: it has to be complete in time and, if memory is short, to arrive fast.
 
     timeout    the whole frame has this long, plus a second for each 64 KiB of it that has arrived
     slow       the frame is more than SLOW_FRAME_S behind a link of 64 KiB per second
 
-Time in which the connection is not read does not count, for either.  While the reactor is busy, arrived data waits in
+Time in which the server does not read the connection does not count.  While the reactor is busy, arrived data waits in
 the kernel; therefore a frame counts as slow only after it has been observed to be behind for CERTAINTY.
 """
 
@@ -17,19 +17,19 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from fyrehose.broker.budget import Account
 from fyrehose.errors import RemoteProtocolError
 
-#: The rate of the slowest link that may still send a large frame, or read a large delivery, in bytes per second.
+#: The lowest rate at which a peer may send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
 #: How far a frame may fall behind that rate before it counts as slow, in seconds.
 SLOW_FRAME_S = 5.0
 #: How long a frame must be observed to be behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
-#: How often a frame that waits for memory checks whether others have become slow, in seconds.
+#: How often a frame that waits for memory checks whether other frames have become slow, in seconds.
 RETRY = 1.0
 
 
 @attrs.define(eq=False)
 class Reading:
-    """The reading half of a connection, which several parties may pause; it reads while no pause is left.
+    """The reading half of a connection, which several parties may pause; it reads while none of them pauses it.
 
     :ivar pause: stops reading
     :ivar resume: starts reading again
@@ -50,7 +50,7 @@ class Reading:
             self.pause()
 
     def resumeProducing(self) -> None:
-        """Take one pause back; reading continues when none is left."""
+        """End one pause; reading continues when no other party pauses it."""
         self._pauses -= 1
         if not self._pauses:
             self.resume()
@@ -74,7 +74,7 @@ class FrameWatch:
     account: Account | None = None
     _since: float | None = attrs.field(default=None, init=False)
     _arrived: int = attrs.field(default=0, init=False)  #: bytes since then
-    _due: float = attrs.field(default=0.0, init=False)  #: when more must arrive, or the frame is behind
+    _due: float = attrs.field(default=0.0, init=False)  #: the time after which the frame is behind if no more arrives
     _behind_at: float | None = attrs.field(default=None, init=False)  #: when it was first observed to be behind
     _paused_at: float | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
@@ -83,7 +83,7 @@ class FrameWatch:
         """Record that *size* bytes arrived.
 
         :param incomplete: True if a frame is incomplete now
-        :param another: True if that is not the frame that was incomplete before
+        :param another: True if another frame was incomplete before
         """
         if not incomplete:
             self._since = None
@@ -124,7 +124,7 @@ class FrameWatch:
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame arrives more slowly than over a slow link."""
+        """Return whether the frame is slow: it has been behind the lowest rate for long enough."""
         if self._since is None or self._paused_at is not None:
             return False
         now = self.clock.seconds()

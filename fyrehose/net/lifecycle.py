@@ -15,13 +15,13 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Phase(Enum):
-    """The phases of a connection, which say what it still does."""
+    """The phases of a connection, from reading to closed."""
 
-    OPEN = "open"  #: it reads and handles what the peer sends
-    SETTLING = "settling"  #: it ignores input, and waits until all publishes are settled
-    GRACE = "grace"  #: it was refused: only its socket is kept for a while (see holding.py)
-    LINGERING = "lingering"  #: it is closing: the peer reads the remaining data
-    GONE = "gone"  #: it is lost or aborted: nothing can be sent any more
+    OPEN = "open"  #: the server reads and handles input
+    SETTLING = "settling"  #: the server ignores input, and waits until all publishes are settled
+    GRACE = "grace"  #: the peer was refused: only the socket is kept for a while (see holding.py)
+    LINGERING = "lingering"  #: the server is closing the connection, and the peer reads the remaining data
+    GONE = "gone"  #: the connection is lost or aborted: nothing can be sent any more
 
 
 #: The phases that may follow each phase.

@@ -1,16 +1,17 @@
-"""The way out of every connection: what is written to it, in pieces (pieces.py).
+"""The outgoing half of every connection: data is written in pieces (pieces.py).
 
     acknowledgements, answers    -> flush() ---------------------------> transport
     records of a subscription    -> a piece in each turn -> flush() ---> transport
     a record larger than a piece -> send_record() -> a piece in each turn, while the transport wants more
 
-Nothing waits here for a peer that does not read: a subscription continues behind the last record that it sent, and a
-large record is read from the journal again for its next piece.  It is kept between two pieces only while the memory
-budget lends the memory for it.  What is written while a record is half sent follows the record.
+No records are buffered for a peer that does not read: a subscription continues behind the last record that it sent,
+and a large record is read from the journal again for its next piece.  It is kept between two pieces only while the
+memory budget lends the memory for it.  Acknowledgements and answers that come while a record is half sent are sent
+after the record.
 
-An answer that was computed as a whole, such as a list or the metrics, cannot be read again.  Those that are larger than
-a piece and left unread share a part of the memory budget: beyond it, the network with the most loses its oldest
-connection.  The only one stays.
+An answer that was computed as a whole, such as a list or the metrics, cannot be read again.  Answers that are larger
+than a piece and left unread share a part of the memory budget.  When that is used up, the network with the most unread
+bytes loses its oldest connection; a single connection may exceed the part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fyrehose.records import Run
 
 
 class SendingConnection(Protocol):
-    """The connection, as its outgoing half uses it."""
+    """The methods of a connection that its outgoing half calls."""
 
     broker: IBroker
     transport: Any
@@ -43,7 +44,7 @@ class SendingConnection(Protocol):
         """Return *data*, a piece of a large record, as the protocol sends it."""
 
     def record_sent(self) -> None:
-        """Send what waited behind a large record, which has been sent."""
+        """Continue with other data: a large record has been sent as a whole."""
 
     def record_lost(self, reason: Exception) -> None:
         """End the connection, because the rest of a large record cannot be read."""
@@ -61,9 +62,9 @@ Cut = Callable[[Run, int], tuple[bytes, int | None]]
 class LargeRecord:
     """A record that is larger than a piece.
 
-    :ivar stream: the stream, of which it is record number *seq*
-    :ivar cut: cuts a piece out of a run that holds the record alone
-    :ivar run: that run, while it is in memory
+    :ivar stream: the stream of the record; *seq* is its number
+    :ivar cut: cuts a piece out of a run that holds only this record
+    :ivar run: a run with only this record, while it is in memory
     :ivar position: where the next piece begins, in units of *cut*
     """
 
@@ -92,7 +93,7 @@ class Outgoing:
         self.record: LargeRecord | None = None
 
     def send_record(self, record: LargeRecord) -> None:
-        """Send *record*; none is half sent, and everything before it was written."""
+        """Begin to send *record*; no other record may be half sent, and earlier data must be written."""
         self.record = record
         if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
             record.run = None
@@ -116,7 +117,7 @@ class Outgoing:
     def pause(self, unread: int) -> None:
         """Release the memory of the record that is half sent, because the peer does not read.
 
-        :param unread: most bytes that were written and that the transport still holds
+        :param unread: the most bytes that were written and not sent yet
         """
         if self.record is not None:
             self._lending.leave(self)
@@ -130,7 +131,7 @@ class Outgoing:
                 first.displace()
 
     def displace(self) -> None:
-        """End the connection, because others need the memory of what its peer leaves unread."""
+        """End the connection, because others need the memory of the answer that its peer leaves unread."""
         self._owner.abort_unread()
 
     def reclaim(self) -> None:
@@ -156,7 +157,7 @@ class Outgoing:
             run = record.run
             if run is None:
                 run = self._read(record)
-                cost = len(run.payload) // 16  # it takes about as long as writing so much
+                cost = len(run.payload) // 16  # preparing the record takes about as long as writing this many bytes
             data, position = record.cut(run, record.position)
         except FyrehoseError as error:
             self._owner.record_lost(error)
@@ -179,7 +180,7 @@ class Outgoing:
         return runs[0].slice(0, 1)
 
     def _finish(self, data: bytes) -> None:
-        """Write the last piece, and what was written behind the record."""
+        """Write the last piece, and the data that waited for the end of the record."""
         self.record = None
         self._lending.release(self)
         behind, self._behind = self._behind, []

@@ -51,7 +51,7 @@ def identity_at(address: IAddress | None) -> Identity:
 
 
 def producer_of(identity: Identity, address: str) -> str:
-    """Return the producer of what a peer publishes: ``10.0.0.1:5000``, or with a certificate ``NAME (10.0.0.1:5000)``.
+    """Return the producer of a peer's messages: ``10.0.0.1:5000``, or with a certificate ``NAME (10.0.0.1:5000)``.
 
     :param address: the address of the peer, with its port
     """

@@ -1,9 +1,9 @@
-"""Several servers of a cluster, where a client expects one endpoint: connect to the next one until one accepts.
+"""An endpoint for several servers of a cluster: a client connects to one after the other until one accepts.
 
     AnyServer([endpoint, endpoint ...]) -> connect() -> a connection to the next server that can be reached
 
-A server that follows closes the connections of publishers, so that a client that reconnects comes to the leader.  No
-address is used but the given ones: an answer that names the leader only decides which of them is next.
+A follower closes the connections of publishers, so a client that reconnects reaches the leader after some attempts.
+Only the given addresses are used: an answer that names the leader only decides which of them is next.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ def place_text(host: str, port: int | None) -> str:
 def client_endpoint(
     reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
 ) -> IStreamClientEndpoint:
-    """Return *endpoint*, by which a client reaches the server at *host* and *port*; without one, by plain TCP."""
+    """Return *endpoint* or, if that is None, an endpoint that connects to *host* and *port* by plain TCP."""
     plain: IStreamClientEndpoint = endpoint or HostnameEndpoint(reactor, host, port)
     return plain
 
 
 def follow_leader(endpoint: Any, url: str) -> bool:
-    """Go to the leader at *url* next, which a server has named, if it is one of the servers of *endpoint*."""
+    """Connect to the leader at *url* next, as a server has named it, if that is one of the servers of *endpoint*."""
     return isinstance(endpoint, AnyServer) and endpoint.prefer(url)
 
 
 def servers_of(endpoint: Any) -> int:
-    """Return to how many servers *endpoint* leads: a round through all of them counts as one failed attempt."""
+    """Return the number of servers behind *endpoint*: one attempt to connect may have to try all of them."""
     return len(endpoint) if isinstance(endpoint, AnyServer) else 1

@@ -1,4 +1,4 @@
-"""Sockets on which servers listen: stale ones of the file system, inherited ones, and how many peers may wait."""
+"""Sockets on which servers listen: stale Unix sockets, inherited descriptors, and the backlog of connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def remove_stale_socket(path: str) -> None:
             with suppress(OSError):  # listening reports the reason
                 Path(stale).unlink()
     except (OSError, ValueError):
-        return  # a process listens there, or it cannot be determined
+        return  # a process listens there, or connecting does not tell
 
 
 def check_adopted(descriptor: int, family: int) -> None:
@@ -43,7 +43,7 @@ def check_adopted(descriptor: int, family: int) -> None:
 
     With a wrong family the addresses of peers would be misread, and access policies depend on them.
 
-    :raises OSError: the descriptor is something else, or its socket does not listen
+    :raises OSError: the descriptor is no such socket, or the socket does not listen
     """
     copy = os.dup(descriptor)
     try:

@@ -65,7 +65,7 @@ MOST_UNREAD = 256 << 10
 
 
 class Session(Protocol):
-    """A sans-I/O session, as :class:`SessionProtocol` uses it."""
+    """The methods of a sans-I/O session that :class:`SessionProtocol` calls."""
 
     @property
     def expected(self) -> int:
@@ -106,7 +106,7 @@ class TCPSettings:
         duration,
         "time for a peer to send its first byte or the rest of a frame, or to read data; a third for a handshake",
     )
-    refused: str = fixed(letters.CLOSE)  #: what becomes of messages that are refused; see letters.py
+    refused: str = fixed(letters.CLOSE)  #: whether refused messages close the connection or are stored; see letters.py
     refusal_delay: float = fixed(LONGEST)  #: longest delay after refusals and failed handshakes; 0: none
 
     @property
@@ -128,8 +128,8 @@ class SessionProtocol(TwistedProtocol):
     They override :meth:`settled`, :meth:`refused` and :meth:`hang_up` to add to the end of a publish or connection.
 
     :param factory: the :class:`~fyrehose.net.connections.SessionFactory` that has built it
-    :ivar phase: what the connection still does; changed only by the methods of this class
-    :ivar writable: whether data can be sent: the connection is neither closing nor held nor lost
+    :ivar phase: the phase of the connection, see lifecycle.py; only the methods of this class change it
+    :ivar writable: whether data can be sent: the connection is neither closing, nor refused, nor lost
     :ivar unsettled: number of calls of the broker that are not settled yet, such as publishes
     :ivar write_paused: True while the peer reads more slowly than the server writes
     :ivar account: the memory that the connection holds
@@ -144,7 +144,7 @@ class SessionProtocol(TwistedProtocol):
     outgoing: Outgoing  #: everything that is written
     reading: Reading  #: pauses and resumes reading, for several parties
     peer = "?"  #: the peer's host, for log lines
-    network = "?"  #: the network under which limits per address count it
+    network = "?"  #: the network of the peer, for limits per address
     same_network: OrderedDict[SessionProtocol, int]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
@@ -166,7 +166,7 @@ class SessionProtocol(TwistedProtocol):
         self.unsettled = 0
         self.write_paused = False
         self._written = 0  #: most bytes that the peer must read before the transport resumes
-        self._unread = 0  #: bytes of it that are replies to a peer that does not read
+        self._unread = 0  #: how many of these bytes are replies to a peer that does not read
         self._written_to = False  #: True if data was written since the last call of is_idle()
         self._silent = True
         self.active_at = self.heard_at = 0.0
@@ -174,10 +174,10 @@ class SessionProtocol(TwistedProtocol):
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
-        self._arrived: list[bytes] = []  #: what arrived while others had their turns; charged to the account
+        self._arrived: list[bytes] = []  #: data that arrived while other connections had turns; charged to the account
         self._queued = False  #: whether the connection waits for a turn to handle what it has received
-        self._held_back = False  #: whether it is not read meanwhile
-        self.eof_arrived = False  #: whether the end of the peer's data follows what waits
+        self._held_back = False  #: whether reading is paused until that turn
+        self.eof_arrived = False  #: whether the peer has closed its sending side behind the data that waits
         self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
@@ -239,7 +239,7 @@ class SessionProtocol(TwistedProtocol):
                 self._wait_for_turn()
 
     def readConnectionLost(self) -> None:
-        """Handle the end of the peer's data, after everything before it."""
+        """Handle the end of the peer's data, after the data before it."""
         if self._queued and self.phase is Phase.OPEN:
             self.eof_arrived = True
         else:
@@ -285,7 +285,7 @@ class SessionProtocol(TwistedProtocol):
     # Called by the intake.
 
     def handle_more(self) -> None:
-        """Handle the next events of what was received, or what arrived meanwhile; read on when nothing is left."""
+        """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
         self._queued = False
         if self.phase is Phase.OPEN and self.has_more:
             self.received(self.session.next_events())
@@ -306,7 +306,7 @@ class SessionProtocol(TwistedProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return whether the session has further events of what it has received, and they can be handled now."""
+        """Return whether the session has further events of data that it has received, and they can be handled now."""
         return self.session.more
 
     def take(self, data: bytes) -> None:
@@ -323,9 +323,9 @@ class SessionProtocol(TwistedProtocol):
     # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Handle the events of the session, from bytes that just arrived or that it had buffered; write what it sends.
+        """Handle *events* of the session, and write the data that it sends.
 
-        If the session has more of them, they are handled in turns with the connections of other networks.
+        If the session has further events, they are handled in turns with the connections of other networks.
         """
         before = self._expected
         if before and events:
@@ -381,7 +381,7 @@ class SessionProtocol(TwistedProtocol):
             self.not_published(runs, note, error)
 
     def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
-        """Handle the refusal of *runs*, of which nothing is published; a hook for subclasses."""
+        """Handle *error*, with which all of *runs* were refused; a hook for subclasses."""
         if not self.keep_refused(runs, note, error):
             self.refused(error)
             self.settled()
@@ -389,10 +389,10 @@ class SessionProtocol(TwistedProtocol):
     def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError) -> bool:
         """Store a message that was refused with *error* as a dead letter, if the option ``refused`` says so.
 
-        Of several messages, publish those that are not refused, in their order; only a publish without a note can be
-        split.
+        If *runs* have several messages, publish those that are not refused, in their order; only a publish without a
+        note can be split.
 
-        :return: whether the message was accepted, and is acknowledged as any other
+        :return: whether the messages were accepted, so that they are acknowledged
         """
         if not letters.keeps(self.settings.refused, error):
             return False
@@ -417,7 +417,7 @@ class SessionProtocol(TwistedProtocol):
         self.publish(runs)
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle the end of publishes that one commit has decided, in their order."""
+        """Handle *items*, publishes that became durable or failed in one commit, in their order."""
         self.unsettled -= len(items)
         try:
             if error is None:
@@ -443,7 +443,7 @@ class SessionProtocol(TwistedProtocol):
             self.refused(error)
 
     def settled(self) -> None:
-        """Handle the end of calls of the broker: close a connection that only waited for them."""
+        """Close the connection if it only waited for publishes to be settled; called whenever one was settled."""
         if self.phase is Phase.SETTLING and not self.unsettled:
             self.hang_up()
 
@@ -528,14 +528,14 @@ class SessionProtocol(TwistedProtocol):
         self.abort()
 
     def watch_idle(self, timeout: float) -> None:
-        """Close the connection when nothing has happened on it for *timeout* seconds."""
+        """Close the connection after *timeout* seconds in which no data was sent or received."""
         self.active_at = self.clock.seconds()
         self._idle_timeout = timeout
         self.timers.start(timeout, self._check_idle)
 
     @property
     def waiting(self) -> bool:
-        """Return whether the peer waits for the server, or another deadline applies: then it is not idle."""
+        """Return whether the peer waits for the server, or another deadline applies: such a connection is not idle."""
         return self.unsettled > 0 or self.session.expected > 0
 
     def drop(self, error: RemoteProtocolError) -> None:
@@ -560,11 +560,11 @@ class SessionProtocol(TwistedProtocol):
     def hang_up(self) -> None:
         """Close a connection whose publishes are settled, after sending the remaining data; a hook for subclasses."""
         self.flush()
-        if self.outgoing.record is not None:  # what follows a record that is cut would be misread
+        if self.outgoing.record is not None:  # the peer would misread data that follows an incomplete record
             self.timers.start(CLOSE_TIMEOUT_S, self.abort)
             return
         self.transport.unregisterProducer()
-        # A peer with unread data gets its time to read instead, and still counts as connected.
+        # A peer with unread data still counts as connected: it has time to read that.
         if self._delay and not self.write_paused:
             self._hold_socket()
         else:
@@ -586,8 +586,8 @@ class SessionProtocol(TwistedProtocol):
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.
 
-        It is busy if a publish is in flight, a frame is incomplete, or a subscription delivered since the last call;
-        never before its peer has sent anything.
+        A connection is busy if a publish is in flight, a frame is incomplete, or a subscription has delivered since the
+        last call.  Before its peer has sent anything, it always counts as idle.
         """
         delivered, self._written_to = self._written_to and bool(self._subscriptions), False
         return self._silent or not (self.unsettled or self.session.expected or delivered)
@@ -598,9 +598,9 @@ class SessionProtocol(TwistedProtocol):
         self.end_delay()
 
     def end_delay(self) -> None:
-        """Close the connection by the end of the next turn of the reactor, whatever the peer does."""
+        """Close the connection, at most one turn of the reactor later, even if the peer does not read."""
         self._close()
-        # Unread data and the end of TLS would wait for the peer.
+        # Closing normally would wait until the peer has read its data and ended TLS.
         waits = self.write_paused or self.outgoing.record is not None
         if waits or ISSLTransport.providedBy(self.transport):
             self.abort()
@@ -635,9 +635,9 @@ class SessionProtocol(TwistedProtocol):
             self.detach(subscription)
 
     def _finish_late(self, seconds: float = 0.0) -> None:
-        """Close like :meth:`finish`, but delayed, because a refused peer may reconnect at once.
+        """Close like :meth:`finish`, but after a delay, because a refused peer may reconnect at once.
 
-        :param seconds: how long the connection is held; 0: longer with each refusal of the peer's network
+        :param seconds: the delay; 0: a delay that grows with the refusals of the peer's network
         """
         if self.phase is Phase.OPEN:
             self._delay = self.factory.holding.refusals.count(self.network)
@@ -647,7 +647,7 @@ class SessionProtocol(TwistedProtocol):
             self.finish()
 
     def _flush_unread(self) -> None:
-        """Flush replies to a peer that does not read; drop it if it leaves more than MOST_UNREAD bytes unread."""
+        """Flush replies to a peer that does not read; drop the connection if MOST_UNREAD bytes of them are unread."""
         before = self._written
         self.flush()
         self._unread += self._written - before
@@ -660,7 +660,7 @@ class SessionProtocol(TwistedProtocol):
         self.use_rights()
 
     def use_rights(self) -> None:
-        """Use the broker with the rights of :attr:`identity`, which is new."""
+        """Use a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
         self.publisher = self.broker.publisher(self.account, self.settle)
 
@@ -728,7 +728,7 @@ class SessionProtocol(TwistedProtocol):
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
-        """Drop the connection because others wait for its memory; abort it if nothing is left to acknowledge."""
+        """Drop the connection, because others wait for its memory; abort it if it has no publish to acknowledge."""
         self._late(error)
         if self.phase is Phase.LINGERING:
             self.abort()

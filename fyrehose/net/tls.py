@@ -102,7 +102,7 @@ class TLSSettings(TCPSettings):
         context.use_certificate_chain_file(self.tls_certificate)
         context.use_privatekey(self._key())
         context.check_privatekey()
-        # A resumed session would skip the verification of its certificate.
+        # No session is resumed: that would skip the verification of the client's certificate.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
@@ -161,7 +161,7 @@ class TLSFactory(TLSMemoryBIOFactory):
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))
 
     def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
-        """Return *protocol* behind TLS; a refused connection gets no handshake, a delayed one gets its own later."""
+        """Return *protocol* behind TLS; refused connections get no handshake, delayed ones get it after the delay."""
         if isinstance(protocol, DelayedConnection):
             build = protocol.build
             protocol.build = lambda: self._with_tls(build())

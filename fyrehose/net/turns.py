@@ -1,7 +1,7 @@
-"""The end of a turn of the reactor: everything that was readable has been read, and nothing is waited for yet.
+"""Call functions at the end of a turn of the reactor, when all readable sockets have been read.
 
-A commit that begins there has all messages of the turn.  A delayed call of 0 seconds does the same, but costs an object
-and a heap for each commit, and time for the reactor to find it.
+A commit that begins there has all messages of the turn.  A delayed call of 0 seconds would do the same, but costs more:
+an object and an entry in the reactor's heap for each commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TurnEnds:
             reactor.doIteration = self._turn  # type: ignore[method-assign]
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call *function* once at the end of this turn, or in the next one if nothing is being read now."""
+        """Call *function* once at the end of this turn, or in the next turn if this one is not reading sockets."""
         if self._reads:
             self._calls.append(function)
         else:
@@ -44,7 +44,7 @@ class TurnEnds:
         finally:
             self._reads = False
         if self._calls:
-            # What these functions add belongs to the next turn, so that the sockets are read in between.
+            # Functions that are added by these functions run at the end of the next turn, after the sockets were read.
             calls, self._calls = self._calls, []
             for function in calls:
                 try:

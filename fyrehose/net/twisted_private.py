@@ -1,4 +1,4 @@
-"""Everything that Fyrehose uses of Twisted without a promise that it stays: private names, and attributes of classes.
+"""Everything of Twisted that Fyrehose uses although it may change with any version: private names and attributes.
 
     reading   up to READ bytes at once
     writing   immediately, up to UNSENT bytes; the rest waits in Twisted's buffer, and the producer is paused
@@ -6,7 +6,7 @@
 Twisted itself buffers written data until the next turn of the reactor, waits until the kernel reports the socket as
 writable, writes 128 KiB, and repeats.  For a subscriber that keeps up this costs three more system calls per delivery.
 
-Twisted promises that its public interfaces stay.  These do not belong to them, so each may change with any version:
+Twisted promises to keep its public interfaces.  The following parts do not belong to them:
 
 - the send buffer of a connection (``dataBuffer``, ``offset``, ``_tempDataBuffer``, ``_tempDataLen``), its flags
   (``TLS``, ``_writeDisconnected``) and limits (``bufferSize``, ``SEND_LIMIT``), and that ``transport`` of a port is
@@ -40,16 +40,16 @@ from fyrehose.net.sockets import READ
 
 #: Bytes that are written at once.
 WRITE = 128 << 10
-#: The most bytes that the kernel holds for a connection before it has sent them.  Its buffer would take megabytes, and
-#: an answer to a slow subscriber, such as a PONG, stands behind all of them.
+#: The most unsent bytes of a connection in the kernel's buffer.  That would take megabytes, and an answer to a slow
+#: subscriber, such as a PONG, would have to wait behind all of them.
 UNSENT = 256 << 10
-#: Linux's ioctl for what a socket holds and has not sent yet.
+#: Linux's ioctl for the number of bytes in the buffer of a socket that were not sent yet.
 _SIOCOUTQNSD = 0x894B
-#: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them makes another close,
+#: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them closes another one,
 #: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  All
 #: listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
 ACCEPTS = 8
-#: Events of sockets that are handled in one turn of the reactor; each takes 0.03 to 0.1 ms, if little depends on it.
+#: Events of sockets that are handled in one turn of the reactor; a simple one takes 0.03 to 0.1 ms.
 EVENTS = 128
 
 
@@ -133,7 +133,7 @@ def tune_port(port: Any) -> Any:
 
 
 class _FewEvents:
-    """An epoll object that returns at most EVENTS events at once; the others come first the next time."""
+    """An epoll object that returns at most EVENTS events at once; the other events come first in the next call."""
 
     def __init__(self, poller: Any) -> None:
         self.register, self.modify, self.unregister = poller.register, poller.modify, poller.unregister
@@ -146,8 +146,8 @@ class _FewEvents:
 def bound_events(reactor: Any) -> None:
     """Let each turn of *reactor* handle at most :data:`EVENTS` events of its sockets, if it uses epoll.
 
-    Timers, producers and what waits for a turn then run in between, and not after everything that thousands of peers
-    have sent or closed at one moment.
+    Timers and producers then run between the events of thousands of peers that send or disconnect at the same moment,
+    instead of after all of them.
     """
     try:
         from twisted.internet.epollreactor import EPollReactor
@@ -158,7 +158,7 @@ def bound_events(reactor: Any) -> None:
 
 
 def hand_over(transport: Any, protocol: IProtocol) -> None:
-    """Let *protocol* receive what arrives on *transport* from now on, in the place of the protocol that it has."""
+    """Replace the protocol of *transport* by *protocol*, which receives all data that arrives from now on."""
     if isinstance(transport, ProtocolWrapper):  # of an ``ssl:`` endpoint, where Twisted makes the TLS object
         transport.wrappedProtocol = protocol
     else:

@@ -13,7 +13,7 @@ from fyrehose import errors
 
 #: The most lines per second about one cause.
 MOST_LINES = 10
-#: The most kinds of lines whose last time is remembered; beyond that, the one used least recently is forgotten.
+#: The most kinds of lines whose last time is remembered; beyond that, the kind used least recently is forgotten.
 MOST_KINDS = 4_096
 #: The causes with which the broker refuses a publish or a subscription.
 BROKER_REFUSALS = tuple(
@@ -34,8 +34,7 @@ class Counters:
     :ivar refusals: the keys of ``counts`` that count refusals and drops
     :ivar gauges: current values, for example the number of connections
     :ivar peaks: the largest value that each gauge has had
-    :ivar known: the counters of open listeners, whether or not they have counted anything; the value says whether
-        they count refusals
+    :ivar known: the counters of open listeners, also those at 0; the value says whether the counter counts refusals
     """
 
     seconds: Callable[[], float] = time.monotonic
@@ -82,8 +81,8 @@ class Counters:
     ) -> None:
         """Count a refusal or a drop, and log at most one line in *every* seconds for each cause.
 
-        :param apart: what else distinguishes lines that are limited apart from each other, such as a network; it may
-            come from a peer, so there are also at most :data:`MOST_LINES` lines per second for each cause
+        :param apart: a text, such as a network: lines with different texts are limited separately.  It may come from a
+            peer, so there are also at most :data:`MOST_LINES` lines per second for each cause
         """
         self.counts[protocol, cause] += 1
         self.refusals.add((protocol, cause))

@@ -40,9 +40,9 @@ class CommandMetrics(Collector):
     _server: tuple[WSGIServer, Thread] | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
-        """Check the place of the metrics, and listen if that is an address.
+        """Check where the metrics go, and listen if that is an address.
 
-        :raises ConfigError: it is neither a file nor an address
+        :raises ConfigError: ``where`` is neither a file nor an address
         :raises FyrehoseError: the address is in use
         """
         self._registry.register(self)
@@ -89,8 +89,8 @@ def families(
 ) -> Iterator[Metric]:
     """Yield gauges and counters as metrics of Prometheus, whose names begin with the common prefix.
 
-    :param labels: the names of their labels
-    :param values: those of their labels
+    :param labels: the names of the labels of all these metrics
+    :param values: the values of these labels
     """
     for kind, metrics in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
         for name, (text, value) in metrics.items():

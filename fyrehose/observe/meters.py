@@ -14,7 +14,7 @@ import attrs
 SIZES = tuple(float(1 << shift) for shift in range(8, 26, 2))
 #: Upper bounds of durations, in seconds: a fast disk syncs in 0.1 ms, a failing one in many seconds.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: How many commits wait at the most until they are counted.
+#: The most commits in ``JournalMeters.recent``, before they are counted in histograms.
 MOST_RECENT = 64
 
 
@@ -59,7 +59,7 @@ class Histogram:
 
 @attrs.define(eq=False)
 class Stalls:
-    """Turns of the reactor that took longer than the watchdog allows; nobody is served during such a turn.
+    """Counts turns of the reactor that took longer than the watchdog allows: meanwhile no other peer is served.
 
     :ivar count: number of these turns since the start
     :ivar longest: duration of the longest of them, in seconds
@@ -78,11 +78,11 @@ class Stalls:
 class JournalMeters:
     """The measurements of a journal.
 
-    A commit only appends to :attr:`recent`.  Its figures are counted when somebody reads a histogram, and by the owner
-    when :data:`MOST_RECENT` commits wait: many at once cost less than each by itself.
+    A commit only appends its figures to :attr:`recent`.  They are counted when a histogram is read, and when there are
+    :data:`MOST_RECENT` of them: counting many at once costs less than counting each by itself.
 
-    :ivar recent: of commits that are not counted yet: the size, how long the commit took, and how long its sync took;
-        None if that was counted already
+    :ivar recent: for each commit that is not counted yet: its size, and how long the commit and its sync took; None if
+        the sync was counted already
     """
 
     recent: list[tuple[int, float, float | None]] = attrs.field(factory=list, init=False)
@@ -122,13 +122,13 @@ class JournalMeters:
 class MemberStatus:
     """State of one server of a cluster, as the leader knows it.
 
-    :ivar role: as the server has said last: follower, candidate, leader or stopped
-    :ivar address: where HTTP publishers reach it; empty if it is unknown
-    :ivar alive: whether it was heard within ``takeover-after``
-    :ivar heard: seconds since it was heard; 0 for the leader itself; None if the leader has never heard it
-    :ivar behind: how many bytes of the leader's journal it lacks; None if no server leads
-    :ivar records: how many records these are, about; None if it is unknown
-    :ivar seconds: for how long it has lacked the oldest of them; None if it is unknown
+    :ivar role: the last role that the server has reported: follower, candidate, leader or stopped
+    :ivar address: where HTTP publishers reach the server; empty if it is unknown
+    :ivar alive: whether the leader has received a message of the server within ``takeover-after``
+    :ivar heard: seconds since the last message of the server; 0 for the leader itself; None if there was none
+    :ivar behind: how many bytes of the leader's journal the server lacks; None if no server leads
+    :ivar records: about how many records these bytes are; None if it is unknown
+    :ivar seconds: for how long the server has lacked the oldest of them; None if it is unknown
     """
 
     name: str
@@ -146,7 +146,7 @@ class NatsStatus:
     """State of a NATS server that stores the shared log, as NATS reports it.
 
     :ivar leads: whether it leads the stream
-    :ivar current: whether it has what the leader of the stream has
+    :ivar current: whether it has every entry that the leader of the stream has
     :ivar offline: whether it does not answer the others
     :ivar lag: how many entries it lacks
     """
@@ -166,7 +166,7 @@ class ClusterStatus:
     :ivar leader: name of the server that leads; empty if none is known
     :ivar epoch: number of the last take-over that counted
     :ivar behind: how many bytes of the leader's journal are missing here
-    :ivar silent: seconds since the leader was heard; 0 on the leader
+    :ivar silent: seconds since the last message of the leader; 0 on the leader
     :ivar takeovers: how often this process has become the leader
     :ivar entries: number of entries of the shared log that were applied
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
@@ -202,7 +202,7 @@ class JournalStatus:
     :ivar free: the free space of the disk, in bytes; None if it is unknown
     :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
     :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
-    :ivar damage: the damage that reading has found since the start, and that was not deleted since
+    :ivar damage: the damage that was found by reading since the start, in segments that still exist
     :ivar keep_bytes: retention deletes the oldest segments beyond this size, in bytes; 0: no limit
     :ivar keep_age: retention deletes segments that are older than this, in seconds; 0: no limit
     :ivar min_free: the free space below which messages are refused, in bytes

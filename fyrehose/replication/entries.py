@@ -9,7 +9,7 @@ the engine behind it.  Integers are little-endian:
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
     members     the list of the members has changed
 
-All entries but data carry the list that counts from there on, so the first entry that is left says it.
+All entries but data carry the list that counts from there on, so the first entry that is left has the present list.
 
 A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
 the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
@@ -98,7 +98,7 @@ class LogEntry:
     :ivar part: whether the batch continues in the next entry
     :ivar identity: of the journal; UNKNOWN before it has its first segment
     :ivar chain: the checksum from which the journal continues at *position*; within a batch, at the batch's beginning
-    :ivar after: the same behind the data
+    :ivar after: the checksum from which the journal continues behind the data
     :ivar members: the members of the cluster from this entry on; None in data, and if no list was made yet
     """
 
@@ -128,7 +128,7 @@ class LogEntry:
         """Return a name that no other entry has."""
         what = self.kind.name.lower()
         if self.kind is EntryKind.MEMBERS and self.members is not None:
-            what = f"{what} {self.members.version}"  # several may be at the same position
+            what = f"{what} {self.members.version}"  # several lists may be at the same position
         return f"{self.epoch}/{what}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
@@ -161,7 +161,7 @@ class LogEntry:
         :raises Newer: a newer version has written it
         """
         if len(data) < HEADER.size:
-            raise Damage(f"{len(data)} bytes are too few for an entry of the shared log")
+            raise Damage(f"{len(data)} bytes are too few for an entry of the shared log: the header has {HEADER.size}")
         (
             magic,
             version,
@@ -207,14 +207,17 @@ _FILLED = (EntryKind.DATA, EntryKind.MEMBERS)
 
 @attrs.define
 class Validity:
-    """Rule 1: which entries count, the same for every server that reads them in order.
+    """Decides which entries count, the same for every server that reads them in order (rule 1).
+
+    An entry counts if it has the current epoch (a take-over: a greater one), begins where the log ends, and is of the
+    same journal.
 
     :ivar epoch: of the last take-over that counted; 0: none yet
     :ivar end: the position where the log ends; parts of an incomplete batch are not included
     :ivar reached: the position behind the last part; equal to *end* if no batch is incomplete
-    :ivar identity: of the log; UNKNOWN while no entry has said it
+    :ivar identity: of the log; UNKNOWN before the first entry that has it
     :ivar chain: the checksum from which the log continues at *end*
-    :ivar members: of the cluster; None while no entry has said them
+    :ivar members: of the cluster; None before the first entry that lists them
     """
 
     epoch: int = 0
@@ -225,7 +228,7 @@ class Validity:
     members: Members | None = None
 
     def begin(self, entry: LogEntry) -> None:
-        """Start in front of *entry*, the first that is left in the shared log; it then counts.
+        """Start in front of *entry*, the first that is left in the shared log, so that it counts.
 
         :raises Damage: the shared log cannot begin with such an entry
         """
@@ -238,7 +241,7 @@ class Validity:
     def counts(self, entry: LogEntry) -> bool:
         """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
         if entry.chain != self.chain or self.identity not in (entry.identity, UNKNOWN):
-            return False  # it is of a journal that differs from the one whose bytes are in this log
+            return False  # the entry is of another journal than the earlier entries
         if not self._continues(entry):
             return False
         self.identity = entry.identity

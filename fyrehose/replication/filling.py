@@ -1,6 +1,6 @@
 """Fill a journal that ends before the shared log begins: copy what is durable on another server.
 
-    in: the end of this journal, the first entry of the shared log, the journals that others serve
+    in: the end of this journal, the first entry of the shared log, the journals that other servers serve
     out: a longer journal
 
 It runs before the journal is opened.  Only the durable part is copied, and only if this journal is empty, or is the
@@ -35,11 +35,11 @@ log = Logger()
 
 #: How long the shared log may take to answer when the server starts, in seconds; it is asked again while following.
 PATIENCE = 5.0
-#: How long other servers are listened to before one of them is chosen, in seconds.
+#: How long this server waits for messages of other servers before it chooses one of them, in seconds.
 LISTEN = 1.0
 #: After how many seconds copying is tried again.
 RETRY = 5.0
-#: How often it is tried before the server gives up.
+#: How often copying is tried before the server gives up.
 TRIES = 60
 
 #: How long an empty server waits for the others before it begins an empty shared log, in seconds.
@@ -67,9 +67,9 @@ def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any)
 
 @attrs.frozen
 class Need:
-    """The part of the log that a journal lacks, and the journal that has it.
+    """The part of the log that a journal lacks, and the identity of the journals that have it.
 
-    :ivar here: the position where it ends
+    :ivar here: the position where the journal ends
     :ivar first: the position where the shared log begins
     :ivar identity: of the journal whose bytes are in the shared log; UNKNOWN: it had none yet
     """
@@ -101,16 +101,16 @@ class Filler:
     async def fill(self) -> None:
         """Copy another server's journal if this one ends before the shared log begins.
 
-        It may be cancelled: the download ends at its next piece, and what was copied counts as far as it is synced.
+        The Deferred may be cancelled: the download ends at its next piece, and the synced part of the copy is kept.
 
-        :raises ConfigError: it does, and no other server serves its journal; where this server's own is served, the
-            others are waited for; or this journal is another one than that of the shared log
+        :raises ConfigError: this journal is another one than that of the shared log; or it ends too early, and no other
+            server serves its journal (a server that serves its own waits for the others)
         :raises JournalCorrupt: the durable mark of this journal is unknown
         """
         try:
             need = await self._needed()
         except (Unavailable, defer.TimeoutError):
-            return  # following begins when it answers
+            return  # the shared log does not answer: this server follows it as soon as it does
         if need is None:
             return
         cut_at_mark(self.directory, self.files)
@@ -121,7 +121,7 @@ class Filler:
         raise too_far_behind(need.here, need.first)
 
     async def _needed(self) -> Need | None:
-        """Return what this journal lacks in front of the first entry of the shared log; None if nothing."""
+        """Return the part that this journal lacks in front of the first entry of the shared log, if any."""
         here = self._end()
         if here is None:
             return None
@@ -141,7 +141,7 @@ class Filler:
         return Need(here, first.position, first.identity)
 
     def _end(self) -> int | None:
-        """Return the durable mark of this journal; None if it was never one of a cluster."""
+        """Return the durable mark of this journal; None if this server was never in a cluster."""
         if not scan.segments(self.directory):
             return 0
         return scan.read_mark(self.directory) if (self.directory / REPLICA).exists() else None
@@ -154,7 +154,7 @@ class Filler:
         sources = [peer for peer in self.peers.others.values() if peer.journal]
         if not sources and not self.peers.settings.journal:
             raise too_far_behind(need.here, need.first)
-        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader has enough to do
+        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader last, because it is the busiest
             if await self._copy(peer, need):
                 return True
         return False
@@ -200,7 +200,7 @@ def waits(position: int, returning: bool, peers: Peers, listened: float) -> str:
 
     :param position: where its journal ends
     :param returning: whether its journal has been used with a shared log before
-    :param listened: for how long the other servers could be heard, in seconds
+    :param listened: for how long this server has received messages of the others, in seconds
     """
     if peers.stranger:
         return (

@@ -1,10 +1,10 @@
-"""The gate of a cluster: what is synced here waits until the shared log has it.
+"""The gate of a cluster: a synced commit of the leader waits until the shared log has it.
 
     follow:  the shared log -> FileJournal.apply -> the observer
     lead:    submit -> written here -> hand_over(position, batches) \
                                     -> synced(position)             -> release(position) -> readers, publishers, MARK
 
-Who leads, and what may be released, is decided by the :class:`~fyrehose.replication.member.Member`.
+:class:`~fyrehose.replication.member.Member` decides whether this server leads, and which commits are released.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ClusterMember(Protocol):
 class _Waiting:
     """A commit that is on disk here, and is not released.
 
-    :ivar end: the position behind it
-    :ivar acknowledged: those of its publishes that :meth:`ReplicatedGate.acknowledge` has settled
+    :ivar end: the position behind the commit
+    :ivar acknowledged: the publishes of the commit that :meth:`ReplicatedGate.acknowledge` has settled
     """
 
     end: int
@@ -77,7 +77,7 @@ class _Waiting:
     acknowledged: list[Publish] = attrs.field(factory=list)
 
     def rest(self) -> list[Publish]:
-        """Return its publishes that are not settled yet."""
+        """Return the publishes of the commit that are not settled yet."""
         settled = set(self.acknowledged)
         return [item for item in self.commit.items if item not in settled] if settled else self.commit.items
 
@@ -88,8 +88,8 @@ class ReplicatedGate:
     """The gate of the journal of one server of a cluster.
 
     :ivar name: of this server, which is kept in the file REPLICA
-    :ivar hand_over: called while this server leads, with what it has written: a position, and the bytes of whole
-        batches; they may not be on disk yet
+    :ivar hand_over: called while this server leads, with whole batches that it has written, as a position and bytes;
+        they may not be on disk yet
     :ivar on_synced: called while this server leads, with the position up to which the log is on disk
     :ivar cluster: this server as a member of its cluster; None in tests of the gate alone
     :ivar refusal: why publishing is refused, for people; empty while this server accepts it
@@ -110,11 +110,11 @@ class ReplicatedGate:
     released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
-    #: Number of commits, counted from the oldest that is not released, whose publishers were told already.
+    #: Number of commits, counted from the oldest that is not released, that :meth:`acknowledge` has acknowledged.
     _acknowledged: int = attrs.field(default=0, init=False)
     #: Whether publishes are refused although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
-    #: Where the log was cut when this server led last: what was committed before counts, although it leads no more.
+    #: Where the log was cut when this server stopped leading: commits before that position still count.
     _kept: int = attrs.field(default=0, init=False)
 
     # The journal's side.
@@ -145,7 +145,7 @@ class ReplicatedGate:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find here what the leader has acknowledged, except for the last moment."""
+        """Return whether readers find all records here that were acknowledged up to a moment ago."""
         return self.leading if self.cluster is None else self.cluster.caught_up
 
     @property
@@ -193,13 +193,13 @@ class ReplicatedGate:
     def may_write(self, size: int) -> bool:
         """Return False while a commit of *size* bytes would begin a segment before everything is released.
 
-        Readers in other processes rely on it that a segment begins behind durable records.
+        Readers in other processes rely on the durability of everything in front of a segment.
         """
         writer = self._journal.writer
         return writer.position - writer.base + size <= writer.segment_size or writer.released >= writer.position
 
     def _wrote(self) -> None:
-        """Hand over what is being synced in the writer thread; after a commit in the reactor's, that follows anyway."""
+        """Hand over batches that the writer thread is syncing; batches of the reactor's thread follow in ``synced``."""
         if self.leading and not self._journal.idle:
             self._journal.reactor.callFromThread(self._hand_over)
 
@@ -233,15 +233,15 @@ class ReplicatedGate:
             self._go_on()
 
     def broke(self) -> None:
-        """Refuse the waiting commits, which nothing can release any more; the failure is announced after that."""
+        """Refuse the waiting commits, which nothing can release any more; the journal announces its failure later."""
         self._drop_waiting(self._unknown())
 
     def _unknown(self) -> OutcomeUnknown:
-        """Return the error for publishes that are written here, and may be in the shared log (rule 15)."""
+        """Return the error for publishes that are neither acknowledged nor refused: the shared log may have them."""
         return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
     def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
-        """Release the part of a commit in front of the position where the log was cut: it stays, and counts."""
+        """Release the part of a commit in front of the position where the log was cut, because that part counts."""
         rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
         batches = [batch for batch in committed.batches if batch.end <= self._kept]
         if rolled is not None or batches:
@@ -251,7 +251,7 @@ class ReplicatedGate:
     # The member's side: lead.
 
     def lead(self) -> Deferred[None]:
-        """Accept publishes from now on; each is handed over, and waits for :meth:`release`."""
+        """Accept publishes from now on; each is handed over to the shared log, and waits for :meth:`release`."""
         return self._journal.lead().addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
@@ -262,7 +262,7 @@ class ReplicatedGate:
 
     @property
     def unconfirmed(self) -> list[Run]:
-        """Return what :meth:`acknowledge` has acknowledged, and is not released, with its numbers."""
+        """Return the runs, numbered, that :meth:`acknowledge` has acknowledged, and that are not released."""
         return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
 
     def acknowledge(self, position: int) -> None:
@@ -280,7 +280,7 @@ class ReplicatedGate:
             settle(waiting.acknowledged[:], None)
 
     def release(self, position: int) -> None:
-        """Acknowledge and deliver everything below *position*: it is accepted by the shared log, too."""
+        """Acknowledge and deliver everything below *position*, because the shared log has accepted it, too."""
         writer = self._journal.writer
         assert position <= writer.durable, (
             f"{position} is to be released, and the log is on disk up to {writer.durable}"
@@ -299,13 +299,13 @@ class ReplicatedGate:
             self._journal.release(waiting.commit, waiting.rest())
 
     def _go_on(self) -> None:
-        """Schedule the commit that waits because it begins a segment, once everything before it is released."""
+        """Schedule the commit that waits because it begins a segment, if everything before it is released."""
         writer = self._journal.writer
         if self.leading and writer.released >= writer.position:
             self._journal.schedule()
 
     def suspend(self, reason: str) -> bool:
-        """Refuse further publishes for a while; those that were accepted are still released.
+        """Refuse further publishes until :meth:`resume`; accepted publishes are still released.
 
         :return: whether publishes were accepted until now
         """
@@ -327,11 +327,11 @@ class ReplicatedGate:
     # The member's side: step down.
 
     def follow(self, position: int, reason: str) -> Deferred[None]:
-        """Accept nothing any more, and set aside what the log has beyond *position*.
+        """Accept no publishes any more, and set aside the bytes of the log beyond *position*.
 
         Publishes that are not released fail.
 
-        :param reason: for people
+        :param reason: why, for people
         :return: fires when the log ends at *position*
         """
         led, self.leading, self.refusal, self._kept = self.leading, False, reason, position

@@ -53,13 +53,13 @@ WRONG_LAST = 10071
 NO_LEADER = 10008
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
-#: After so many seconds without an answer the next server is asked: this one is frozen, or cut off from the others.
+#: After so many seconds without an answer the next NATS server is used: this one is frozen, or cut off from the others.
 SILENT = 3.0
 #: How long a connection that was left may take to close, in seconds.
 CLOSE = 5.0
 #: How long the end of the connection may take, twice, in seconds.
 LAST_WORDS = 0.75
-#: For how long NATS is waited for to say that nobody is subscribed, which it says at once, in seconds.
+#: How long to wait for NATS to report that a subject has no subscriber, which it normally does at once, in seconds.
 NOBODY = 0.5
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
@@ -74,9 +74,9 @@ class JetStreamLog:
 
     :ivar servers: URLs, for example ``nats://10.0.0.1:4222``
     :ivar name: of the cluster; part of the subjects' names
-    :ivar replicas: on how many machines each entry must be
+    :ivar replicas: on how many machines each entry must be stored
     :ivar limit: size at which the leader stops, in bytes, if this server creates the stream
-    :ivar timeout: seconds after which an answer is not waited for any longer
+    :ivar timeout: how long to wait for an answer, in seconds
     :ivar options: further arguments of ``nats.connect``: credentials, TLS
     """
 
@@ -91,7 +91,7 @@ class JetStreamLog:
     _thread: Thread | None = attrs.field(default=None, init=False)
     _client: Any = attrs.field(default=None, init=False)
     _stream: Any = attrs.field(default=None, init=False)
-    #: Prefix of the subjects to which entries that were asked for are sent, and where each request awaits them.
+    #: Prefix of the subjects to which NATS sends requested entries, and the queue of each request by its subject.
     _inbox: str = attrs.field(default="", init=False)
     _requests: dict[str, asyncio.Queue[Any]] = attrs.field(factory=dict, init=False)
     _asked: int = attrs.field(default=0, init=False)
@@ -115,7 +115,7 @@ class JetStreamLog:
     @property
     def _connection(self) -> Any:
         if self._client is None:
-            raise ConnectionError("there is no connection to it")
+            raise ConnectionError("no NATS server is connected")
         return self._client
 
     @property
@@ -189,10 +189,10 @@ class JetStreamLog:
             asked.cancel()
 
     def _unanswered(self) -> None:
-        """Leave a server that is connected and answers nothing; the client notices that after minutes, or never.
+        """Leave a server that is connected and does not answer; the NATS client notices that after minutes, or never.
 
-        The client closes for good when a server refuses it, which may not know all passwords yet; then that server is
-        tried again, even if it is the only one.
+        The client closes for good when a server refuses it; but a server that has just started may not know all
+        passwords yet, so it is tried again, even if it is the only one.
         """
         silent = asyncio.get_running_loop().time() - self._answered
         if self._client is None or self._leaving is not None or silent <= SILENT:
@@ -213,7 +213,7 @@ class JetStreamLog:
             return
         finally:
             self._leaving = None
-        with suppress(Exception):  # nobody needs it any more; a frozen server does not take what waits to be sent
+        with suppress(Exception):  # this connection is not needed any more, and a frozen server may prevent its end
             await asyncio.wait_for(old.close(), CLOSE)
 
     async def _open_stream(self) -> list[str]:
@@ -237,7 +237,7 @@ class JetStreamLog:
     async def _append(self, entry: LogEntry, expect: int) -> int:
         from nats.js.errors import APIError
 
-        # An entry that is numbered anew, behind one that does not count, is no repetition.
+        # The id includes the expected number: an entry that is sent again for another number is no repetition to NATS.
         headers = {"Nats-Msg-Id": f"{entry.ident}/{expect}", "Nats-Expected-Last-Sequence": str(expect)}
         try:
             answer = await self._stream.publish(
@@ -257,7 +257,7 @@ class JetStreamLog:
         info = await self._stream.stream_info(self.stream)
         state, nodes = info.state, nodes_of(info)
         if lacks_leader(nodes):
-            # A server that is cut off from the majority answers for ever with what it knew then.
+            # A server that is cut off from the majority would answer for ever with what it knew at that time.
             raise Unavailable(f"the stream {self.stream} has no leader at present")
         return EntryRange(
             int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes
@@ -328,7 +328,7 @@ class JetStreamLog:
         if self._leaving is not None:
             self._leaving.cancel()
         if self._client is not None:
-            with suppress(Exception):  # the last words are a courtesy, which a frozen server does not take
+            with suppress(Exception):  # the last messages are optional, and a frozen server does not take them
                 await self._client.flush(timeout=LAST_WORDS)
             with suppress(Exception):
                 await asyncio.wait_for(self._client.close(), LAST_WORDS)
@@ -343,7 +343,7 @@ class JetStreamLog:
     def _ask(self, asked: Coroutine[Any, Any, T], answers: bool = True) -> Deferred[T]:
         """Run *asked* in the thread; fail with Unavailable if NATS does not answer.
 
-        :param answers: whether its result is an answer of the server
+        :param answers: whether the result of *asked* is an answer of the server, which shows that it is alive
         """
         done: Deferred[T] = Deferred()
 
@@ -387,11 +387,11 @@ class JetStreamLog:
 
 
 async def _ignore(message: Any) -> None:
-    """Answer nothing: that a server is subscribed is all that others want to know."""
+    """Ignore *message*: other servers only find out whether this one is subscribed."""
 
 
 def refusal(error: Exception) -> str:
-    """Return what NATS has answered, if *error* is an answer; empty: it is none."""
+    """Return the text of NATS's answer if *error* is an answer; otherwise an empty string."""
     from nats.js.errors import APIError
 
     if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):

@@ -1,4 +1,4 @@
-"""One server of a cluster: carries out what its role decides, on its journal and the shared log.
+"""One server of a cluster: carries out the actions that its role decides, on its journal and the shared log.
 
 the shared log -> Role -> actions, in order -> the journal, the shared log
 the journal (what the leader commits) -> Role -> the shared log -> release
@@ -53,18 +53,18 @@ from fyrehose.replication.trimming import Trimmer
 
 log = Logger()
 
-#: How often the state is checked, and the other servers are told of it, in seconds.
+#: How often the state is checked, and sent to the other servers, in seconds.
 INTERVAL = 0.25
 #: How many entries are read at once.
 READ = 64
-#: After how many seconds the followers are told that something was appended.
+#: How long new entries wait until the followers are notified of them, in seconds.
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
 #: After how many seconds of silence a follower asks NATS whether the leader's process is still connected.
 ASK = 0.5
-#: After how many seconds of silence a follower takes over if it is not.  A leader that has lost its NATS server is
-#: connected to another one sooner.
+#: After how many seconds of silence a follower takes over if the leader's process is not connected.  A leader that has
+#: lost its NATS server reaches another one sooner.
 GONE = 1.0
 #: Two servers seldom take over at the same time, because each waits up to this much longer, in seconds.
 SPREAD = 0.25
@@ -81,10 +81,10 @@ class Member:
     """One server of a cluster.
 
     :ivar reactor: the clock
-    :ivar peers: the other servers, as far as they were heard
+    :ivar peers: the other servers that have sent messages
     :ivar on_reopen: called with the reason when the journal has to be closed and opened again: another server has taken
         over from this one, the journal has to be filled, or the shared log has lost entries
-    :ivar on_removed: called with the reason when this server is no member, and does not take part any more
+    :ivar on_removed: called with the reason when this server is not a member any more, and stops taking part
     :ivar can_fill: whether a journal that is too far behind is filled when it is opened
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
@@ -103,24 +103,25 @@ class Member:
     role: Role = attrs.field(init=False)
     peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
-    _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log that was heard of
+    _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log according to messages
     _heard_leader: float = attrs.field(default=0.0, init=False)
     _answered: float = attrs.field(default=0.0, init=False)
     #: When this leader last asked the shared log for something that it has answered.
     _confirmed: float = attrs.field(default=-inf, init=False)
-    #: Everything that was acknowledged before this time is here, as the leader that this server follows has told.
+    #: Everything that was acknowledged before this time is here, according to a message of the leader.
     _current: float = attrs.field(default=-inf, init=False)
-    #: The same, once the entry with this number is applied.
+    #: (number, time): the next value of ``_current``, once the entry with this number is applied.
     _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
-    _present: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that was connected
-    _gone: EntryWriter | None = attrs.field(default=None, init=False)  #: the leader that is not connected any more
+    #: the leader, if NATS reported it as connected; and the leader, if NATS reports it as not connected any more
+    _present: EntryWriter | None = attrs.field(default=None, init=False)
+    _gone: EntryWriter | None = attrs.field(default=None, init=False)
     _noted: float = attrs.field(default=0.0, init=False)
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
-    _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: as NATS has said last
+    _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: the last report of NATS
     _membership: Membership = attrs.field(init=False)
-    #: When this server stops, whether its listeners are closed or not; None: it was not told to.
+    #: When this server stops, even if listeners are still open; None: it is not going to stop.
     _stop_at: float | None = attrs.field(default=None, init=False)
     _stopping_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
@@ -194,7 +195,7 @@ class Member:
 
     async def _stop(self) -> None:
         if self._ticking is None:
-            await self.log.close()  # it may be open, because the journal was to be filled
+            await self.log.close()  # the shared log may be open already, to find out whether the journal must be filled
             return
         await self._await_pending("this server is stopping")
         ticking, self._ticking = self._ticking, None
@@ -202,7 +203,7 @@ class Member:
             ticking.stop()
         self._hand_on()
         self._actions.clear()
-        await self._act_over()  # it uses the journal, which is closed next
+        await self._act_over()  # actions under way use the journal, which is closed next
         if self.gate.leading:
             await self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
@@ -271,9 +272,8 @@ class Member:
     def leads_alone(self) -> bool:
         """Return whether no other server can have taken over from this leader.
 
-        A follower waits for :data:`GONE` at least after the last entry that it has read, and takes over only if it has
-        read all of them.  So nobody can have taken over before that time has passed since an entry was sent which the
-        shared log has accepted.
+        A follower takes over only if it has read all entries, and at least :data:`GONE` seconds after the last one.  So
+        no server can have taken over within that time after this leader has sent an entry that the shared log accepted.
         """
         passed = self.reactor.seconds() - self._proven
         return self.running and self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
@@ -285,10 +285,10 @@ class Member:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find here what was acknowledged, except for the last moment (rule 16).
+        """Return whether readers find all records here that were acknowledged up to a moment ago (rule 16).
 
-        A leader knows that while the shared log answers it; a follower, while it hears a leader that knows it, and has
-        applied everything that this one has told of.
+        That holds for a leader while the shared log answers; for a follower while it gets messages of such a leader,
+        and has applied all entries that the messages mention.
         """
         role = self.role
         follows = role.leader is not None and role.applied >= self._hint
@@ -394,7 +394,7 @@ class Member:
             for number, entry in found:
                 role.read(number, entry)
             if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
-                self._heard_leader = self.reactor.seconds()  # its messages may come later than its entries
+                self._heard_leader = self.reactor.seconds()  # the leader's entries may come before its messages
             await self._perform()
             self._check_awaited()
             if not found or role.applied >= self._hint:
@@ -402,9 +402,11 @@ class Member:
                 return
 
     async def _check_extent(self) -> list[tuple[int, LogEntry]]:
-        """Compare the shared log, which has no next entry, with what is applied; return its first entries if need be.
+        """Compare the extent of the shared log, which has no next entry, with the entries that were applied.
 
-        Not after every message that was read: the engine needs more time for this answer than for many entries.
+        This is done only now and then: the engine needs more time for this answer than for many entries.
+
+        :return: the first entries of the shared log, if this server has to read from there
         """
         role, since, now = self.role, self.role.applied, self.reactor.seconds()
         if now - self._checked < INTERVAL:
@@ -434,8 +436,8 @@ class Member:
     async def _ask_leader(self) -> None:
         """Find out whether the leader's process has ended.
 
-        The answer may be wrong, and says only how long to wait.  It counts if the leader was found before: the
-        permissions of NATS may hide it.
+        The answer may be wrong; it only shortens the wait before a take-over.  "Not connected" counts only if the
+        leader was found before, because permissions of NATS may hide it.
         """
         leader = self.role.leader
         if leader is None:
@@ -447,7 +449,7 @@ class Member:
 
     @property
     def _patience(self) -> float:
-        """Return for how many seconds the leader is silent before this server takes over."""
+        """Return after how many seconds without a message of the leader this server takes over."""
         leader = self.role.leader
         spread = self.jitter * SPREAD
         if leader is not None and self.peers.has_left(leader):
@@ -510,7 +512,7 @@ class Member:
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
-        """Append to the shared log what this server has written, and is perhaps still syncing."""
+        """Append batches to the shared log that this server has written, and perhaps not synced yet."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:
@@ -565,7 +567,7 @@ class Member:
             self._once("look", self._look)
 
     def _check_awaited(self) -> None:
-        """Record that this server has everything that the leader has announced, if that is so."""
+        """Update the time of :attr:`age` if this server has applied the entries that the leader has announced."""
         role = self.role
         if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
             self._current, self._awaited = max(self._current, self._awaited[1]), None
@@ -590,7 +592,7 @@ class Member:
             self._proven = max(self._proven, self._sent.pop(ident))
 
     def _soon(self) -> None:
-        """Carry out the actions of the role, now or behind those that are under way."""
+        """Carry out the actions of the role, now or after the actions that are under way."""
         self._note_accepted()
         self._actions.extend(self.role.take())
         self._once("act", self._act)
@@ -674,7 +676,7 @@ class Member:
             self._overfull = False
             self._say()
             await self.gate.lead()
-            self.role.identity = self.journal.writer.identity  # an empty journal has one now
+            self.role.identity = self.journal.writer.identity  # a journal that was empty has an identity now
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -706,7 +708,7 @@ class Member:
         self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
-            # Of an append that was repeated it is known only that the first one was accepted at some time.
+            # After a repetition, only the time of the first append is certain to be before the acceptance.
             self._confirmed = max(self._confirmed, self._sent.get(entry.ident, -inf))
             self._heard_answer()
             self.role.accepted(entry, number)

@@ -1,11 +1,11 @@
-"""The members of a cluster: a list in the shared log, and the changes that an operator asks for.
+"""The members of a cluster: a list in the shared log, and the changes that an operator requests.
 
 Each entry of the shared log that has no bytes of the journal carries the list that counts from there on.  The list has
 no part in acknowledging a message, for which the leader's disk and a majority of the NATS servers are needed.  It
 decides for which servers entries are kept, and which servers take part.
 
-A new log begins with one member, the server that has written its first entry, and with places for others: the next
-servers that start take them by themselves.  After that only operators change the list.
+A new log begins with one member, the server that has written its first entry, and with free places: the next servers
+that start take the places by themselves.  After that only operators change the list.
 
     in: a list, a change      out: another list, or why the change is refused
 
@@ -28,7 +28,7 @@ from fyrehose.journal.format import Damage
 MAX_NAME = 64
 #: The most members of a cluster; the list is part of every checkpoint.
 MAX_MEMBERS = 64
-#: The fewest members that are left when one is removed: what is trimmed has to be on two machines.
+#: The fewest members that are left when one is removed: trimmed entries have to be on two machines.
 LEAST = 2
 #: Upper bound of a request to change the members, in bytes.
 MAX_REQUEST = 1024
@@ -72,7 +72,9 @@ class Members:
         if name in self.names:
             return self
         if len(self.names) >= MAX_MEMBERS:
-            raise FyrehoseError(f"the cluster has {len(self.names)} members already, and cannot have more")
+            raise FyrehoseError(
+                f"the cluster has {len(self.names)} members already, and cannot have more; remove or replace one"
+            )
         return Members(self.version + 1, (*self.names, name), max(0, self.places - 1))
 
     def removed(self, name: str) -> Members:
@@ -95,7 +97,7 @@ class Members:
         :raises FyrehoseError: *name* is not a member, or *by* is another one
         """
         if name not in self.names and by in self.names:
-            return self  # it was done before
+            return self  # an earlier request has replaced *name* already
         if name not in self.names:
             raise FyrehoseError(f"{name} is not a member; the members are {self}")
         if by in self.names:
@@ -143,12 +145,12 @@ class ChangeKind(Enum):
 
 @attrs.frozen
 class MemberChange:
-    """A change of the members that an operator asks for.
+    """A change of the members that an operator requests.
 
-    Doing it again changes nothing, so a request is repeated until it is answered.
+    A second time it changes nothing, so a request may be repeated until it is answered.
 
     :ivar ident: names the request in its answer
-    :ivar version: of the list that the operator has seen; a late repetition must not change a later one
+    :ivar version: of the list that the operator has seen, so that a late repetition does not change a later list
     :ivar name: of the member; empty to close the free places
     :ivar by: the name of the server that replaces it
     """

@@ -1,9 +1,9 @@
-"""Change the members while this server leads: what operators ask for, and servers that take free places.
+"""Change the members while this server leads, as operators request it and as servers take free places.
 
-    in: requests of `fyrehose cluster add`, `remove` and `replace`, servers that were heard
+    in: requests of `fyrehose cluster add`, `remove` and `replace`, servers that have sent messages
     out: changes for the role to append, and the answer to the last request
 
-A request is repeated until it is answered, by the next leader if this one is lost: doing it again changes nothing.
+A request is repeated until this leader, or the next one, answers it: a second time it changes nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fyrehose.replication.role import Role, State
 
 log = Logger()
 
-#: A server that was heard within so many seconds takes a free place.
+#: A server that has sent a message within so many seconds takes a free place.
 PRESENT = 2.0
-#: A member that was not heard for so many seconds may be let go although it has what others lack.
+#: A member without a message for so many seconds may be removed although it has bytes that others lack.
 SILENT = 10.0
 
 
@@ -53,14 +53,14 @@ class Membership:
     def _check_copies(self, role: Role, before: Members, after: Members, now: float) -> None:
         """Refuse to remove a server that has one of the last two copies of the trimmed part of the log.
 
-        A silent server may be removed: without it there is one copy less, whether it is a member or not.
+        A silent server may be removed: its copy is lost anyway, whether it is a member or not.
         """
         present = {peer.name for peer in self.peers.heard_since(now - SILENT)} | {role.writer.name}
         leaving = present & {*before.names} - {*after.names}
         reported = {name: peer.reported for name, peer in self.peers.others.items()}
         if leaving and not role.is_on_two(after, reported):
             raise FyrehoseError(
-                f"{leaving.pop()} has to stay a member until two others have on disk what was trimmed; start or "
+                f"{leaving.pop()} has to stay a member until two others have the trimmed entries on disk; start or "
                 "replace those that are behind first, or run the command again in a moment"
             )
 

@@ -1,6 +1,6 @@
-"""What the servers of a cluster lack, as its leader sees it: for ``cluster status``, the metrics and the page.
+"""Tell operators what each server of a cluster lacks: for ``cluster status``, the metrics and the page.
 
-the leader: when its journal reached which position, what each server has said -> MemberStatus -> a message to all
+the leader: when its journal reached which position, the last message of each server -> MemberStatus -> a message to all
 a follower: the last message of the leader -> MemberStatus
 """
 
@@ -17,13 +17,13 @@ from fyrehose.observe.meters import MemberStatus
 from fyrehose.replication.peers import MOST_PEERS, Peers
 from fyrehose.replication.role import Role, State
 
-#: The most positions of which is remembered when the journal reached them.
+#: The most positions for which the time is remembered when the journal reached them.
 MOST_SAMPLES = 512
 
 
 @attrs.define(eq=False)
 class Growth:
-    """Remembers when the journal had how many records, to tell what a server lacks that ends at an earlier position.
+    """Remembers the journal's positions over time, to tell how many records a server lacks, and for how long.
 
     Earlier samples are thinned out when there are too many.  Between two samples, records are estimated.
     """
@@ -46,9 +46,9 @@ class Growth:
         self._samples.append((records, now))
 
     def since(self, position: int, now: float) -> tuple[int | None, float | None]:
-        """Return how many records lie behind *position*, and for how many seconds there has been one there.
+        """Return how many records lie behind *position*, and how many seconds ago the first of them was written.
 
-        :return: None and None if *position* is earlier than what is remembered
+        :return: None and None if *position* is earlier than all positions that are remembered
         """
         if not self._positions or position < self._positions[0]:
             return None, None
@@ -64,7 +64,7 @@ class Growth:
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
     """Return this server, which leads, and all others, each with the records that it lacks.
 
-    Members that were never heard are among them, servers that were removed are not.
+    Members that have never sent a message are among them; servers that were removed are not.
     """
     found = [_itself(role, peers)]
     if role.members is not None:

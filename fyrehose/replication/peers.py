@@ -1,8 +1,10 @@
 """The messages between the servers of a cluster, four times a second, through the shared log's engine.
 
-    in: messages of other servers      out: who leads, when each was heard, what it has on disk, where it is reached
+    in: messages of other servers
+    out: which server leads; the last message of each, its entries on disk, and its address
 
-Messages may be lost, repeated or late.  What a server has reported stays true, as long as its disk is not lost.
+Messages may be lost, repeated or late.  Entries that a server has reported as on disk stay there, unless it loses its
+disk.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ MAX_MESSAGE = 64 << 10
 class ClusterPeer:
     """The last message of another server of the cluster.
 
-    :ivar heard: when, by the reactor's clock
-    :ivar said: its members, see :meth:`Peers.pack`
+    :ivar heard: when the message arrived, by the reactor's clock
+    :ivar said: the fields of the message, see :meth:`Peers.pack`
     """
 
     name: str
@@ -44,7 +46,7 @@ class ClusterPeer:
 
     @property
     def writer(self) -> EntryWriter:
-        """Return it as the writer of entries of the shared log."""
+        """Return the name and the incarnation of the other server, as in entries of the shared log."""
         return EntryWriter(self.name, int(self.said["incarnation"]))
 
     @property
@@ -68,7 +70,7 @@ class ClusterPeer:
 
     @property
     def reported(self) -> int:
-        """Return up to which entry of the shared log it has everything on disk."""
+        """Return the number of the last entry of the shared log up to which the server has everything on disk."""
         return int(self.said.get("reported", 0))
 
 
@@ -82,7 +84,7 @@ class Peers:
     settings: ReplicationSettings
     incarnation: int
     others: dict[str, ClusterPeer] = attrs.field(factory=dict, init=False)
-    #: The incarnation of another server with this server's name, if one was heard.
+    #: The incarnation of another server with this server's name, if one has sent a message.
     _rival: int = attrs.field(default=0, init=False)
     _left: set[EntryWriter] = attrs.field(factory=set, init=False)  #: leaders that have handed over
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
@@ -107,7 +109,7 @@ class Peers:
         :param refusal: why it refuses publishers although it leads; empty: it does not
         :param servers: if it leads, what it knows of all servers, see :mod:`fyrehose.replication.overview`
         :param age: if it leads, how many seconds ago it was confirmed that no other server does
-        :param answer: to the last request to change the members that this leader has answered
+        :param answer: the answer of this leader to the last request to change the members
         """
         said = {
             "name": self.settings.name,
@@ -127,7 +129,7 @@ class Peers:
         if role.members is not None:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
-            # Servers that are lost say nothing: only the leader knows of them.
+            # Lost servers send no messages, so only the leader can report them.
             said |= {"refusal": refusal, "servers": list(servers), "age": round(age, 3), "answer": dict(answer or {})}
         if self._rival:
             said["rival"] = self._rival
@@ -137,7 +139,7 @@ class Peers:
         """Record the message of another server.
 
         :param role: of this server; None: its journal is not open yet
-        :return: None if it is a message of this server, of no server, or of one whose journal differs from this one
+        :return: None if the message is of this server, not of a server, or of one whose journal differs from this one
         :raises ConfigError: another server that is alive has the same name
         """
         try:
@@ -188,10 +190,12 @@ class Peers:
             return
         self._rival = incarnation
         if said.get("rival") == self.incarnation:
-            raise ConfigError(f"another server of the cluster has the same name, {self.settings.name!r}")
+            raise ConfigError(
+                f"another server of the cluster has the same name, {self.settings.name!r}; give each a name of its own"
+            )
 
     def has_left(self, writer: EntryWriter) -> bool:
-        """Return whether *writer* has handed over; an earlier message of it may arrive later."""
+        """Return whether *writer* has handed over; a late, earlier message of it does not change that."""
         return writer in self._left
 
     def address_of(self, name: str | None) -> str:
@@ -205,16 +209,16 @@ class Peers:
 
     @property
     def stranger(self) -> str:
-        """Return the name of a server whose journal differs from this one; empty: none was heard."""
+        """Return the name of a server whose journal differs from this one; empty if none has sent a message."""
         return next((each.name for each in self._strangers), "")
 
     def heard_since(self, time: float) -> list[ClusterPeer]:
-        """Return the servers that were heard after *time*."""
+        """Return the servers that have sent a message after *time*."""
         return [peer for peer in self.others.values() if peer.heard > time]
 
 
 def _differs(one: tuple[bytes, int, int], other: tuple[bytes, int, int]) -> bool:
-    """Return whether two journals, each as (identity, end, chain there), cannot be copies of one another."""
+    """Return whether two journals cannot be copies of one another; each is (identity, end, chain at the end)."""
     if UNKNOWN in (one[0], other[0]):
         return False  # one of them is empty
     return one[0] != other[0] or (one[1] == other[1] and one[2] != other[2])

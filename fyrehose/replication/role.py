@@ -1,4 +1,4 @@
-"""The role of a server: follower, candidate or leader; decides everything, and does nothing itself.
+"""The role of a server: follower, candidate or leader; decides which actions its owner has to carry out.
 
     events    entries that were read, answers to appends, what the journal has synced      (methods)
     actions   append to the shared log, write to the journal, truncate it, fill it, stop    (:meth:`Role.take`)
@@ -6,7 +6,8 @@
 A follower applies the entries that count.  Its take-over is an append under the condition that the shared log has not
 grown; no matter what each server believed about the old leader, only one server's append is accepted.  A leader has
 several appends in flight; each is repeated unchanged until its outcome is known.  An entry that does not count takes a
-number of the shared log, and nothing else: followers skip it, and a leader numbers what it has in flight anew.
+number of the shared log, and has no other effect: followers skip it, and a leader gives its appends in flight new
+numbers.
 
 The *durable mark* of a replicated journal is the position up to which the log is synced here **and** accepted by the
 shared log; nothing beyond it is acknowledged or delivered.
@@ -29,15 +30,15 @@ from fyrehose.replication.members import LEAST, Members
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
-#: While at least so many are, only entries of at least so many bytes follow; smaller ones wait, and are joined.  The
-#: shared log spends more time on an entry than on its bytes.
+#: While at least so many appends are under way, only entries of at least so many bytes follow; smaller ones wait, and
+#: are joined, because the shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
 #: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
 #: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
 SIGNS = 80
-#: A server that is no member stops when it has applied all that so many answers have told of; there are at most four
-#: in a second.
+#: A server that is no member stops after so many answers, when it has applied all entries that they mention; there are
+#: at most four answers in a second.
 OUTSIDE = 20
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
@@ -49,7 +50,7 @@ class State(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"  #: its take-over is under way
     LEADER = "leader"
-    STOPPED = "stopped"  #: this role does nothing any more, see the reason of the change
+    STOPPED = "stopped"  #: this role has stopped for good, for the reason in :class:`Changed`
 
 
 @attrs.frozen
@@ -79,7 +80,7 @@ class Write:
     data: bytes
 
     def take_following(self, actions: deque[Action]) -> bytes:
-        """Join this write with the writes that continue it in *actions*, so that one sync serves them all.
+        """Join this write with the writes in *actions* that continue it, so that one sync serves them all.
 
         The joined writes are removed from *actions*.  A segment begins with a write of its own.
 
@@ -106,9 +107,9 @@ class Compare:
 
 @attrs.frozen
 class Cut:
-    """Set aside what the journal has beyond *position*, then call :meth:`Role.was_cut`.
+    """Set aside the bytes of the journal beyond *position*, then call :meth:`Role.was_cut`.
 
-    :ivar reason: for people
+    :ivar reason: why, for people
     """
 
     position: int
@@ -117,16 +118,16 @@ class Cut:
 
 @attrs.frozen
 class Fill:
-    """Copy the durable part of another server's journal, then start again: the shared log begins behind ours."""
+    """Copy the durable part of another server's journal, because ours ends before the shared log begins."""
 
     position: int
 
 
 @attrs.frozen
 class Reopen:
-    """Close the journal, and open it again: only another role looks at the shared log from its first entry on.
+    """Close the journal, and open it again with a new role, which reads the shared log from its first entry on.
 
-    :ivar reason: for people
+    :ivar reason: why, for people
     """
 
     reason: str
@@ -163,7 +164,7 @@ class UnsettledAppend:
 
     entry: LogEntry
     expect: int
-    known: bool = False  #: it is in the shared log at its number
+    known: bool = False  #: whether the entry is known to be in the shared log at its number
 
 
 @attrs.define(eq=False)
@@ -176,11 +177,11 @@ class Role:
     :ivar chain: the checksum from which the journal continues at *position*
     :ivar synced: up to here the journal is on disk
     :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
-    :ivar size: with how many members this server begins a shared log that has no list of them
+    :ivar size: the number of members of a new shared log that this server begins
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was looked at
     :ivar leader: the writer of the last take-over that counted; None: none is known
-    :ivar reported: everything up to this entry is on disk here, also after a power cut; other servers may be told
+    :ivar reported: everything up to this entry is on disk here, also after a power cut; it is sent to other servers
     """
 
     writer: EntryWriter
@@ -198,13 +199,13 @@ class Role:
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
     leader: EntryWriter | None = attrs.field(default=None, init=False)
-    #: The numbers of the checkpoints below which the shared log may be purged once others have synced everything.
+    #: The checkpoints in front of which the shared log is purged once other servers have synced everything up to them.
     checkpoints: list[int] = attrs.field(factory=list, init=False)
     trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
-    _end_chain: int = attrs.field(init=False)  #: the checksum from which it continues there
+    _end_chain: int = attrs.field(init=False)  #: the checksum from which the journal continues there
     _queue: deque[tuple[EntryKind, Piece]] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
     #: Where the journal ended after each entry that is not reported yet: (number, position).
@@ -212,12 +213,12 @@ class Role:
     _actions: list[Action] = attrs.field(factory=list, init=False)
     #: True while the journal is being truncated or filled; everything else is ignored meanwhile.
     _waiting: bool = attrs.field(default=False, init=False)
-    #: Whether nothing follows the append in flight, because it was numbered anew.
+    #: Whether further appends wait for the one in flight, because that has a new number (rule 14).
     _alone: bool = attrs.field(default=False, init=False)
     _signs: int = attrs.field(default=0, init=False)
     _outside: int = attrs.field(default=0, init=False)  #: how often in a row this server was found to be no member
-    _outside_last: int = attrs.field(default=0, init=False)  #: the last entry that it was told of meanwhile
-    _listed: Members | None = attrs.field(default=None, init=False)  #: the members behind everything that was sent
+    _outside_last: int = attrs.field(default=0, init=False)  #: the last entry that answers have mentioned meanwhile
+    _listed: Members | None = attrs.field(default=None, init=False)  #: the members after all entries that were sent
 
     def __attrs_post_init__(self) -> None:
         self.synced = self._start = self._end = self.position
@@ -225,14 +226,14 @@ class Role:
 
     @property
     def mark(self) -> int:
-        """Return the durable mark: what lies below is synced here, and accepted by the shared log."""
+        """Return the durable mark: everything below it is synced here, and accepted by the shared log."""
         return min(self.synced, self.position)
 
     @property
     def acknowledged(self) -> int:
         """Return up to where a leader acknowledges messages: the durable mark, and up to :attr:`ahead` beyond it.
 
-        What lies beyond the mark is synced here, and is lost if another server takes over before it is accepted.
+        Messages beyond the mark are synced here, and are lost if another server takes over before they are accepted.
         """
         return min(self.synced, self.position + self.ahead)
 
@@ -276,10 +277,13 @@ class Role:
             self._ends.append((number, self.position))
 
     def _begin(self, entry: LogEntry) -> bool:
-        """Start at the first entry that is left (rules 9 and 10); return False if the journal ends before it."""
+        """Start at *entry*, the first that is left in the shared log; return False if the journal ends before it.
+
+        Then another server's journal has to be copied first (rule 10).
+        """
         if entry.kind is not EntryKind.DATA and entry.position > self.position:
             self._actions.append(Fill(entry.position))
-            self._waiting = True  # nothing more happens until the journal is filled, with another role
+            self._waiting = True  # this role ignores everything else: after the journal is filled, a new one begins
             return False
         try:
             self.validity.begin(entry)
@@ -293,13 +297,13 @@ class Role:
         before = self.members
         counts = self.validity.counts(entry)
         if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
-            self.trimmed = self.applied  # its leader may do so; this server knows what it does itself
+            self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() notes our trimming
         if self.members is not None and self.members != before:
             self._actions.append(Listed(self.members))
         return counts
 
     def _is_of_this_journal(self) -> bool:
-        """Stop if the shared log has the bytes of another journal than this one (rule 11)."""
+        """Stop if the shared log has bytes of another journal, whose identity or checksum differs (rule 11)."""
         log = self.validity
         if self.identity == UNKNOWN:
             self.identity = log.identity
@@ -329,7 +333,9 @@ class Role:
             self.chain = self._end_chain = entry.after
 
     def learned_last(self, last: int, since: int) -> None:
-        """Record that the last number in the shared log is *last*, as far as the engine knows (rule 7).
+        """Record that the shared log ends at entry *last*, as far as the engine knows.
+
+        If it keeps lacking entries that this server has, the shared log has lost them, and this server stops (rule 7).
 
         :param since: :attr:`applied` when the engine was asked
         """
@@ -348,7 +354,8 @@ class Role:
     def _leave_if_outside(self, last: int) -> None:
         """Stop if this server is no member although it has applied everything (rule 18).
 
-        Not at once: the answer that the log ends at entry *last* may be late, and the next entry may add this server.
+        This takes several answers, because one that the log ends at *last* may be late: the next entry may add this
+        server.
         """
         if self.admitted:
             self._outside = self._outside_last = 0
@@ -394,7 +401,7 @@ class Role:
         )
 
     def _here(self) -> Piece:
-        """Return nothing at the end of the journal, for entries without data."""
+        """Return an empty piece at the end of the journal, for entries without data."""
         return Piece(self._end, b"", False, self._end_chain, self._end_chain)
 
     # Lead.
@@ -409,7 +416,7 @@ class Role:
         self._pump()
 
     def add_checkpoint(self) -> bool:
-        """Append a checkpoint, so that the shared log can be purged up to there (rule 9).
+        """Append a checkpoint, so that the entries before it can be purged later (rule 9).
 
         :return: False if that is not possible, or another one is under way
         """
@@ -429,7 +436,7 @@ class Role:
         return changes
 
     def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
-        """Return whether two of *members* have everything on disk that may have been trimmed.
+        """Return whether two of *members* have all entries on disk that may have been trimmed.
 
         :param reported: as in :meth:`purge`
         """
@@ -445,7 +452,10 @@ class Role:
         return any(item.entry.kind is kind for item in self.inflight) or any(each is kind for each, _ in self._queue)
 
     def _queue_first(self, kind: EntryKind, members: Members | None = None) -> None:
-        """Queue an entry without data in front of all that may wait: a shared log that is full takes little more."""
+        """Queue an entry without data before others that wait, because a full shared log accepts few entries.
+
+        It comes behind a batch of which a part was sent already.
+        """
         within = bool(self.inflight) and self.inflight[-1].entry.part
         at, here = len(self._queue), self._here()
         for number, (_, piece) in enumerate(self._queue):
@@ -464,7 +474,7 @@ class Role:
             self._send(*self._take_queued())
 
     def _take_queued(self) -> tuple[EntryKind, Piece]:
-        """Return the next entry of the queue, joined with those behind it as far as they fit."""
+        """Return the next entry of the queue, joined with the entries behind it that fit."""
         kind, first = self._queue.popleft()
         pieces, size, after = [first.data], len(first.data), first.after
         while self._queue and kind is EntryKind.DATA and not first.part:
@@ -497,11 +507,11 @@ class Role:
         self._actions.append(Append(entry, item.expect, self.applied))
 
     def repeat(self) -> None:
-        """Send again every append whose outcome is unknown, unchanged (rule 3); called after a time-out."""
+        """Repeat every append whose outcome is unknown, unchanged (rule 3); called after a time-out."""
         self._actions += [Append(item.entry, item.expect, self.applied) for item in self.inflight if not item.known]
 
     def accepted(self, entry: LogEntry, number: int) -> None:
-        """Record the answer that *entry* was accepted, and has this number (rule 2)."""
+        """Record the answer that *entry* was accepted as number *number* of the shared log (rule 2)."""
         item = self._find(entry)
         if item is None:
             return
@@ -509,13 +519,13 @@ class Role:
         if number == item.expect + 1:
             item.known = True
             self._confirm()
-        elif number > item.expect:  # else it was sent before it was numbered anew
+        elif number > item.expect:  # otherwise the answer belongs to an append with an earlier number of this entry
             self._actions.append(LookAt(item.expect + 1))
 
     def refused(self, entry: LogEntry, last: int, since: int) -> None:
         """Record the answer that *entry* was refused, because the last number in the shared log is *last*.
 
-        If *last* is less than expected, an append before it has not arrived yet; the entry is repeated later.
+        If *last* is less than expected, an earlier append has not arrived yet; *entry* is repeated later.
 
         :param since: of the :class:`Append` that was refused
         """
@@ -528,7 +538,7 @@ class Role:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
     def found(self, number: int, entry: LogEntry | None) -> None:
-        """Record which entry has this number; None if it was purged, which another leader has done (rule 5)."""
+        """Record that *entry* has this number; None: it was purged by another leader, so this server steps down."""
         item = next((item for item in self.inflight if item.expect + 1 == number), None)
         if item is not None and (item.known or item.entry == entry):
             item.known = True
@@ -543,8 +553,8 @@ class Role:
     def _skip(self, number: int) -> None:
         """Assign new numbers to the entries in flight, behind an entry that does not count (rule 14).
 
-        What was sent for the old numbers does not count where it is accepted, because what precedes it is not there.
-        It takes the next numbers, however, so only the first append is sent again until it is accepted.
+        An append with an old number that is accepted later does not count, because an entry before it is missing.  It
+        takes one of the next numbers, however, so only the first append is sent again until it is accepted.
         """
         self.applied = number
         self._ends.append((number, self.position))
@@ -587,7 +597,7 @@ class Role:
             self.position, self.chain = entry.end, entry.after
 
     def _step_down(self, reason: str) -> None:
-        """Follow again: nothing beyond the confirmed position was acknowledged, and it is cut off (rule 5)."""
+        """Follow again, and cut the log at the confirmed position: nothing beyond it was acknowledged (rule 5)."""
         self._drop_pending()
         self._alone = False
         self.checkpoints.clear()
@@ -619,11 +629,11 @@ class Role:
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = (), alone: bool = False) -> None:
         """Purge the shared log before the last checkpoint that this server and the other members have on disk.
 
-        Not while a change of the members is under way, which may let a member go that has what is purged meanwhile; nor
+        Nothing is purged while a change of the members is under way, which may remove a member with a needed copy, or
         by a leader that was removed, whose disk does not count.
 
-        :param reported: up to which entry other servers have everything on disk
-        :param absent: members that are not waited for
+        :param reported: the number of the last entry up to which each other server has everything on disk
+        :param absent: members that the purge does not wait for
         :param alone: whether the copy on this server's disk is enough
         """
         if self.state is not State.LEADER or self.members is None or self.changes_members:

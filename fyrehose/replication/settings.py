@@ -44,7 +44,7 @@ def _journal(text: str) -> str:
 def _members(text: str) -> int:
     number = count(text)
     if number > MAX_MEMBERS:
-        raise ValueError(f"at most {MAX_MEMBERS}")
+        raise ValueError(f"a number of members, at most {MAX_MEMBERS}")
     return number
 
 

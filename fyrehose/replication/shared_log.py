@@ -1,4 +1,4 @@
-"""The shared log, as the rest of replication sees it."""
+"""The interface of the shared log, a numbered list of entries that several machines store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EntryRange:
 
 
 class ISharedLog(Interface):
-    """A log on several machines, which accepts an entry only at its expected place.
+    """A log on several machines, which accepts an entry only if it gets the expected number.
 
     Every Deferred fails with :class:`Unavailable` if there is no answer in time.
     """
@@ -57,7 +57,7 @@ class ISharedLog(Interface):
         """Connect, and create the log if it does not exist.
 
         :param heard: called with each message that another server has :meth:`said <say>`
-        :param writer: this server, which others may ask for (:meth:`is_here`); None: it is not found
+        :param writer: this server, so that :meth:`is_here` of other servers finds it; None: they do not find it
         :param asked: called with each request of an operator to change the members
         :return: fires with warnings for people about the settings of the log
         :raises ConfigError: the log has settings that lose entries

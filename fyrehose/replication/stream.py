@@ -13,9 +13,9 @@ from fyrehose.replication.settings import ReplicationSettings
 
 #: For how long JetStream recognizes a repeated append; later ones fail because of their condition.
 DUPLICATES = 120.0
-#: JetStream's codes for having no server with enough room, and for not having enough itself.
+#: JetStream's error codes: no NATS server has enough room; this one has not enough room.
 NO_ROOM = (10005, 10023, 10047)
-#: The smallest shared log, in bytes: what is in flight has to fit in twice.
+#: The smallest shared log, in bytes: twice the size of all appends that may be in flight.
 LEAST = 24 << 20
 #: How long NATS may take to answer, in seconds.
 PATIENCE = 10.0
@@ -44,8 +44,8 @@ def members_subject_of(cluster: str) -> str:
 async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:
     """Create the stream of a cluster; return its description.
 
-    JetStream sets room aside for what the stream may store, and refuses more.  A stream without a bound would fill the
-    store of the NATS servers, which then do not answer any more, and cannot be trimmed.
+    JetStream reserves room for the largest size of the stream, and refuses more.  A stream without a bound would fill
+    the store of the NATS servers, which then do not answer any more, so that it cannot be trimmed.
 
     :param jetstream: a context of nats-py
     :param limit: size of the shared log at which the leader stops, in bytes; less if the NATS servers have not the room
@@ -64,7 +64,7 @@ async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any
 def limit_of(config: Any) -> int:
     """Return the size of the shared log at which the leader must stop, in bytes; 0: the stream has no bound.
 
-    The rest of what the stream may store is for what is in flight then, and for the checkpoint that lets it be trimmed.
+    The rest of the stream's room is for appends in flight, and for the checkpoint that makes trimming possible.
 
     :param config: the settings of the stream
     """
@@ -120,7 +120,7 @@ def _config(cluster: str, replicas: int, limit: int) -> Any:
 async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
     """Delete the shared log of a cluster, and begin another one with the entry *first*.
 
-    :raises FyrehoseError: NATS does not do it
+    :raises FyrehoseError: NATS cannot be reached, or refuses
     """
     import nats
     from nats.errors import Error
@@ -141,7 +141,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
-        with suppress(NotFoundError):  # it is lost already
+        with suppress(NotFoundError):  # the old stream is lost already
             await jetstream.delete_stream(stream_of(settings.cluster))
         await create(jetstream, settings.cluster, settings.replicas, settings.log_limit)
         headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}

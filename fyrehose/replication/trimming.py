@@ -1,11 +1,11 @@
 """Decide when the leader trims the shared log, and what happens when it grows because a server does not confirm.
 
-    in: what each server has reported, the size of the shared log
+    in: up to which entry each server has everything on disk, the size of the shared log
     out: checkpoints, purges, one warning, and whether the leader has to refuse messages
 
-An entry is purged when every member has it on disk.  A member that was not heard for `member-timeout` is not waited
-for, nor is any that does not confirm while the log is larger than `log-limit`; such a server is filled later.  One
-other member, at least, always has what is purged.  What servers report that are no members counts for nothing.
+An entry is purged when every member has it on disk.  The leader does not wait for a member without a message for
+`member-timeout` and, while the log is larger than `log-limit`, for members that do not confirm; such a server is filled
+later.  At least one other member always has the purged entries.  Reports of servers that are no members are ignored.
 
 Something else may purge the log: an operator of NATS, by mistake.  No server can begin behind that before a checkpoint
 is the first entry, so the leader appends one, and does not wait for such servers.  If no other member can begin, the
@@ -24,9 +24,9 @@ from fyrehose.replication.settings import ReplicationSettings
 
 log = Logger()
 
-#: The leader appends a checkpoint after this many entries or bytes; and when everything is accepted, unless one waits
-#: for members.  A log that is full takes none, so there must be one late enough within it: what is trimmed in front of
-#: it makes room for all that is in flight, and for the next checkpoint.
+#: The leader appends a checkpoint after this many entries or bytes; and when all appends are accepted, unless an
+#: earlier checkpoint still waits for members.  A full log accepts no checkpoint, so there has to be one close to its
+#: end: trimming in front of that makes room for all appends in flight, and for the next checkpoint.
 TRIM = 1000
 TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
@@ -50,15 +50,16 @@ class Trimmer:
     size: int = attrs.field(default=0, init=False)
     _measured: float = attrs.field(default=float("-inf"), init=False)
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
-    _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended there
+    _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended at that entry
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
-    #: When this leader has found each member in the list; one that was never heard is waited for from then on.
+    #: When this leader has first seen each member in the list: a member without messages is waited for from then on.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     #: Where the shared log begins, if something else has purged it, and no checkpoint is in front yet; 0: else.
     _begins: int = attrs.field(default=0, init=False)
     _begun_well: float = attrs.field(default=0.0, init=False)  #: when this was 0 last
-    _exceeded: bool = attrs.field(default=False, init=False)  #: it was too large, and was not trimmed since
+    #: whether the shared log was too large, and was not trimmed since
+    _exceeded: bool = attrs.field(default=False, init=False)
 
     def start(self, role: Role, now: float) -> None:
         """Begin, because this server leads from now on."""
@@ -105,7 +106,7 @@ class Trimmer:
         return 0 if peer is None else peer.reported
 
     def _last_heard(self, name: str) -> float:
-        """Return when a member was heard, or when it was found in the list by this leader."""
+        """Return when a member has sent its last message, or when this leader has first seen it in the list."""
         since, peer = self._since[name], self.peers.others.get(name)
         return since if peer is None else max(since, peer.heard)
 
@@ -115,7 +116,7 @@ class Trimmer:
         return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 
     def is_due(self, now: float) -> bool:
-        """Return whether the shared log is to be measured now, which then counts as done."""
+        """Return whether to measure the shared log now; if so, the next time is due after an interval."""
         due = now - self._measured >= MEASURE
         self._measured = now if due else self._measured
         return due
@@ -161,7 +162,7 @@ class Trimmer:
         self._begins = begins
 
     def _late(self, role: Role) -> str:
-        """Return which servers do not confirm, for people."""
+        """Return a text for people that names the servers that do not confirm entries."""
         first = role.checkpoints[0] if role.checkpoints else 1
         late = [name for name in self._others(role) if self._reported(name) < first]
         places = self._places(role)

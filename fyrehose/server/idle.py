@@ -3,8 +3,8 @@
     every stream, some in each turn -> empty for long enough -> broker.retire
 
 A stream is empty when none of its records is served: retention has deleted its last segment, or its records are too
-old.  The journal does not store since when, so the time counts from when this process first sees the stream empty, and
-a restart begins to count again.
+old.  The journal does not store since when a stream is empty.  So the time counts from when this process first finds
+the stream empty, and a restart begins to count again.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Key = tuple[str, str]
 
 
 def key_of(listener: ListenerConfig) -> Key:
-    """Return what a listener keeps as long as it is open."""
+    """Return the name and the endpoint of *listener*, which cannot change while it is open."""
     return listener.name, listener.endpoint
 
 
@@ -69,7 +69,7 @@ class Listeners:
                 raise
             self.warnings.append(f"starting without {listener.name}: {missing}")
             return None
-        check_guarded(listener, config)  # only now: it takes the endpoint for a valid one
+        check_guarded(listener, config)  # only now: make_service() has checked that the endpoint is valid
         service.setName(f"{listener.name} ({listener.endpoint})")
         return service
 
@@ -100,7 +100,7 @@ class Listeners:
         self.open[key_of(listener)] = Open(listener, service, shown)
 
     def forget(self, key: Key) -> Any:
-        """Return the service of a listener that is to be closed, and show it no longer."""
+        """Return the service of a listener that is going to be closed, and stop showing that to operators."""
         removed = self.open.pop(key)
         self.fyrehose.broker.listeners.remove(removed.shown)
         return removed.service
@@ -140,9 +140,9 @@ class Listeners:
 
 
 def check_guarded(listener: ListenerConfig, config: Config) -> None:
-    """Check that others than this machine reach *listener* only if something controls their access.
+    """Check that other machines can reach *listener* only with an access policy, or with access control of its own.
 
-    :raises ConfigError: nothing does
+    :raises ConfigError: other machines can reach it without either
     """
     # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
     local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")

@@ -36,7 +36,7 @@ MAX_FIELD = 2_000
 LOG_SIZE = 10 << 20
 LOG_FILES = 9
 
-#: Twisted's own lines about ports, which name classes and mean nothing to an operator.
+#: The formats of Twisted's own lines about ports, which name classes and mean nothing to an operator.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
 #: All levels of Twisted's log.
 LEVELS = frozenset(LogLevel.iterconstants())
@@ -74,8 +74,8 @@ def json_line(event: LogEvent) -> str:
 class RotatedFile(ReopeningLogFile):
     """A log file that the server rotates, and that another program, such as logrotate, may move at any time.
 
-    Every file has the permissions of the first: a daemon sets its mask of permissions only after that was opened.  If
-    the program that moved the file has begun a new one, that file keeps the permissions that it has.
+    Every file gets the permissions of the first one: a daemon changes its umask only after that was opened.  A file
+    that another program has created in place of the moved one keeps its permissions.
     """
 
     synchronized = ["rotate"]  # noqa: RUF012 (an instance variable in the base class)
@@ -86,7 +86,7 @@ class RotatedFile(ReopeningLogFile):
         self.defaultMode = stat.S_IMODE(os.fstat(self.descriptor).st_mode)
 
     def rotate(self) -> None:
-        """Rename the file and begin a new one; if it was moved, write to the file of that name from now on."""
+        """Rename the file and begin a new one; if the file was moved already, only open it again by its name."""
         ours = os.fstat(self.descriptor)
         try:
             there = Path(self.path).stat()
@@ -104,7 +104,7 @@ class RotatedFile(ReopeningLogFile):
         try:
             self.reopen()
         except OSError as error:
-            self.size = 0  # so that not every line tries again
+            self.size = 0  # so that the next lines do not each try to rotate again
             log.error("cannot open the log file {path} again: {why}", path=self.path, why=error.strerror)
 
 

@@ -78,12 +78,12 @@ class ServiceManager:
     def stalled(self, status: str) -> None:
         """Show *status* until :meth:`recovered`, because the reactor hangs; another thread calls this.
 
-        The watchdog is not notified: only the reactor does that, so that one that hangs for good is killed.
+        Only the reactor notifies the watchdog, so a server whose reactor hangs for good is killed.
         """
         self._notify(f"STATUS={status}")
 
     def recovered(self) -> None:
-        """Show the status again that preceded :meth:`stalled`."""
+        """Show the status again that was shown before :meth:`stalled`."""
         self._notify(f"STATUS={self._status}")
 
     def _notify(self, *lines: str) -> None:

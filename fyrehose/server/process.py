@@ -27,15 +27,15 @@ log = Logger()
 
 #: File descriptors that are reserved for segments of the journal, the log and the reactor.
 RESERVED = 64
-#: After how long a thread that waits for the interpreter may ask for it, in seconds.
+#: CPython's switch interval, after which a waiting thread may ask for the interpreter, in seconds.
 SWITCH_S = 0.0005
 
 
 def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> None:
     """Stop the reactor in good order on SIGTERM and SIGINT.
 
-    A second signal ends draining, but does not hurry a stop.  Call this while the reactor runs, because it replaces the
-    handlers that the reactor has installed.
+    A second signal ends draining, but does not shorten a stop that has begun.  Call this while the reactor runs,
+    because it replaces the handlers that the reactor has installed.
 
     :param drain: called at the first SIGTERM; returns the seconds until the reactor is stopped
     """
@@ -123,17 +123,18 @@ def reduce_garbage_collection() -> None:
 
 
 def free_closed_objects() -> None:
-    """Free what was closed and refers to itself, also if :func:`reduce_garbage_collection` has excluded it."""
+    """Free closed objects in reference cycles, including those that :func:`reduce_garbage_collection` has excluded."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
 def share_interpreter() -> None:
-    """Let a thread that waits for the interpreter have it within half a millisecond, such as the one that commits.
+    """Let a waiting thread, such as the one that commits, get the interpreter within half a millisecond.
 
-    It may ask for the interpreter only after this interval, and CPython begins to count anew whenever the reactor takes
-    the interpreter back after a system call.  With Python's 5 ms, commits waited for a busy reactor for up to 100 ms.
+    A waiting thread may ask for the interpreter only after this interval, and CPython counts it again from 0 whenever
+    the reactor gets the interpreter back after a system call.  With Python's default of 5 ms, commits waited for a busy
+    reactor for up to 100 ms.
     """
     sys.setswitchinterval(SWITCH_S)
 

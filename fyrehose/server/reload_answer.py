@@ -1,6 +1,6 @@
 """The answer to a reload, and the file by which the server passes it to `fyrehose reload`.
 
-It is apart from the reload itself, because the command must not import the server.
+This module is apart from the reload itself, because the command must not import the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANSWER = "reload.json"
 class ReloadAnswer:
     """The answer to a reload.
 
-    :ivar error: why nothing was changed; empty: it was
+    :ivar error: why nothing was changed; empty: the changes were made
     :ivar changed: what is different now, one line for each option or listener
     :ivar restart: what differs in the files but needs a restart
     """

@@ -1,8 +1,8 @@
-"""Change the configuration of a server while it runs: all of it that needs no new socket or journal, or nothing.
+"""Change the configuration of a server while it runs: either everything that needs no restart, or nothing.
 
     the configuration of the start, the files now -> differences
     -> read every file, open new listeners (each may fail: then nothing has changed)
-    -> apply the rest (cannot fail), close listeners -> an ReloadAnswer
+    -> apply the rest (cannot fail), close listeners -> a ReloadAnswer
 
 An option that needs a restart keeps its value, and the answer names it.
 """
@@ -51,7 +51,7 @@ class _Plan:
 
     changed: list[str] = attrs.field(factory=list)
     restart: list[str] = attrs.field(factory=list)
-    #: functions that apply a part of it and cannot fail
+    #: functions that apply a part of the new configuration each, and cannot fail
     apply: list[Callable[[], object]] = attrs.field(factory=list)
     opening: list[tuple[ListenerConfig, Any]] = attrs.field(factory=list)
     closing: list[Open] = attrs.field(factory=list)
@@ -104,7 +104,7 @@ class Reloading:
     def _plan(self, plan: _Plan, config: Config) -> None:
         """Find out what differs, and prepare everything that may fail.
 
-        :raises ConfigError: a part cannot be used
+        :raises ConfigError: a part of the new configuration cannot be used
         """
         now = self.config
         for name in FIXED_PARTS:
@@ -150,7 +150,7 @@ class Reloading:
     def _plan_change(self, plan: _Plan, opened: Open, listener: ListenerConfig, reduced: Any) -> None:
         """Prepare the new settings of a listener that stays open; its files are read again in any case.
 
-        :param reduced: the settings of *listener*, within the file descriptors
+        :param reduced: the settings of *listener*, with max_connections reduced to the available file descriptors
         """
         now, then, service = opened.config.settings, listener.settings, opened.service
         every = tuple(field.name for field in attrs.fields(type(then)))

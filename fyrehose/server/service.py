@@ -51,7 +51,7 @@ class Fyrehose(MultiService):
 
     :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
     :param limits: limits of the state that one peer may create
-    :param rules: limits of streams by their names, except for ages, which the journal must be given itself
+    :param rules: limits of streams by their names, except for ages, which are an argument of the journal
     :param policy: the access policy; without one, only clients on this machine have access
     :param counters: count on where an earlier server of this process has stopped
     :param stalls: turns of the reactor that took too long
@@ -128,7 +128,7 @@ class Fyrehose(MultiService):
     def stopService(self) -> Deferred[None]:
         """Stop all children at once, then close the journal.  A start in progress finishes first.
 
-        If another server's journal is being copied, that ends at once, and so does the start.
+        A copy of another server's journal that is under way is stopped at once, and so is the start.
         """
         if not self.running:
             return succeed(None)
@@ -141,7 +141,7 @@ class Fyrehose(MultiService):
             Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
 
     def _adopt(self, service: Any) -> None:
-        running, self.running = self.running, 0  # MultiService would start it, and drop the Deferred
+        running, self.running = self.running, 0  # otherwise MultiService starts the child, and drops its Deferred
         try:
             MultiService.addService(self, service)
         finally:
@@ -151,10 +151,10 @@ class Fyrehose(MultiService):
         """Add a child while the server runs, and start it.
 
         :param only_leading: see :meth:`add_for_leader`
-        :raises FyrehoseError: it cannot start, and is no child then
+        :raises FyrehoseError: the child cannot start; it was removed again
         """
         if not self.running or self._settled is not None:
-            raise Closed("the server is starting or stopping")
+            raise Closed("the server is starting or stopping; try again when it is running")
         if only_leading:
             self._only_leading.append(service)
         self._opening.append(service)  # addService leaves it to this method
@@ -174,9 +174,9 @@ class Fyrehose(MultiService):
         log.info("{name} is closed", name=_name(service))
 
     def add_for_leader(self, service: Any) -> None:
-        """Add a child that is started only once the server accepts messages, because it has no other use.
+        """Add a child that is useful only while the server accepts messages, and is started only then.
 
-        A server that follows another one keeps it closed, so that its clients go elsewhere.
+        A follower of a cluster keeps this listener closed, so that clients connect to another server.
         """
         self._only_leading.append(service)
         service.setServiceParent(self)
@@ -229,7 +229,7 @@ class Fyrehose(MultiService):
         leading.addCallback(lambda _: Deferred.fromCoroutine(self._start_rest())).addErrback(self._report)
 
     async def _start_rest(self) -> None:
-        """Start the children that were closed while the server followed."""
+        """Start the children that were kept closed while the server was a follower."""
         if not self.running:
             return
         self._settled = Deferred()  # a stop waits for it
@@ -259,7 +259,7 @@ class Fyrehose(MultiService):
     async def _unwind(self) -> None:
         started, self._started = self._started, []
         if self._open:
-            self.broker.journal.expect_close()  # the children wait for what is published
+            self.broker.journal.expect_close()  # the children wait until their publishes are settled
         stopping = [maybeDeferred(service.stopService).addErrback(_failed_to_stop, service) for service in started]
         await DeferredList(stopping)
         if self._open:

@@ -1,4 +1,4 @@
-"""What a server opens from its configuration, and closes as a whole: the journal, the broker, and the listeners.
+"""The journal, the broker and the listeners of a server, which are opened and closed together.
 
 Config -> FileJournal -> Fyrehose (with its broker) -> listeners as its children
 
@@ -38,7 +38,7 @@ log = Logger()
 class Stack:
     """The parts of a server that belong to one opening of its journal.
 
-    :ivar counters: of the process; they count on when it opens another stack
+    :ivar counters: the counters of the process, which keep their values when it opens another stack
     :ivar stalls: turns of the reactor that took too long, since the process started
     :ivar on_failure: called with the reason when the server cannot continue
     :ivar on_reopen: called with the reason when the server can continue only with another stack

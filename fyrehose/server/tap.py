@@ -52,9 +52,9 @@ log = Logger()
 
 #: How long a server under systemd or in Kubernetes drains by default, in seconds.
 DRAIN = 10.0
-#: How long a server waits before it tries again to open its journal anew, because the disk was full, in seconds.
+#: How long a server waits before it tries again to open its journal, if the disk was full, in seconds.
 RETRY = 1.0
-#: What getopt says of an option that does not exist.
+#: getopt's error about an option that does not exist.
 _UNKNOWN = re.compile(r"option --(\S+) not recognized")
 #: The guarantee of each durability mode, for the log.
 _GUARANTEES = {
@@ -237,8 +237,8 @@ def makeService(options: Options) -> ServerProcess:
 class ServerProcess(Service):
     """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
-    A server of a cluster may be able to continue only as after a restart, for example when another one has taken over
-    from it.  Then its stack is closed, and another one opened with the same configuration; the process goes on.
+    A server of a cluster sometimes has to begin as after a restart, for example when another server has taken over from
+    it.  Then it closes its stack, and opens another one with the same configuration, in the same process.
 
     :param command: the command that was started, for errors
     :param reread: returns the configuration as its files are now; None: it cannot change
@@ -342,7 +342,7 @@ class ServerProcess(Service):
         return answer
 
     def _log_from(self, level: str) -> None:
-        """Log from *level* on, unless options of twistd have chosen another observer, which has levels of its own."""
+        """Log events of *level* or above; do nothing if options of twistd have chosen another observer."""
         if self._observer is not None:
             self._observer.level = LogLevel.levelWithName(level)
 
@@ -375,7 +375,7 @@ class ServerProcess(Service):
         fyrehose.startService().addCallbacks(lambda _: self._started(fyrehose), self._failed)
 
     def _reopen(self, reason: str) -> None:
-        """Close the stack, and open another one, which does to the journal and to clients what a restart does."""
+        """Close the stack, and open another one, which has the effect of a restart for the journal and the clients."""
         if self._reopening or self._ended or not self.running:
             return
         self._reopening, self._serving = True, False

@@ -1,13 +1,13 @@
-"""Watches the reactor from a thread: logs what it does when one of its turns takes too long.
+"""Watch the reactor from a thread: log its stack when one of its turns takes too long.
 
-    reactor:  a beat every BEAT seconds; it counts stalls when they have ended
+    reactor:  a beat (a counter) every BEAT seconds; counts stalls when they have ended
     thread:   a look every LOOK seconds; no beat for long -> the stack, the peer being served -> log, service manager
 
-Only the beat costs the reactor anything; the peer is found in the stack.  Time counts as far as the thread has run, or
-the reactor has used the processor.  So a process that was stopped, or whose machine was suspended, is not stalled.  A
-call in C that lets no other thread run is: it is counted when it has ended, and its stack is logged if the thread runs
-before the reactor goes on.  If it never ends, the service manager aborts the process, which then writes the stacks of
-all threads (``faulthandler``).
+Only the beat costs the reactor anything; the thread finds the peer in the stack.  Time counts only while the thread has
+run, or the reactor has used the processor.  So a process that was stopped, or whose machine was suspended, does not
+count as stalled.  A call in C that lets no other thread run does: it is counted when it has ended, and its stack is
+logged if the thread runs before the reactor continues.  If the call never ends, the service manager aborts the process,
+which then writes the stacks of all threads (``faulthandler``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALLS = 40
 
 
 class Manager(Protocol):
-    """The service manager, as the watchdog uses it."""
+    """The methods of the service manager that the watchdog calls."""
 
     def stalled(self, status: str) -> None: ...
 
@@ -51,10 +51,10 @@ class Manager(Protocol):
 
 @attrs.frozen
 class Watched:
-    """The reactor's thread, as other threads see it.
+    """The reactor's thread, for observation from another thread.
 
-    :ivar cpu: returns the processor time that it has used, in seconds
-    :ivar frame: returns the frame that it executes
+    :ivar cpu: returns the processor time that the thread has used, in seconds
+    :ivar frame: returns the frame that the thread executes
     """
 
     cpu: Callable[[], float]
@@ -64,7 +64,7 @@ class Watched:
     def this_thread(cls) -> Watched:
         """Return the calling thread."""
         own = threading.get_ident()
-        if sys.platform == "darwin":  # it has no clock for a thread; that of the process is near enough
+        if sys.platform == "darwin":  # macOS has no clock for a thread; the clock of the process is near enough
             return cls(time.process_time, lambda: sys._current_frames().get(own))
         clock = time.pthread_getcpuclockid(own)
         return cls(lambda: time.clock_gettime(clock), lambda: sys._current_frames().get(own))
@@ -91,17 +91,17 @@ class Watchdog:
     _cpu_at_beat: float = attrs.field(default=0.0, init=False)
     _ran_at_beat: float = attrs.field(default=0.0, init=False)
     # Written by the thread only:
-    _ran: float = attrs.field(default=0.0, init=False)  #: seconds that count, up to the last look
+    _ran: float = attrs.field(default=0.0, init=False)  #: the time that counts, up to the last look, in seconds
     _looked_at: float = attrs.field(default=0.0, init=False)
     _cpu_at_look: float = attrs.field(default=0.0, init=False)
     _seen: int = attrs.field(default=0, init=False)  #: beats at the last look
-    _ran_at_seen: float = attrs.field(default=0.0, init=False)  #: the same, up to the last of these beats
+    _ran_at_seen: float = attrs.field(default=0.0, init=False)  #: the time that counts, up to the last of these beats
     _next_report: float = attrs.field(default=0.0, init=False)
 
     def start(self, watched: Watched | None = None, run: bool = True) -> None:
         """Start watching; the reactor calls this in its thread.  Idempotent.
 
-        :param watched: that thread, if it is not the calling one
+        :param watched: the reactor's thread, if it is not the calling one
         :param run: False: no thread is started, and a test calls :meth:`look`
         """
         if self._timer is not None:
@@ -147,7 +147,7 @@ class Watchdog:
         self._timer = self.clock.callLater(BEAT, self._beat)
 
     def _ran_until_now(self) -> float:
-        """Return the seconds that count, including those since the thread's last look."""
+        """Return the time that counts, in seconds, up to now."""
         return self._ran + min(LOOK, self.seconds() - self._looked_at)
 
     # In the watchdog's thread.
@@ -157,7 +157,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Log the reactor's stack if its turn takes too long, and again each time when it has taken twice as long."""
+        """Log the reactor's stack if its turn takes too long; log it again whenever that time has doubled."""
         now, cpu = self.seconds(), self._watched.cpu()
         self._ran += max(min(now - self._looked_at, LOOK), cpu - self._cpu_at_look)
         self._looked_at, self._cpu_at_look = now, cpu
@@ -187,7 +187,7 @@ class Watchdog:
 
 
 def served(frame: FrameType | None) -> str:
-    """Return the protocol and the address of the peer that *frame* works for; empty if that is unknown."""
+    """Return the protocol and the address of the peer that *frame* serves; empty if that is unknown."""
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, SessionProtocol):

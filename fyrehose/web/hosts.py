@@ -1,7 +1,7 @@
-"""Decide who can reach an endpoint, and which requests may come from a web page of another site.
+"""Decide who can reach an endpoint, and refuse requests that a web page of another site has caused.
 
-Such a page can make a browser send requests to this machine: directly, or under a name of its own that resolves to
-this machine (DNS rebinding).  Checking the ``Host`` and ``Origin`` headers refuses both.
+Such a page can make a browser send requests to this machine: directly, or under a name of the page's own site that
+resolves to this machine (DNS rebinding).  The ``Origin`` header shows the first, the ``Host`` header the second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def url_of(address: str, secure: bool) -> str:
-    """Return the URL of another server, without a slash at its end.
+    """Return the URL of the server at *address*, without a slash at its end.
 
     :param address: a URL of http or https, or HOST:PORT
     :param secure: whether HOST:PORT stands for https

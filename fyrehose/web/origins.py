@@ -1,4 +1,4 @@
-"""Decide which requests of pages of other sites are served, and tell their browsers so (CORS).
+"""Decide which requests of web pages of other sites are served, and tell the browsers so (CORS).
 
     the option ``origins``, the head of a request -> a verdict, and headers for its answer
 
@@ -33,7 +33,7 @@ _DEFAULT_PORT = re.compile(r"(http://[^/]*[^:/]):80|(https://[^/]*[^:/]):443")
 def origins(text: str) -> tuple[str, ...]:
     """Split comma-separated origins, each as a browser sends it, or ``*``.
 
-    :raises ValueError: one is no origin
+    :raises ValueError: a text is no origin
     """
     found = tuple(each.strip() for each in text.split(",") if each.strip())
     for each in found:
@@ -49,8 +49,8 @@ def origins(text: str) -> tuple[str, ...]:
 class PageVerdict:
     """The decision whether a request is served, given the web page that sent it.
 
-    :ivar refusal: why it is not; empty: it is served
-    :ivar headers: for its answer
+    :ivar refusal: why the request is refused; empty: it is served
+    :ivar headers: headers for the answer
     :ivar reads_only: whether the request must not change anything
     """
 
@@ -93,7 +93,7 @@ class Origins:
         return PageVerdict(headers=_headers(EVERY), reads_only=True)
 
     def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
-        """Return the headers of the answer to a preflight that *verdict* is about."""
+        """Return the headers of the answer to a preflight request, on which *verdict* was passed."""
         methods, allowed = (READING, ("Last-Event-ID",)) if verdict.reads_only else (METHODS, ALLOWED)
         return {
             **verdict.headers,

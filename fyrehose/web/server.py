@@ -2,9 +2,9 @@
 
     received -> session -> RequestHead and other events -> a handler answers -> proceed -> the next request
 
-The server closes a connection that is idle, one whose peer has finished sending, and one with an unread body after a
-refusal.  In the last case it first reads and discards input for a while: a peer that is reset while it sends may not
-see the answer.
+The server closes a connection that is idle, a connection whose peer has finished sending, and a connection with an
+unread body after a refusal.  In the last case it first reads and discards input for a while: a peer that gets a TCP
+reset while it sends may not see the answer.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class WebProtocol(SessionProtocol):
         return self.session.data_to_send()
 
     def forbidden_status(self, error: Forbidden) -> int:
-        """Return 429 for too many subscriptions, 401 to a peer without a token or with an ended one, else 403."""
+        """Return 429 for too many subscriptions, 401 if the peer has no valid token, else 403."""
         if isinstance(error, TooManySubscriptions):
             return 429
         if isinstance(error, TokenEnded):

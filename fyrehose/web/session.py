@@ -41,12 +41,12 @@ WEB_REFUSALS = (
     "unexpected-body",
 )
 
-#: In the head of a request: LF without CR, and a line that continues the one before it.  h11 accepts both, but a proxy
-#: in front of the server may see another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
+#: Ambiguous heads of requests: LF without CR, and a line that continues the line before.  h11 accepts both, but a proxy
+#: in front of the server may understand another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
 _OVER = frozenset({h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
 _ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
-#: Headers that a request has once, because the server would use one of several.
+#: Headers that a request may have only once, because the server and a proxy might each use another one of several.
 _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
 
 #: Headers of every answer: browsers must neither cache it nor guess its type.
@@ -160,7 +160,7 @@ class WebSession(ByteSession):
 
     @property
     def body_buffered(self) -> int:
-        """Return the bytes of that part that are in memory."""
+        """Return how many bytes of :attr:`body_expected` are in memory."""
         return 0
 
     @property
@@ -259,7 +259,7 @@ class WebSession(ByteSession):
         self._send(h11.EndOfMessage())
 
     def elsewhere(self, server: str) -> Headers:
-        """Return the header that sends the peer with this request to *server*, a URL; none if that is empty."""
+        """Return the Location header that redirects this request to *server*, a URL; none if that is empty."""
         return {"Location": server + self._target} if server else {}
 
     def refuse(
@@ -291,7 +291,7 @@ class WebSession(ByteSession):
         self._note_state()
 
     def _note_state(self) -> None:
-        """Set what follows from the states of h11; called after each step that may have changed them."""
+        """Set the attributes that follow from the states of h11; called after each step that may have changed them."""
         ours = self._h11.our_state
         self.answering = ours in _ANSWERING
         self.over = self._broken or ours in _OVER
@@ -300,12 +300,12 @@ class WebSession(ByteSession):
 
     @property
     def _behind(self) -> bool:
-        """Return whether further input belongs to a later request than the one that is being answered."""
+        """Return whether further input belongs to a request after the one that is being answered."""
         return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
 
     @property
     def _rest_dropped(self) -> bool:
-        """Return whether the request was refused within its body, so that nothing of the later input is parsed."""
+        """Return whether the request was refused before the end of its body, so that later input is not parsed."""
         return self._refused is not None and self._body_incomplete
 
     def _head_of(self, status: int, content_type: str, headers: Headers | None) -> h11.Response:
@@ -328,7 +328,7 @@ class WebSession(ByteSession):
     def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
         """Pass *data* to h11, and return the events of a head that is ambiguous.
 
-        :param unparsed: the bytes that follow those that were checked last; *data* is their end
+        :param unparsed: the bytes that were not checked yet, of which *data* is the end
         """
         if self._head is not None:
             text, searched = self._head + unparsed, max(0, len(self._head) - 1)
@@ -344,7 +344,7 @@ class WebSession(ByteSession):
         return []
 
     def _pull(self) -> list[object]:
-        """Return the events up to the end of the request, of the bytes received, or of :data:`MOST_EVENTS`."""
+        """Return the events up to the end of the request or of the received bytes, at most :data:`MOST_EVENTS`."""
         events: list[object] = []
         self._stopped = False
         if self._broken:

@@ -31,7 +31,7 @@ def test_every_span_covers_its_time_with_a_bounded_number_of_samples() -> None:
     assert SPANS["1h"][0] * SPANS["1h"][1] == 3_600
 
 
-def test_a_step_that_is_not_complete_is_shown_with_what_there_is() -> None:
+def test_an_incomplete_step_is_shown_as_the_mean_of_its_samples() -> None:
     history = History()
     for second in range(10, 25):
         history.add(sample(second, second))

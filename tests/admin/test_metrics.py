@@ -45,7 +45,7 @@ def labelled(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(value for _, value in labels): value for (found, labels), value in samples.items() if found == name}
 
 
-def test_metrics_of_protocols(watched: Any) -> None:
+def test_metrics_of_protocols_have_their_counters_and_rates(watched: Any) -> None:
     watched.publish(b"abc", b"d")
     watched.subscribe(resumed=False)
     watched.subscribe()
@@ -106,7 +106,7 @@ def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> 
     assert labelled(scraped(watched.status, streams=3), "fyrehose_stream_last_seq").keys() == {(n,) for n in names[:3]}
 
 
-def test_metrics_of_the_process_and_the_reactor(watched: Any) -> None:
+def test_metrics_of_the_process_and_the_reactor_are_exported(watched: Any) -> None:
     watched.pass_time(1)
     samples = scraped(watched.status)
     assert labelled(samples, "process_resident_memory_bytes")[()] > 1 << 20
@@ -129,7 +129,7 @@ def real(tmp_path: Path) -> Any:
     broker.close()
 
 
-def test_metrics_of_the_journal(real: Status) -> None:
+def test_metrics_of_the_journal_are_exported(real: Status) -> None:
     for _ in range(5):
         real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
     samples = scraped(real)
@@ -174,7 +174,7 @@ def test_closed_journal_exports_its_state_only(real: Status) -> None:
     assert not labelled(samples, "fyrehose_journal_durable_bytes")
 
 
-def test_metrics_of_named_subscriptions(watched: Any) -> None:
+def test_metrics_of_named_subscriptions_are_exported_up_to_a_limit(watched: Any) -> None:
     watched.publish(b"a", b"b", b"c")
     watched.broker.table.now = lambda: 4_000_000
     for name in ("billing", "other"):
@@ -189,7 +189,7 @@ def test_metrics_of_named_subscriptions(watched: Any) -> None:
     assert labelled(scraped(watched.status, streams=0), "fyrehose_subscription_position") == {}
 
 
-def test_metrics_of_shared_subscriptions(watched: Any) -> None:
+def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     watched.publish(b"a", b"b", b"c")
     sharing = watched.broker.named.sharing
     shared = sharing.create("work", ShareOptions(stream="s"), 1).result
@@ -213,7 +213,7 @@ class Member(MemoryJournal):
         return self.cluster
 
 
-def test_metrics_of_a_server_of_a_cluster(make_watched: Any) -> None:
+def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> None:
     watched = make_watched(journal=Member())
     assert not [name for name, _ in scraped(watched.status) if name.startswith("fyrehose_cluster")]
     status = ClusterStatus(

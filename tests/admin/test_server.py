@@ -367,7 +367,7 @@ def test_filter_reveals_no_hidden_name(connect: Connect, watched: Any) -> None:
     assert said == [{"total": 2, "matching": 2, "listed": [], "hidden": True}] * 3
 
 
-def test_shared_status_events_hide_names_from_restricted_clients(connect: Connect, watched: Any) -> None:
+def test_status_events_that_clients_share_hide_names_from_restricted_ones(connect: Connect, watched: Any) -> None:
     """Clients share cached status events."""
     watched.publish(b"x", stream="payroll")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
@@ -413,7 +413,7 @@ def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/events", "/api/streams/s/tail"])
-def test_event_streams_end_when_the_page_has_gone(connect: Connect, path: str) -> None:
+def test_event_streams_end_when_the_browser_has_disconnected(connect: Connect, path: str) -> None:
     peer = connect()
     peer.ask(path)
     peer.events()
@@ -475,7 +475,7 @@ def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Pa
     peer.leave()
 
 
-def test_foreign_broker_is_refused() -> None:
+def test_a_broker_other_than_that_of_the_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="own broker"):
         plugin.make_service(MemoryReactorClock(), object(), plugin.default_endpoint, AdminSettings())  # type: ignore[arg-type]
 

@@ -85,7 +85,7 @@ class Relay(RecordingSink):
     sent = (0, 0)
 
 
-def test_without_any_client_nothing_is_delivered_and_there_is_no_subscriber(watched: Any) -> None:
+def test_a_relay_without_clients_is_no_subscriber_and_delivers_nothing(watched: Any) -> None:
     relay = Relay()
     watched.broker.subscribe("s", None, relay).resumeProducing()
     for _ in range(100):
@@ -336,7 +336,7 @@ def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams
         ({"leader": ""}, "b follows, no leader is known"),
     ],
 )
-def test_the_role_in_a_cluster_is_said_in_plain_words(changes: dict[str, Any], words: str) -> None:
+def test_the_role_of_a_server_in_its_cluster_is_described_in_plain_words(changes: dict[str, Any], words: str) -> None:
     member = ClusterStatus(
         name="b", role="follower", leader="a", epoch=7, behind=2048, silent=0.5, takeovers=0, entries=9
     )

@@ -31,7 +31,7 @@ def test_records_beyond_the_limit_are_counted_as_skipped(watched: Any) -> None:
     assert (len(new["records"]), new["skipped"], seqs(new)[-1]) == (MOST_RECORDS, 1000 - MOST_RECORDS, 1000)
 
 
-def test_one_read_is_shown_in_one_piece(watched: Any) -> None:
+def test_one_event_of_a_tail_fits_into_a_piece(watched: Any) -> None:
     tail = StreamTail(watched.broker, "s")
     watched.publish(*[b"x" * PART] * 40)
     new = tail.read()
@@ -57,7 +57,7 @@ def test_large_records_are_returned_in_several_reads(watched: Any) -> None:
     assert found == [1, 2, 3, 4]
 
 
-def test_stream_may_be_created_later(watched: Any) -> None:
+def test_a_tail_may_begin_before_its_stream_exists(watched: Any) -> None:
     tail = StreamTail(watched.broker, "new")
     assert tail.read() is None
     watched.publish(b"x", stream="new")
@@ -73,7 +73,7 @@ def test_records_deleted_by_retention_are_skipped(watched: Any) -> None:
     assert (seqs(new), new["skipped"]) == ([2], 1)
 
 
-def test_event_is_one_line_of_json() -> None:
+def test_a_tail_event_is_one_line_of_json() -> None:
     event = as_event("records", {"text": "a\nb\u2028ä"}).decode()
     name, data, *rest = event.split("\n")
     assert (name, rest) == ("event: records", ["", ""])

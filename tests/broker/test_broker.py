@@ -39,7 +39,7 @@ def drafts(*payloads: bytes, stream: str = "s") -> list[Run]:
     return [Run.of(stream, payloads, source="test")]
 
 
-def test_nothing_leaves_before_it_is_durable() -> None:
+def test_nothing_is_delivered_or_acknowledged_before_it_is_durable() -> None:
     broker, journal, clock = make(auto=False)
     sink = RecordingSink()
     broker.subscribe("s", 0, sink).resumeProducing()
@@ -171,7 +171,7 @@ def test_each_message_of_a_run_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("max_streams", "most"), [(1, 1), (3, 1), (4, 2)])
-def test_one_peer_makes_half_of_all_streams_at_the_most(max_streams: int, most: int) -> None:
+def test_one_peer_creates_at_most_half_of_all_streams(max_streams: int, most: int) -> None:
     broker, _, _ = make(max_streams=max_streams, limits=PeerLimits(burst=10))
     maker = Identity(host="10.0.0.1")
     runs = [Run.of(f"s{n}", [b"x"], source="test") for n in range(most + 1)]
@@ -226,7 +226,7 @@ def test_the_limit_of_the_configuration_holds_for_streams_that_exist_when_the_se
     assert broker.publish(drafts(b"xxx")).result == (2,)
 
 
-def test_streams_that_exist_when_the_server_starts_count_as_made() -> None:
+def test_streams_that_exist_at_the_start_count_for_the_limit() -> None:
     first, journal, clock = make()
     first.publish(drafts(b"a"))
     rules = StreamRules((StreamRule(names=("*",), new_streams=False),))
@@ -392,7 +392,7 @@ class TestRetiring:
         assert broker.bounds("s") == (1, 2)
         assert isinstance(refused(broker.publish(drafts(b"x", stream="other"))), TooManyStreams)
 
-    def test_a_stream_that_was_never_durable_is_not_there_after_its_retirement_failed(self) -> None:
+    def test_a_stream_that_was_never_durable_does_not_exist_after_its_retirement_failed(self) -> None:
         broker, journal, _ = make(auto=False, max_streams=1)
         published, retired = broker.publish(drafts(b"a")), broker.retire(["s"])
         journal.enter(JournalState.READ_ONLY, "full")
@@ -407,7 +407,7 @@ class TestRetiring:
     @pytest.mark.parametrize(
         ("state", "error"), [(JournalState.READ_ONLY, ReadOnly), (JournalState.FAILED, Closed)], ids=str
     )
-    def test_a_journal_that_takes_nothing_is_the_reason_whatever_the_name(
+    def test_a_read_only_journal_refuses_publishes_to_invalid_names_with_its_own_reason(
         self, state: JournalState, error: type[Exception]
     ) -> None:
         broker, journal, _ = make()

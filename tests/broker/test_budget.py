@@ -71,7 +71,7 @@ def reading(found: Iterable[Peer]) -> int:
     return sum(peer.reading for peer in found)
 
 
-def test_a_connection_beyond_its_limit_reads_again_when_half_of_it_is_free() -> None:
+def test_a_connection_above_its_limit_reads_again_below_half_of_the_limit() -> None:
     peer = Peer(Budget(limit=10_000, each=100))
     for _ in range(5):
         peer.account.hold(25)
@@ -155,7 +155,7 @@ def test_a_read_is_as_large_as_the_sockets_make_it() -> None:
     assert READ == sockets.READ
 
 
-def test_connection_may_hold_exactly_what_each_may() -> None:
+def test_a_connection_may_hold_exactly_the_limit_of_each_connection() -> None:
     peer = Peer(Budget(limit=100_000, each=100))
     peer.account.hold(100)
     assert peer.reading
@@ -262,7 +262,7 @@ def test_publishers_pause_when_the_budget_is_used_up_and_resume_later() -> None:
     assert (first.reading, second.reading) == (True, True)
 
 
-def test_a_closed_account_counts_until_what_it_published_is_released() -> None:
+def test_a_closed_account_stays_charged_until_its_publishes_are_released() -> None:
     budget = Budget(limit=1000, each=10_000)
     first, second = peers(budget, 2)
     first.account.hold(800)
@@ -407,7 +407,7 @@ def test_frames_of_a_waiting_publisher_resume_with_it() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_frame_of_which_some_or_all_was_used_makes_room(whole: bool) -> None:
+def test_a_frame_that_was_handled_in_part_or_as_a_whole_frees_memory(whole: bool) -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     Peer(budget, None).account.hold(47 * MIB)
     found = [Peer(budget, None, size=MIB) for _ in range(5)]
@@ -423,7 +423,7 @@ def test_frame_of_which_some_or_all_was_used_makes_room(whole: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [MIB // 2, 16 * MIB])
-def test_published_message_takes_the_place_of_its_frame(size: int) -> None:
+def test_the_memory_of_a_complete_frame_is_charged_again_for_its_publish(size: int) -> None:
     budget = Budget()
     peer = Peer(budget, size=size)
     assert peer.send(size) == size
@@ -433,7 +433,7 @@ def test_published_message_takes_the_place_of_its_frame(size: int) -> None:
     assert (budget.held, budget.charged, budget.granted) == (size, size, 0)
 
 
-def test_frame_that_waited_for_a_larger_grant_waits_no_more_when_it_is_whole() -> None:
+def test_a_frame_that_waits_for_a_larger_grant_stops_waiting_when_it_is_complete() -> None:
     budget = Budget(limit=64 * MIB)
     oldest, growing = Peer(budget, "a", size=4 * MIB), Peer(budget, "b", size=4 * MIB)
     for peer in (oldest, growing):
@@ -444,7 +444,7 @@ def test_frame_that_waited_for_a_larger_grant_waits_no_more_when_it_is_whole() -
     assert not growing.account.waits
 
 
-def test_connections_with_next_to_nothing_read_until_exactly_the_spare_is_held() -> None:
+def test_connections_that_hold_very_little_read_until_publishes_use_up_the_spare() -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     for peer in peers(budget, 300, size=14 * MIB):
         peer.send(budget.part)
@@ -479,7 +479,7 @@ def test_a_slow_frame_is_dropped_instead_of_waiting_for_others() -> None:
     assert not any(peer.dropped for peer in brisk)
 
 
-def test_a_slow_frame_of_which_little_has_come_is_dropped_where_frames_fill_the_pool() -> None:
+def test_a_slow_frame_with_few_bytes_is_dropped_if_frames_fill_the_pool() -> None:
     budget = Budget(limit=64 * MIB)
     crowd = peers(budget, 300, size=14 * MIB)
     for peer in crowd:
@@ -490,7 +490,7 @@ def test_a_slow_frame_of_which_little_has_come_is_dropped_where_frames_fill_the_
     assert not any(peer.dropped for peer in crowd)
 
 
-def test_a_slow_frame_of_which_next_to_nothing_has_come_is_not_dropped() -> None:
+def test_a_slow_frame_with_very_few_bytes_is_not_dropped() -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     publisher, slow = Peer(budget, "a"), Peer(budget, "b", size=MIB, slow=True)
     publisher.account.hold(50 * MIB)
@@ -506,7 +506,7 @@ def test_a_slow_frame_is_not_dropped_while_there_is_memory() -> None:
     assert not slow.dropped
 
 
-def test_a_slow_frame_is_not_dropped_where_it_waits_for_the_disk() -> None:
+def test_a_slow_frame_is_not_dropped_while_it_waits_for_the_disk() -> None:
     budget = Budget(limit=512 * MIB, each=1 << 40)
     publisher, slow = Peer(budget), Peer(budget, size=MIB, slow=True)
     publisher.account.hold(400 * MIB)
@@ -517,7 +517,7 @@ def test_a_slow_frame_is_not_dropped_where_it_waits_for_the_disk() -> None:
     assert slow.reading
 
 
-def test_a_frame_that_became_slow_gives_way_when_one_that_waits_looks_again() -> None:
+def test_a_frame_that_became_slow_is_dropped_when_a_waiting_frame_checks_again() -> None:
     budget = Budget(limit=512 * MIB)
     first = peers(budget, 4, size=16 * MIB)
     for peer in first:
@@ -548,7 +548,7 @@ def test_addresses_take_turns() -> None:
     assert other.reading
 
 
-def test_the_smallest_frame_of_an_address_does_not_wait_for_all_that_came_before() -> None:
+def test_the_smallest_frame_of_an_address_does_not_wait_for_all_earlier_ones() -> None:
     budget = Budget()
     crowd, small = peers(budget, 200, size=16 * MIB), Peer(budget, size=9 * MIB)
     for peer in [*crowd, small]:
@@ -607,7 +607,7 @@ def test_a_frame_that_turns_out_larger_than_its_grant_waits_behind_older_grants(
 
 
 @pytest.mark.parametrize(("size", "granted"), [(6 * MIB, True), (6 * MIB + 1, False)])
-def test_one_address_has_grants_while_half_as_much_as_it_has_is_left_of_them(size: int, granted: bool) -> None:
+def test_an_address_gets_grants_only_while_half_of_its_own_grants_is_still_free(size: int, granted: bool) -> None:
     budget = Budget(limit=64 * MIB)
     first, second = Peer(budget, size=4 * MIB), Peer(budget, size=size)
     assert first.send(MIB) == MIB
@@ -625,7 +625,7 @@ def test_grants_of_all_addresses_are_given_until_exactly_their_bound(size: int, 
     assert bool(last.account.granted) is granted, "12 MiB are for grants"
 
 
-def test_a_frame_needs_a_grant_when_more_than_a_part_of_it_has_come() -> None:
+def test_a_frame_needs_a_grant_when_more_than_the_first_part_has_arrived() -> None:
     budget = Budget(limit=64 * MIB)
     peer = Peer(budget, size=MIB)
     assert peer.send(budget.part) == budget.part
@@ -634,7 +634,7 @@ def test_a_frame_needs_a_grant_when_more_than_a_part_of_it_has_come() -> None:
     assert (budget.charged, budget.granted) == (0, MIB)
 
 
-def test_a_frame_of_which_a_part_has_come_waits_for_the_pool_and_a_larger_one_for_a_grant() -> None:
+def test_a_frame_of_at_most_a_part_waits_for_the_pool_and_a_larger_one_for_a_grant() -> None:
     budget = Budget(limit=64 * MIB, each=1 << 40)
     for _ in range(3):
         Peer(budget, None, size=4 * MIB).send(MIB)
@@ -662,7 +662,7 @@ def test_the_smallest_part_counts_publishes_and_the_incomplete_frame_together() 
     assert budget.held <= budget.spare
 
 
-def test_account_that_is_closed_gives_back_its_frame_once() -> None:
+def test_a_closed_account_releases_its_frame_once() -> None:
     budget = Budget()
     for done in (False, True):
         account = Peer(budget).account
@@ -674,7 +674,7 @@ def test_account_that_is_closed_gives_back_its_frame_once() -> None:
         assert budget.used == 0
 
 
-def test_kept_state_is_limited_to_half_of_the_memory() -> None:
+def test_lasting_state_is_limited_to_half_of_the_memory() -> None:
     budget = Budget(limit=512 * MIB)
     assert budget.keep(200 * MIB)
     assert budget.keep(56 * MIB)

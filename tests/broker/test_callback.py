@@ -27,7 +27,7 @@ def drafts(*payloads: bytes, stream: str = "s") -> Run:
     return Run.of(stream, payloads, source="test")
 
 
-def test_runs_are_handed_out_in_order_with_their_numbers_and_the_time() -> None:
+def test_the_function_gets_runs_in_order_with_their_numbers_and_the_time() -> None:
     clock, handled = Clock(), []
     clock.advance(5)
     broker = CallbackBroker(handled.append, now=clock.seconds)
@@ -43,7 +43,7 @@ def test_runs_are_handed_out_in_order_with_their_numbers_and_the_time() -> None:
     assert (broker.exists("s"), broker.exists("u")) == (True, False)
 
 
-def test_a_publish_is_acknowledged_when_everything_was_handled() -> None:
+def test_a_publish_is_acknowledged_when_the_function_has_handled_all_of_it() -> None:
     waiting: list[Deferred[None]] = []
 
     def handle(run: Run) -> Deferred[None]:

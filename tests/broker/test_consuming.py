@@ -48,12 +48,12 @@ def refused(deferred: Any) -> bool:
     return bool(failures and failures[0].check(Forbidden))
 
 
-def test_both_provide_the_interface() -> None:
+def test_both_kinds_provide_the_interface_of_named_subscriptions() -> None:
     assert verifyObject(INamedSubscriptions, named_of(make(), "10.0.0.1"))
     assert verifyObject(INamedSubscriptions, NoSubscriptions())
 
 
-def test_consuming_is_a_right_of_its_own() -> None:
+def test_consuming_needs_the_right_to_consume() -> None:
     broker = make()
     consumer, reader = named_of(broker, "10.0.0.1"), named_of(broker, "10.0.0.2")
     assert not refused(consumer.open("mine", "logs.b", 0))
@@ -68,7 +68,7 @@ def test_consuming_is_a_right_of_its_own() -> None:
         consumer.attach(named, None)
 
 
-def test_consuming_a_stream_requires_reading_it() -> None:
+def test_consuming_needs_the_right_to_subscribe_to_the_stream() -> None:
     assert refused(named_of(make(), "10.0.0.3").open("mine", "audit", 0))
 
 

@@ -46,7 +46,7 @@ def reads(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     return made
 
 
-def test_mean_size_is_that_of_the_newest_records(watched: Watched) -> None:
+def test_the_mean_size_is_computed_from_the_newest_records(watched: Watched) -> None:
     watched.publish(*[b"x" * 100] * 50)
     watched.publish(*[b"y" * 10] * ends.RECORDS)
     found = Ends(watched.broker)
@@ -67,7 +67,9 @@ def test_the_newest_of_large_records_is_read_by_itself(watched: Watched, reads: 
     assert reads == [("s", 1), ("s", 1), ("s", 4)]
 
 
-def test_an_end_that_has_not_moved_is_not_read_again(watched: Watched, reads: list[tuple[str, int]]) -> None:
+def test_an_end_of_a_stream_that_has_not_moved_is_not_read_again(
+    watched: Watched, reads: list[tuple[str, int]]
+) -> None:
     watched.publish(b"x", b"y")
     found = Ends(watched.broker)
     for _ in range(3):
@@ -81,7 +83,9 @@ def test_an_end_that_has_not_moved_is_not_read_again(watched: Watched, reads: li
     assert reads[2:] == [("s", 1)]
 
 
-def test_reads_of_one_answer_are_limited(watched: Watched, monkeypatch: pytest.MonkeyPatch, reads: list[Any]) -> None:
+def test_an_answer_about_many_streams_makes_a_limited_number_of_reads(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
+) -> None:
     monkeypatch.setattr(ends, "READS", 3)
     monkeypatch.setattr(ends, "KEPT", 4)
     for n in range(10):

@@ -42,7 +42,7 @@ def test_the_largest_holder_loses_its_oldest_member() -> None:
     assert table.first_out("x") == "1"
 
 
-def test_an_empty_table_has_nothing_to_give() -> None:
+def test_an_empty_table_has_no_member_to_remove() -> None:
     table = filled(("1", "x"))
     table.discard("1")
     assert (table.first_out("x"), list(table.largest()), list(table.of("x")), table.used) == (None, [], [], 0)
@@ -65,7 +65,7 @@ def test_a_table_takes_as_many_members_as_its_capacity(members: int, fits: bool)
     assert table.fits() == fits
 
 
-def test_a_holder_with_its_share_loses_nothing_to_a_flood() -> None:
+def test_a_holder_below_its_share_loses_nothing_to_a_flood() -> None:
     table: FairShare[tuple[str, int]] = FairShare(100)
     for number in range(50):
         admit(table, "honest", number)
@@ -84,7 +84,7 @@ def test_a_holder_alone_may_have_the_whole_table() -> None:
     assert len(table.of("alone")) == 99
 
 
-def test_levels_that_come_and_go_are_not_remembered() -> None:
+def test_sums_of_former_holders_take_no_memory() -> None:
     table: FairShare[int] = FairShare()
     table.add(-1, "top", 1_000_000)
     for number in range(10_000):
@@ -117,7 +117,7 @@ def test_one_holder_has_at_most_its_share_and_leaves_room_for_others() -> None:
     assert FairShare[str]().room("x") == inf
 
 
-def test_what_was_taken_is_counted_and_never_displaced() -> None:
+def test_size_taken_without_a_member_is_counted_and_never_displaced() -> None:
     table: FairShare[str] = FairShare(10)
     table.take("x", 8)
     table.add("1", "y", 2)
@@ -128,7 +128,7 @@ def test_what_was_taken_is_counted_and_never_displaced() -> None:
     assert (table.used, table.used_by("x"), dict(table._holders)) == (0, 0, {}), "the holder is forgotten"
 
 
-def test_a_renewed_member_goes_last_of_its_holder_and_its_holder_last_of_its_equals() -> None:
+def test_a_renewed_member_is_its_holders_last_and_its_holder_the_last_of_equals() -> None:
     table = filled(("1", "x"), ("2", "x"), ("3", "y"), ("4", "y"))
     table.renew("1")
     assert list(table.of("x")) == ["2", "1"]

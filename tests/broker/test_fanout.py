@@ -194,7 +194,7 @@ def test_a_failing_sink_ends_only_its_own_subscription(server: Server, logged_er
     assert len(logged_errors.take()) == 1, "it failed once and was not asked again"
 
 
-def test_a_sink_that_fails_in_ended_is_logged(server: Server, logged_errors: Any) -> None:
+def test_an_error_of_a_sink_in_its_method_ended_is_logged(server: Server, logged_errors: Any) -> None:
     class Failing(RecordingSink):
         def ended(self, reason: Exception) -> None:
             raise RuntimeError("again")
@@ -207,7 +207,7 @@ def test_a_sink_that_fails_in_ended_is_logged(server: Server, logged_errors: Any
     logged_errors.take()
 
 
-def test_skipped_is_called_before_the_records_after_a_gap(server: Server) -> None:
+def test_a_sink_is_told_of_a_gap_before_the_records_behind_it(server: Server) -> None:
     sink, subscription = server.subscribe(0)
     server.publish(b"1")
     server.settle()
@@ -221,7 +221,7 @@ def test_skipped_is_called_before_the_records_after_a_gap(server: Server) -> Non
     assert sink.payloads == [b"1", b"4"]
 
 
-def test_damage_ends_only_subscriptions_that_reach_it(logged_errors: Any) -> None:
+def test_a_damaged_record_ends_only_subscriptions_that_reach_it(logged_errors: Any) -> None:
     clock = Clock()
     whole = Run.of("whole", [b"x"], source="test").numbered(1, 1)
 
@@ -277,7 +277,7 @@ def test_kept_deliveries_are_bounded(server: Server) -> None:
     assert fanout._recent_size == sum(delivery.size for delivery in fanout._recent.values())
 
 
-def test_the_latest_deliveries_are_shared_whatever_was_dropped_or_retired_before(
+def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[tuple[str, int]] = []
@@ -417,7 +417,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         "error", [OSError(5, "Input/output error"), JournalCorrupt("damaged"), ValueError("a bug")]
     )
-    def test_acknowledgements_and_other_subscribers_continue(
+    def test_an_error_of_one_stream_stops_no_acknowledgement_and_no_other_subscriber(
         self, server: Server, logged_errors, error: Exception
     ) -> None:
         fine, _ = server.subscribe(stream="fine")
@@ -466,7 +466,7 @@ def test_closing_twice_ends_each_subscription_once(server: Server) -> None:
     assert len(reasons) == 1
 
 
-def test_small_deliveries_do_not_pile_up(server: Server) -> None:
+def test_the_number_of_kept_small_deliveries_is_bounded(server: Server) -> None:
     for i in range(1000):
         server.publish(b"x", stream=f"s{i}")
         server.subscribe(0, stream=f"s{i}")

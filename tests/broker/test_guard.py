@@ -202,7 +202,7 @@ def test_a_new_policy_holds_for_every_action_at_once(action: Action) -> None:
     assert world.peer.permits(action, "s")
 
 
-def test_a_sink_that_fails_in_ended_does_not_keep_others_from_ending(logged_errors: Any) -> None:
+def test_an_error_of_one_sink_when_it_ends_lets_other_subscriptions_end(logged_errors: Any) -> None:
     world = World(OPEN)
 
     class Failing(RecordingSink):

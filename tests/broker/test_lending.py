@@ -18,7 +18,7 @@ class Connection:
         self.reclaimed += 1
 
 
-def test_what_is_lent_is_bounded_and_charged_to_the_budget() -> None:
+def test_lent_memory_is_bounded_and_charged_to_the_budget() -> None:
     budget = Budget()
     connections = [Connection(f"network {n}") for n in range(250)]
     lent = [budget.lending.lend(connection, 5 * MIB) for connection in connections]
@@ -28,13 +28,13 @@ def test_what_is_lent_is_bounded_and_charged_to_the_budget() -> None:
     assert (budget.lending.lent, budget.kept) == (0, 0)
 
 
-def test_one_network_leaves_a_third_to_others() -> None:
+def test_one_network_borrows_at_most_two_thirds() -> None:
     lending = Budget().lending
     assert [lending.lend(Connection("one"), 7 * MIB) for _ in range(4)] == [True, True, True, False]
     assert lending.lend(Connection("another"), 7 * MIB)
 
 
-def test_a_peer_that_does_not_read_gives_its_memory_to_one_that_does() -> None:
+def test_memory_of_a_peer_that_does_not_read_goes_to_a_peer_that_reads() -> None:
     lending = Budget().lending
     deaf, reading = Connection("deaf"), Connection("reading")
     assert lending.lend(deaf, 20 * MIB)
@@ -54,7 +54,7 @@ def test_a_peer_that_reads_again_keeps_its_memory() -> None:
     assert not peer.reclaimed
 
 
-def test_nothing_is_lent_if_the_budget_keeps_too_much() -> None:
+def test_nothing_is_lent_if_other_state_uses_up_the_budget() -> None:
     budget = Budget()
     assert budget.keep(budget.limit // 2)
     assert not budget.lending.lend(Connection("peer"), 1)

@@ -99,7 +99,7 @@ def test_positions_and_deletions_survive_a_restart() -> None:
     assert again.broker.budget.kept == ENTRY
 
 
-def test_a_position_moves_when_that_is_durable() -> None:
+def test_a_position_moves_when_its_record_is_durable() -> None:
     world = World()
     named = world.open()
     world.journal.auto = False
@@ -294,7 +294,7 @@ def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     assert world.restarted().open().state.seq == 5_001
 
 
-def test_a_checkpoint_moves_on_with_the_log() -> None:
+def test_a_checkpoint_is_written_again_when_its_segment_is_sealed() -> None:
     world = World()
     world.open()
     world.journal.keeper.sealed = True
@@ -304,7 +304,7 @@ def test_a_checkpoint_moves_on_with_the_log() -> None:
     assert world.table.unread()[-1].seq == 1
 
 
-def test_a_checkpoint_contains_what_is_being_written() -> None:
+def test_a_checkpoint_contains_changes_that_are_being_written() -> None:
     world = World()
     named = world.open()
     world.journal.auto = False

@@ -113,7 +113,7 @@ def test_a_checkpoint_has_every_position() -> None:
 
 
 @pytest.mark.parametrize("refused", [{"logs.b": 7}, {"logs.a": 9, "logs.b": 7}])
-def test_a_position_that_was_refused_is_written_when_it_comes_again(refused: dict[str, int]) -> None:
+def test_a_position_that_was_refused_is_written_when_it_is_acknowledged_again(refused: dict[str, int]) -> None:
     """Records have only the numbers that differ from what was written, and what was refused was not."""
     world = World()
     named = world.open()
@@ -139,7 +139,7 @@ def test_a_position_is_refused_that_the_streams_cannot_have() -> None:
     assert named.places == {"logs.a": 0, "logs.b": 0}
 
 
-def test_rewinding_sets_all_positions_or_those_that_are_named() -> None:
+def test_rewinding_sets_the_positions_of_all_streams_or_of_named_ones() -> None:
     world = World()
     named = world.open(after=5)
     generation = named.state.generation
@@ -170,7 +170,7 @@ def test_retention_keeps_the_streams_of_a_pattern() -> None:
     assert unread == {("logs.a", 4), ("logs.b", 0), ("logs.c", 0)}
 
 
-def test_each_stream_counts_for_the_limit() -> None:
+def test_each_stream_of_a_pattern_counts_for_the_limit() -> None:
     world = World(named_subscriptions=4)
     assert "needs 5 more" in str(
         refusal(World(named_subscriptions=4).table.create("m", "*", dict.fromkeys("abcd", 0), ""))
@@ -240,7 +240,7 @@ def test_a_pattern_in_the_journal_is_kept_even_beyond_the_bounds_of_peers() -> N
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_room_is_counted_as_it_would_be_summed(seed: int) -> None:
+def test_the_counter_of_room_equals_the_sum_over_all_subscriptions(seed: int) -> None:
     dice = random.Random(seed)
     world = World(named_subscriptions=20)
     world.journal.auto = False
@@ -311,14 +311,14 @@ def test_a_stream_that_is_being_created_is_not_forgotten() -> None:
     assert "logs.c" in named.places
 
 
-def test_deleting_gives_everything_back() -> None:
+def test_deleting_a_subscription_releases_its_room_and_memory() -> None:
     world = World()
     world.named.delete(world.open())
     assert (world.broker.budget.kept, world.table.unread()) == (0, [])
     assert world.restarted().open(after=None).places == {"logs.a": 10, "logs.b": 10}
 
 
-def test_a_subscription_cannot_become_one_of_a_pattern_while_it_is_being_deleted() -> None:
+def test_a_subscription_that_is_being_deleted_cannot_be_created_with_a_pattern() -> None:
     world = World()
     named = world.open()
     world.journal.auto = False

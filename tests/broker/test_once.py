@@ -67,7 +67,7 @@ def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones(monkeypat
     assert not broker.follows
 
 
-def test_keys_belong_to_a_stream() -> None:
+def test_the_same_key_may_be_used_in_two_streams() -> None:
     broker = make()
     assert broker.publish_once([draft(b"a")], "k").result == 1
     assert broker.publish_once([draft(b"a", stream="t")], "k").result == 1
@@ -144,7 +144,7 @@ def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(
     assert journal.bounds("s") == (1, 530)
 
 
-def test_keys_and_subscriptions_leave_each_other_room() -> None:
+def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
     broker = make(budget=Budget(limit=1 << 20))
     assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"
     for number in range(900):
@@ -179,7 +179,7 @@ def test_keys_of_one_holder_that_are_not_durable_take_half_of_the_room(
 
 
 @pytest.mark.parametrize(("age", "kept"), [(once.KEPT - 1, True), (once.KEPT, False), (once.KEPT + 1, False)])
-def test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go(
+def test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders(
     monkeypatch: pytest.MonkeyPatch, age: float, kept: bool
 ) -> None:
     monkeypatch.setattr(once, "MOST", 10)
@@ -220,7 +220,7 @@ def test_a_refused_publish_displaces_no_key(monkeypatch: pytest.MonkeyPatch) -> 
     assert [peer.publish_once([draft(b"x")], str(number)).result for number in range(10)] == list(range(1, 11))
 
 
-def test_tokens_that_no_rule_asks_for_are_no_holders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_no_rule_asks_for_does_not_make_a_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(once, "MOST", 10)
     broker = make()
     honest = broker.identified(Identity(host="10.0.0.1"))
@@ -244,7 +244,7 @@ def test_peers_of_one_address_with_proofs_have_shares_of_their_own(monkeypatch: 
     assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
 
 
-def test_records_without_a_holder_are_read_and_count_as_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_a_holder_count_for_one_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(once, "MOST", 10)
     journal = MemoryJournal()
     make(journal).identified(Identity(host="10.0.0.1")).publish_once([draft(b"x")], "new")

@@ -220,7 +220,7 @@ ANYTHING = st.recursive(
 
 
 @given(content=ANYTHING)
-def test_any_content_is_a_policy_or_a_value_error(content: Any) -> None:
+def test_any_content_of_a_file_is_a_policy_or_raises_a_value_error(content: Any) -> None:
     for said in (content, {"allow": content}, {"allow": [{"network": content, "publish": "*"}]}):
         if isinstance(said, dict):
             with suppress(ValueError):
@@ -249,7 +249,7 @@ def test_a_peer_is_admitted_while_a_rule_may_still_be_met(
     assert policy.admits(Identity(host=host), proofs) is admitted
 
 
-def test_allows_every_requires_a_rule_for_all_streams() -> None:
+def test_access_to_every_stream_requires_a_rule_for_all_streams() -> None:
     policy = parse(
         {
             "allow": [

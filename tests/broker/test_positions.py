@@ -54,7 +54,7 @@ def test_recovery_begins_at_the_last_checkpoint() -> None:
     assert recovered(journal) == ({"two": B, "one": A}, Replayed(last=3, checkpoint=2))
 
 
-def test_records_of_others_are_skipped() -> None:
+def test_records_of_other_sources_are_skipped() -> None:
     journal = stored(
         Run.of(STREAM, [b"not JSON"], source="figg"),
         pack({"one": A}, 0),

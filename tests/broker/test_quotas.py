@@ -77,7 +77,7 @@ def test_an_unused_burst_allows_a_larger_publish_and_then_a_longer_wait() -> Non
     world.make(2)
 
 
-def test_streams_come_back_at_the_rate_and_never_more_than_the_burst() -> None:
+def test_the_allowance_for_new_streams_grows_at_the_rate_up_to_the_burst() -> None:
     world = Streams(burst=10, rate=2.0)
     world.make(10)
     for world.now, count in ((1.0, 2), (2.5, 3), (3.0, 1), (1_000.0, 10), (1_000.5, 1)):

@@ -61,7 +61,7 @@ def test_every_producer_has_its_turn_before_one_has_its_second() -> None:
     assert set(seen) <= {0, 1}
 
 
-def test_turns_that_produce_nothing_end_a_round_as_well() -> None:
+def test_a_round_also_ends_after_many_turns_that_produce_nothing() -> None:
     clock = Reactor()
     rounds = Rounds(clock)
     idle = Endless(rounds, 0)
@@ -129,7 +129,7 @@ class Busy:
         self.aborted = True
 
 
-def test_each_network_handles_input_before_one_does_so_twice() -> None:
+def test_each_network_handles_input_before_any_has_a_second_turn() -> None:
     clock, intake = Reactor(), Intake()
     many = [Busy(intake, clock, "many") for _ in range(100)]
     few = [Busy(intake, clock, f"few {number}") for number in range(3)]

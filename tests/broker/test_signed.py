@@ -60,7 +60,7 @@ def test_a_token_grants_its_rights_within_those_of_the_rule(tmp_path: Path) -> N
     assert not found.allows(Identity(host="10.0.0.1"), Action.SUBSCRIBE, "logs.web", START)
 
 
-def test_a_star_needs_a_star_on_both_sides(tmp_path: Path) -> None:
+def test_the_right_to_all_streams_needs_a_star_in_the_rule_and_in_the_token(tmp_path: Path) -> None:
     found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
     every, some = (sign({Action.SUBSCRIBE: [pattern]}, START + 60, KEY) for pattern in ("*", "a*"))
     assert found.allows_every(holder(every), Action.SUBSCRIBE, START)
@@ -106,7 +106,7 @@ def test_the_refusal_says_why_a_token_grants_nothing(tmp_path: Path, claims: Any
     assert flaw in found.flaw(holder(made(claims)), START)
 
 
-def test_a_token_of_another_program_is_accepted(tmp_path: Path) -> None:
+def test_a_token_with_other_usual_claims_is_accepted(tmp_path: Path) -> None:
     found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
     token = made({"sub": "dashboard", "iat": 1, "exp": START + 0.5, "subscribe": "a"})
     assert found.allows(holder(token), Action.SUBSCRIBE, "a", START)
@@ -132,7 +132,7 @@ class World:
         self.clock.advance(seconds)
 
 
-def test_everything_ends_with_the_token(tmp_path: Path) -> None:
+def test_all_rights_end_when_the_token_expires(tmp_path: Path) -> None:
     world = World(tmp_path)
     short, long, sinks = world.peer(60), world.peer(600), (RecordingSink(), RecordingSink())
     for peer, sink in zip((short, long), sinks, strict=True):
@@ -168,7 +168,7 @@ def test_a_subscription_ends_late_if_the_clock_was_set_back(tmp_path: Path) -> N
     assert isinstance(sink.reason, TokenEnded)
 
 
-def test_a_policy_without_the_key_ends_its_tokens(tmp_path: Path) -> None:
+def test_a_policy_that_no_longer_names_a_key_ends_the_keys_tokens(tmp_path: Path) -> None:
     world, sink = World(tmp_path), RecordingSink()
     world.peer(60).subscribe("a", 0, sink)
     world.broker.guard.change(policy(tmp_path, {"signed": "o", "subscribe": "*"}))
@@ -183,7 +183,7 @@ def test_holders_of_tokens_have_shares_of_their_own_only_if_the_key_has_signed_t
     assert holder_of(forged, found.rules_for(forged, START)) == "10.0.0.1"
 
 
-def test_a_long_token_is_none_and_cannot_be_made() -> None:
+def test_a_token_above_the_limit_of_length_is_neither_accepted_nor_made() -> None:
     rights = {Action.SUBSCRIBE: ["x" * 200] * 10}
     with pytest.raises(ValueError, match="expected at most"):
         sign(rights, START, KEY)
@@ -192,7 +192,7 @@ def test_a_long_token_is_none_and_cannot_be_made() -> None:
     assert grant_of(made({"exp": START}, OTHER), KEY) is None
 
 
-def test_the_secret_of_a_key_is_in_no_text(tmp_path: Path) -> None:
+def test_texts_of_policies_and_peers_contain_no_key_and_no_token(tmp_path: Path) -> None:
     token = sign({Action.PUBLISH: ["a"]}, START + 60, KEY)
     assert KEY.decode() not in repr(policy(tmp_path, {"signed": "k", "publish": "*"}))
     assert token not in repr(holder(token)) + str(holder(token))

@@ -135,7 +135,7 @@ def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
     assert world.replayed()[0] == 8
 
 
-def test_records_of_others_change_nothing() -> None:
+def test_records_of_other_sources_change_nothing() -> None:
     world = World()
     world.add(5)
     world.broker.publish([Run.of(STREAM, [b"0 =0", b"not a number"], source="figg")])
@@ -196,7 +196,9 @@ def test_a_server_that_has_written_replays_from_the_checkpoint() -> None:
     assert (world.state.total, world.state.applied) == (3, [1, 2])
 
 
-def test_damage_stops_a_follower_and_fails_its_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_record_stops_the_replay_of_a_follower_and_fails_its_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World()
     world.add(1)
     follower = World(world.journal)
@@ -259,7 +261,7 @@ def test_a_refused_checkpoint_is_due_again() -> None:
     assert (world.stream.checkpoint, world.stream.is_due()) == (31, False)
 
 
-def test_a_draft_goes_with_the_messages_that_it_is_about() -> None:
+def test_a_draft_is_published_in_one_batch_with_its_messages() -> None:
     world = World(MemoryJournal(auto=False))
     world.broker.publish([Run.of("s", [b"x"], source="figg")], [world.stream.draft(b"0 +1", b"0 +2")])
     world.journal.commit()

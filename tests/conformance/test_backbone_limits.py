@@ -30,7 +30,7 @@ def dropped(session: BackboneServerSession, datagram: bytes, now: float = 0.0) -
     return [event.cause for event in events if isinstance(event, Dropped)]
 
 
-def test_as_many_pushes_a_second_as_the_rate_says_and_no_more() -> None:
+def test_exactly_as_many_pushes_a_second_are_accepted_as_the_rate_says() -> None:
     session, push = make(), Push(data=b"x").serialize()
     left = SETTINGS.push_rate - 1
     while left:
@@ -43,7 +43,7 @@ def test_as_many_pushes_a_second_as_the_rate_says_and_no_more() -> None:
     assert dropped(session, push, 1 / SETTINGS.push_rate) == []
 
 
-def test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more() -> None:
+def test_exactly_as_many_requested_records_a_second_are_sent_as_the_rate_says() -> None:
     """A REQUEST may begin while any of the rate is left; it costs 20 records and its range, of at most 10,000."""
     session = make()
 
@@ -59,7 +59,7 @@ def test_as_many_records_a_second_as_the_rate_of_requests_says_and_no_more() -> 
     assert ask(24, 21, 22 / SETTINGS.request_rate) == []
 
 
-def test_bytes_to_one_host_stop_when_the_rate_is_used_up() -> None:
+def test_no_more_bytes_are_sent_to_a_host_when_its_rate_is_used_up() -> None:
     session = make()
     burst = SETTINGS.destination_rate // 16
     session.sent_bytes.charge(CLIENT[0], burst - 1, 0.0)

@@ -92,7 +92,7 @@ def test_publish_returns_the_first_number_of_each_run(broker: Broker) -> None:
     assert broker.bounds("none") == (1, 0)
 
 
-def test_published_records_can_be_read(broker: Broker) -> None:
+def test_published_records_are_read_from_a_number_on(broker: Broker) -> None:
     broker.publish([drafts(b"a", b"b", topic="x"), drafts(b"c")])
     records = [record for run in broker.read("s", 2, 1000) for record in run.records()]
     assert [(record.seq, record.topic, record.payload) for record in records] == [(2, "x", b"b"), (3, None, b"c")]
@@ -120,14 +120,14 @@ def test_invalid_publishes_are_refused(broker: Broker, run: Run, error: type[Pub
     assert type(outcome(broker.publish([run]))) is error
 
 
-def test_names_as_long_as_may_be_and_payloads_of_every_size(broker: Broker) -> None:
+def test_names_of_the_largest_length_and_payloads_of_every_size_are_stored(broker: Broker) -> None:
     name = "ä" * 127 + "x"
     assert outcome(broker.publish([drafts(b"", b"x", b"y" * 100_000, stream=name)])) == (1,)
     sizes = [len(record.payload) for run in broker.read(name, 1, 1 << 20) for record in run.records()]
     assert sizes == [0, 1, 100_000]
 
 
-def test_the_last_number_is_the_end_of_its_stream_alone(broker: Broker) -> None:
+def test_the_last_number_ends_only_its_own_stream(broker: Broker) -> None:
     broker.sequencer.restore({"s": LAST_SEQ})
     assert type(outcome(broker.publish([drafts(b"x")]))) is StreamFull
     assert outcome(broker.publish([drafts(b"x", stream="other")])) == (1,)
@@ -141,7 +141,7 @@ def test_streams_are_counted(make: Make) -> None:
     assert outcome(broker.publish([drafts(b"x", stream="b")])) == (2,)
 
 
-def test_subscribing_makes_no_stream(make: Make) -> None:
+def test_subscribing_does_not_create_a_stream(make: Make) -> None:
     broker = make(max_streams=1)
     for n in range(10):
         assert broker.subscribe(f"s{n}", None, RecordingSink()).position == 0
@@ -162,7 +162,7 @@ def test_subscribers_receive_later_records(broker: Broker, clock: Clock, after: 
     assert sink.payloads == [b"%d" % seq for seq in seqs]
 
 
-def test_a_subscriber_may_come_before_its_stream(broker: Broker, clock: Clock) -> None:
+def test_a_subscription_may_begin_before_its_stream_exists(broker: Broker, clock: Clock) -> None:
     sink = RecordingSink()
     broker.subscribe("s", None, sink).resumeProducing()
     settle(clock)
@@ -182,7 +182,7 @@ def test_stopped_subscription_delivers_nothing(broker: Broker, clock: Clock) -> 
     assert (sink.deliveries, sink.reason) == ([], None)
 
 
-def test_a_restriction_may_come_before_or_after_the_stream(broker: Broker) -> None:
+def test_a_stream_may_be_restricted_before_or_after_its_creation(broker: Broker) -> None:
     broker.publish([drafts(b"long enough", stream="old")])
     for stream in ("old", "new"):
         broker.restrict(stream, 3)

@@ -37,7 +37,7 @@ def help_of(words: tuple[str, ...]) -> str:
     return result.output
 
 
-def test_every_command_is_found() -> None:
+def test_commands_and_commands_below_commands_are_found() -> None:
     known = {words[1:] for words in COMMANDS if words[0] == "fyrehose"}
     assert {
         ("publish",),
@@ -50,7 +50,7 @@ def test_every_command_is_found() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_fits_a_screen(words: tuple[str, ...]) -> None:
+def test_the_help_of_each_command_fits_a_screen(words: tuple[str, ...]) -> None:
     lines = help_of(words).splitlines()
     assert len(lines) <= LINES or words == SERVE
     assert max(map(len, lines)) <= COLUMNS
@@ -74,7 +74,7 @@ def understood(line: str) -> bool:
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words != SERVE], ids=" ".join)
-def test_help_has_an_example_that_can_be_typed(
+def test_the_examples_in_each_help_are_valid_commands(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

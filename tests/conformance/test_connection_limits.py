@@ -50,7 +50,7 @@ class Server:
         return int(self.broker.counters.counts["figg", what])
 
 
-def test_as_many_connections_of_one_address_as_the_limit_says_and_no_more() -> None:
+def test_exactly_as_many_connections_of_one_address_are_open_as_the_limit_says() -> None:
     server = Server()
     for number in range(DEFAULTS.max_per_host):
         assert server.connect(number, "10.0.0.1") is not None
@@ -61,7 +61,7 @@ def test_as_many_connections_of_one_address_as_the_limit_says_and_no_more() -> N
 
 
 @pytest.mark.slow
-def test_beyond_as_many_connections_as_the_limit_says_one_makes_room() -> None:
+def test_beyond_the_limit_of_a_listener_an_idle_connection_is_closed() -> None:
     server = Server()
     for number in range(1, DEFAULTS.max_connections + 2):
         server.connect(number, f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")

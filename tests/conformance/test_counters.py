@@ -68,7 +68,7 @@ def test_every_counter_of_tcp_is_declared(protocol: str) -> None:
     assert found <= declared(protocol).keys(), found - declared(protocol).keys()
 
 
-def test_what_every_broker_refuses_is_declared() -> None:
+def test_every_refusal_of_the_broker_is_declared_as_a_counter() -> None:
     known: Any = declared("figg")
     assert known["Forbidden"] is known["PayloadTooLarge"] is known["ReadOnly"] is True
     assert known["connections"] is known["skipped"] is False

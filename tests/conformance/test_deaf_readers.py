@@ -169,7 +169,7 @@ def asked(world: World, publish: Callable[[], object], ask: Callable[[], T]) -> 
 @pytest.mark.parametrize(
     ("size", "count"), [(100, 20_000), (1 << 20, 3), (2 << 20, 2)], ids=["small", "of 1 MiB", "large"]
 )
-def test_peers_that_never_read_hold_little(world: World, size: int, count: int) -> None:
+def test_peers_that_never_read_use_little_memory(world: World, size: int, count: int) -> None:
     def publish() -> None:
         if size == 100:
             world.broker.publish([Run.of("s", [b"\1" * size] * count, source="test")])
@@ -240,7 +240,7 @@ def test_subscribers_that_do_not_read_say_when_they_are_disconnected(way: str) -
     [b"\1" * 300_000, b"a" * 300_000, "ä€𝄞".encode() * 50_000, b"\xff\0" * 200_000, b'"\\\n' * 100_000],
     ids=["control characters", "text", "wide characters", "bytes", "escapes"],
 )
-def test_a_large_record_arrives_whole_between_its_neighbours(world: World, payload: bytes) -> None:
+def test_a_large_record_arrives_as_a_whole_between_its_neighbours(world: World, payload: bytes) -> None:
     kept: list[bytes] = []
 
     def publish() -> None:
@@ -282,7 +282,7 @@ def test_large_answers_that_are_not_read_share_a_part_of_the_memory() -> None:
     assert world.broker.budget.unread.used == sum(peer.held for peer in kept)
 
 
-def test_the_only_large_answer_stays_however_little_memory_there_is() -> None:
+def test_the_only_unread_large_answer_stays_however_little_memory_is_free() -> None:
     world = World(*http("/streams?limit=1000"))
     world.broker.budget.unread.capacity = 1
     for number in range(1_000):

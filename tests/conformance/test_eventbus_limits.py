@@ -42,7 +42,7 @@ def ask(snapshots: Snapshots, number: int, network: str) -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None:
+def test_exactly_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None:
     limit = EventBusSettings().snapshots
     snapshots = Snapshots(limit, EventBusSettings().snapshots_memory)
     for number in range(limit + more):
@@ -52,7 +52,7 @@ def test_as_many_snapshots_are_sent_at_once_as_the_limit_says(more: int) -> None
 
 
 @pytest.mark.slow
-def test_requests_for_snapshots_take_as_much_memory_as_the_limit_says() -> None:
+def test_requests_for_snapshots_take_at_most_the_memory_of_the_limit() -> None:
     limit = EventBusSettings().snapshots_memory
     snapshots = Snapshots(1, limit)
     for network in ("10.0.0.1", "10.0.0.2"):

@@ -38,7 +38,7 @@ def test_a_message_may_be_as_large_as_the_limit(make: Any, size: int, *, taken: 
         (NDJSON, SETTINGS.max_body + 1, 413),
     ],
 )
-def test_a_length_is_judged_by_the_head_of_the_request(kind: str, size: int, status: int | None) -> None:
+def test_a_body_above_the_limit_is_refused_by_the_head_of_its_request(kind: str, size: int, status: int | None) -> None:
     session = HttpSession(
         frozenset({"localhost"}), limits=RequestLimits(message=SETTINGS.max_payload, body=SETTINGS.max_body)
     )

@@ -94,7 +94,7 @@ def test_a_connection_is_not_read_while_it_waits_for_its_turn() -> None:
     assert all(peer.producerState == "producing" for peer in peers)
 
 
-def test_memory_of_what_waits_is_released_when_the_connection_is_lost() -> None:
+def test_memory_of_waiting_input_is_released_when_the_connection_is_lost() -> None:
     world = World()
     peers = flood(world)
     assert world.broker.budget.held
@@ -107,7 +107,7 @@ def test_memory_of_what_waits_is_released_when_the_connection_is_lost() -> None:
     assert world.broker.budget.held == 0
 
 
-def test_the_end_of_input_follows_what_waits_for_its_turn() -> None:
+def test_the_end_of_input_is_handled_after_input_that_waits_for_its_turn() -> None:
     world = World()
     [peer, *_] = flood(world)
     peer.protocol.readConnectionLost()

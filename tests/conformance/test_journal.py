@@ -265,7 +265,7 @@ def test_journal_provides_its_interface(make: Callable[[], Subject]) -> None:
     assert journal.floor == 0
 
 
-def test_append_before_open_is_refused(make: Callable[[], Subject]) -> None:
+def test_an_append_before_the_journal_is_open_is_refused(make: Callable[[], Subject]) -> None:
     assert refusals(make().append(drafts(b"x"), first=1)) == [Closed]
 
 
@@ -339,7 +339,7 @@ COLUMNS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("columns", COLUMNS, ids=lambda columns: "+".join(columns) or "none")
-def test_every_column_comes_back(subject: Subject, columns: dict[str, Any]) -> None:
+def test_every_column_of_a_run_is_read_as_it_was_appended(subject: Subject, columns: dict[str, Any]) -> None:
     run = drafts(b"", b"\x00\xff\n", b"x" * 1000, **columns)
     subject.append(run, first=1)
     subject.commit()
@@ -408,7 +408,7 @@ def test_close_commits_pending_appends(subject: Subject) -> None:
     assert subject.open() == {"s": 3}
 
 
-def test_reads_continue_without_room(subject: Subject, logged_errors: Any) -> None:
+def test_reads_continue_on_a_full_disk(subject: Subject, logged_errors: Any) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     subject.observer.told.clear()

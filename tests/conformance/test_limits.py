@@ -20,17 +20,17 @@ ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
     "*.idle_timeout": "tests/web/test_server.py::test_idle_connection_is_closed_unless_it_waits_for_an_answer",
     "*.max_connections": (
-        "tests/conformance/test_connection_limits.py::test_beyond_as_many_connections_as_the_limit_says_one_makes_room"
+        "tests/conformance/test_connection_limits.py::test_beyond_the_limit_of_a_listener_an_idle_connection_is_closed"
     ),
     "*.max_per_host": (
-        "tests/conformance/test_connection_limits.py::test_as_many_connections_of_one_address_as_the_limit_says_and_no_more"
+        "tests/conformance/test_connection_limits.py::test_exactly_as_many_connections_of_one_address_are_open_as_the_limit_says"
     ),
     "*.timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time",
     "backbone.destination_rate": (
-        "tests/conformance/test_backbone_limits.py::test_bytes_to_one_host_stop_when_the_rate_is_used_up"
+        "tests/conformance/test_backbone_limits.py::test_no_more_bytes_are_sent_to_a_host_when_its_rate_is_used_up"
     ),
     "backbone.push_rate": (
-        "tests/conformance/test_backbone_limits.py::test_as_many_pushes_a_second_as_the_rate_says_and_no_more"
+        "tests/conformance/test_backbone_limits.py::test_exactly_as_many_pushes_a_second_are_accepted_as_the_rate_says"
     ),
     "backbone.subscribers": (
         "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"
@@ -44,7 +44,7 @@ BOUNDARIES = {
     ),
     "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
-    "journal.min_free": ("tests/journal/test_journal.py::test_nothing_is_accepted_with_less_room_than_the_default"),
+    "journal.min_free": ("tests/journal/test_journal.py::test_publishes_are_refused_below_the_default_of_min_free"),
     "lumberjack.idle_timeout": (
         "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
     ),
@@ -52,10 +52,12 @@ BOUNDARIES = {
     "relink.max_payload": "tests/protocols/relink/test_limits.py::test_message_size_limit_is_inclusive",
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
-    "server.keys_kept": ("tests/broker/test_once.py::test_a_key_is_kept_for_its_time_before_keys_of_small_holders_go"),
-    "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_are_made_as_the_limit_says",
+    "server.keys_kept": (
+        "tests/broker/test_once.py::test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders"
+    ),
+    "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_may_be_created_as_the_limit_says",
     "server.memory": (
-        "tests/conformance/test_memory_limits.py::test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it"
+        "tests/conformance/test_memory_limits.py::test_connections_may_have_publishes_in_flight_up_to_their_part_of_the_limit"
     ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
     "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",

@@ -13,7 +13,7 @@ SEARCH = LumberjackSettings().topic_search
 
 
 @pytest.mark.parametrize("end", [SEARCH - 1, SEARCH, SEARCH + 1])
-def test_a_topic_is_looked_for_in_as_many_bytes_as_the_limit(end: int) -> None:
+def test_a_topic_is_found_within_the_limit_of_searched_bytes_and_not_behind_it(end: int) -> None:
     """The string that is the topic ends with byte ``end`` of the event."""
     head, tail = b'{"x":"', b'","@metadata":{"beat":"t"'
     payload = head + b"." * (end - len(head) - len(tail)) + tail

@@ -21,14 +21,14 @@ def budget() -> Budget:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_a_connection_may_have_published_as_much_as_the_limit_says(more: int) -> None:
+def test_a_connection_may_have_publishes_in_flight_up_to_the_limit(more: int) -> None:
     mine = account(budget())
     mine.hold(DEFAULTS.memory_per_connection + more)
     assert mine.paused is (more > 0)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it(more: int) -> None:
+def test_connections_may_have_publishes_in_flight_up_to_their_part_of_the_limit(more: int) -> None:
     """An address may hold twice what is left, so the last one stops at two thirds of the rest."""
     shared = budget()
     others = [account(shared) for _ in range(shared.pool // DEFAULTS.memory_per_connection - 1)]
@@ -45,5 +45,5 @@ def test_all_connections_may_have_published_as_much_as_the_limit_leaves_for_it(m
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_half_of_the_memory_may_be_kept(more: int) -> None:
+def test_lasting_state_may_use_exactly_half_of_the_memory(more: int) -> None:
     assert budget().keep(DEFAULTS.memory // 2 + more) is (more <= 0)

@@ -27,7 +27,7 @@ def test_sequencer_provides_its_interface(sequencer: ISequencer) -> None:
     assert verifyObject(ISequencer, sequencer)
 
 
-def test_numbers_begin_with_one_and_follow_on(sequencer: ISequencer) -> None:
+def test_numbers_of_a_stream_begin_with_1_and_are_consecutive(sequencer: ISequencer) -> None:
     assert sequencer.reserve([("a", 3)]) == (1,)
     assert sequencer.reserve([("a", 2), ("b", 1)]) == (4, 1)
     assert sequencer.reserve([("a", 1)]) == (6,)
@@ -60,7 +60,7 @@ def test_sequencer_copies_the_given_ends(sequencer: ISequencer) -> None:
     assert ends == {"a": 1}
 
 
-def test_the_last_number_is_given_and_none_after_it(sequencer: ISequencer) -> None:
+def test_the_largest_number_is_given_out_and_none_after_it(sequencer: ISequencer) -> None:
     sequencer.restore({"a": LAST_SEQ - 2})
     with pytest.raises(StreamFull, match=r"cannot take 3 more records: only 2 of its 2\^48 numbers are left"):
         sequencer.reserve([("a", 3)])
@@ -69,7 +69,7 @@ def test_the_last_number_is_given_and_none_after_it(sequencer: ISequencer) -> No
         sequencer.reserve([("a", 1)])
 
 
-def test_all_or_none(sequencer: ISequencer) -> None:
+def test_numbers_are_reserved_in_all_streams_or_in_none(sequencer: ISequencer) -> None:
     sequencer.restore({"full": LAST_SEQ - 1})
     with pytest.raises(StreamFull):
         sequencer.reserve([("a", 5), ("full", 1), ("full", 1)])
@@ -86,7 +86,7 @@ def test_no_number_is_given_twice_or_left_out(calls: list[list[tuple[str, int]]]
                 ends[stream] += count
 
 
-def test_the_last_number_that_was_reserved(sequencer: ISequencer) -> None:
+def test_last_returns_the_last_reserved_number(sequencer: ISequencer) -> None:
     assert sequencer.last("a") == 0
     sequencer.reserve([("a", 3)])
     assert (sequencer.last("a"), sequencer.last("b")) == (3, 0)

@@ -146,7 +146,7 @@ def test_every_session_of_a_byte_stream_has_the_contract() -> None:
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_events_are_yielded_until_there_are_none(kind: type) -> None:
+def test_events_of_a_session_are_yielded_until_there_are_no_more(kind: type) -> None:
     case = CASES[kind]
     for chunks in every_chunking(case.data, sizes=(1, 7, 64)):
         session, count = case.session(), 0
@@ -159,7 +159,7 @@ def test_events_are_yielded_until_there_are_none(kind: type) -> None:
         assert count == case.expected
 
 
-def test_feed_returns_the_events_of_compressed_windows() -> None:
+def test_all_events_of_a_compressed_window_are_returned() -> None:
     found = feed(LumberjackServerSession(), [lumberjack_windows(3, compressed=True)])
     assert sum(map(len, found)) == 3
 

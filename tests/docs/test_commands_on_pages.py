@@ -105,7 +105,7 @@ def understand(arguments: list[str]) -> None:
         command.make_context(name, rest, parent=context)
 
 
-def test_commands_are_found() -> None:
+def test_commands_on_a_page_are_found() -> None:
     assert list(commands_in("$ seq 9 | fyrehose tail --since 5 --format json | head  # x")) == [
         ["fyrehose", "tail", "--since", "5", "--format", "json"]
     ]
@@ -113,7 +113,7 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_command_is_understood(
+def test_every_command_on_the_pages_is_understood(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def test_command_is_understood(
 
 
 @pytest.mark.parametrize("word", ["LATEST", "START"])
-def test_alternatives_of_since_are_those_of_its_help(word: str) -> None:
+def test_the_alternatives_of_the_option_since_are_those_of_its_help(word: str) -> None:
     for words in (["tail", "--stream", "s", "--since", word], ["subscriptions", "rewind", "billing", "--since", word]):
         understand(["fyrehose", *words])
         context = click.Context(main)
@@ -191,7 +191,7 @@ VALUED = sorted(name for name in ServeOptions().longOpt if name.endswith("="))
 
 
 @given(st.sampled_from(VALUED), ANYTHING)
-def test_any_value_of_an_option_of_serve_is_taken_or_misuse(option: str, value: str) -> None:
+def test_any_value_of_an_option_of_serve_is_accepted_or_reported_as_misuse(option: str, value: str) -> None:
     status, said = status_of(lambda: ServeOptions().parseOptions([f"--{option}{value}"]))
     assert status in (0, ConfigError.exit_status)
     assert not status or said.startswith("fyrehose serve: ")

@@ -198,7 +198,7 @@ def test_the_image_installs_versions_that_satisfy_the_package_and_every_hash_is_
     assert missing(project["build-system"]["requires"], locked("build-requirements.txt")) == []
 
 
-def test_a_lock_that_is_too_old_is_noticed() -> None:
+def test_a_lock_file_without_the_required_versions_is_noticed() -> None:
     assert missing(["h11 >= 0.16", "zope.interface >= 6"], {"h11": "0.14.0"}) == ["h11>=0.16", "zope.interface>=6"]
     assert missing(["Twisted[tls] >= 26.4"], {"twisted": "26.10.0"}) == []
 

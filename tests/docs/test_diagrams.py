@@ -35,12 +35,12 @@ def test_every_state_of_a_diagram_is_in_its_picture(tool: ModuleType) -> None:
         assert all(f">{state.strip()}<" in picture for state in states if state.strip() != "[*]"), path
 
 
-def test_digest_changes_with_the_diagram(tool: ModuleType) -> None:
+def test_the_digest_of_a_diagram_changes_with_the_diagram(tool: ModuleType) -> None:
     source = "stateDiagram-v2\n    A --> B\n"
     assert tool.picture(source) == tool.picture(source.strip())
     assert tool.picture(source) != tool.picture(source.replace("B", "C"))
 
 
-def test_no_label_is_cut_at_a_semicolon(tool: ModuleType) -> None:
+def test_labels_of_diagrams_have_no_semicolon(tool: ModuleType) -> None:
     """Mermaid takes it for the end of a line, and the rest for states."""
     assert not [source for source in tool.diagrams(ROOT / "docs").values() if ";" in source]

@@ -140,7 +140,7 @@ async def test_a_figg_client_publishes_and_subscribes_with_the_own_broker(exampl
 
 @pytest.mark.live
 @pytest_twisted.ensureDeferred
-async def test_news_is_published_and_read_over_udp_and_kept_after_a_restart(example: Any) -> None:
+async def test_the_news_example_publishes_over_udp_and_keeps_news_after_a_restart(example: Any) -> None:
     journal, module = MemoryJournal(), example("news")
     port = free_port()
     for payload in (b"first", b"second"):
@@ -178,7 +178,7 @@ class Shop:
         return total
 
 
-def test_the_shop_adds_up_orders_and_continues_after_a_restart(example: Any, log_lines: list[str]) -> None:
+def test_the_shop_example_adds_up_orders_and_continues_after_a_restart(example: Any, log_lines: list[str]) -> None:
     module = example("application")
     shop = Shop(module, MemoryJournal(auto=False))
     assert verifyObject(ISink, module.Shop(shop.fyrehose.broker))

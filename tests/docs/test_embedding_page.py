@@ -44,7 +44,7 @@ page = load("embedding_page")
 @pytest.mark.live
 @pytest.mark.parametrize("scenario", page.SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest_twisted.ensureDeferred
-async def test_program_runs_as_the_page_says(scenario: Any) -> None:
+async def test_each_program_of_the_page_runs_as_the_page_says(scenario: Any) -> None:
     await scenario()
 
 
@@ -58,7 +58,7 @@ def test_program_has_fewer_than_15_lines(heading: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reactor", ["epoll", "select", "asyncio"])
 @pytest.mark.parametrize("runner", ["pytest", "trial"])
-def test_programs_run_on_every_reactor(runner: str, reactor: str, tmp_path: Path) -> None:
+def test_the_programs_of_the_page_run_on_every_reactor(runner: str, reactor: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if runner == "trial":
         command = ["-m", "twisted.trial", f"--reactor={reactor}", str(HERE / "embedding_page.py")]
@@ -68,7 +68,7 @@ def test_programs_run_on_every_reactor(runner: str, reactor: str, tmp_path: Path
             PYTEST,
             reactor,
             f"--rootdir={ROOT}",
-            f"{__file__}::{test_program_runs_as_the_page_says.__name__}",
+            f"{__file__}::{test_each_program_of_the_page_runs_as_the_page_says.__name__}",
         ]
     done = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100

@@ -194,7 +194,7 @@ def test_client_publishes_and_reads() -> None:
     pair.lose()
 
 
-def test_client_repeats_what_was_not_acknowledged() -> None:
+def test_the_client_publishes_again_what_was_not_acknowledged() -> None:
     pair, taken = LinePair(), list[int]()
     pair.lose()
     pair.client.subscribe("log", lambda run: taken.append(run.first_seq), None)
@@ -242,7 +242,7 @@ def test_publishes_of_a_closed_client_fail() -> None:
 
 
 @pytest.mark.parametrize("stream", [None, "", "a b", "a\nb"])
-def test_client_needs_a_stream_that_the_protocol_can_name(stream: str | None) -> None:
+def test_the_client_refuses_stream_names_that_the_protocol_cannot_carry(stream: str | None) -> None:
     with pytest.raises(ConfigError, match="without spaces"):
         LinePair().client.prepare(stream)
 

@@ -62,13 +62,15 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 ROWS = list(rows())
 
 
-def test_options_are_found() -> None:
+def test_options_on_a_page_are_found() -> None:
     assert len(ROWS) > 80
     assert {scope for _, scope, _, _ in ROWS} >= {"journal", "server", "replication", "figg", "http", "eventbus"}
 
 
 @pytest.mark.parametrize(("page", "scope", "name", "default"), ROWS)
-def test_option_in_a_table_can_be_typed(page: str, scope: str, name: str, default: str) -> None:
+def test_an_option_in_a_table_on_a_page_is_valid_as_it_stands_there(
+    page: str, scope: str, name: str, default: str
+) -> None:
     field = fields(scope)[name]
     if f"{scope}.{name}" in EXPLAINED:
         return
@@ -77,7 +79,7 @@ def test_option_in_a_table_can_be_typed(page: str, scope: str, name: str, defaul
 
 
 @pytest.mark.parametrize("scope", SETTINGS)
-def test_value_of_an_option_is_printed_as_it_is_typed(scope: str) -> None:
+def test_a_value_of_an_option_is_printed_as_users_type_it(scope: str) -> None:
     standard = SETTINGS[scope]()
     for field in fields(scope).values():
         value = getattr(standard, field.name)
@@ -87,7 +89,7 @@ def test_value_of_an_option_is_printed_as_it_is_typed(scope: str) -> None:
 
 
 @pytest.mark.parametrize("name", plugins.names())
-def test_options_that_protocols_lists_can_be_typed(name: str) -> None:
+def test_options_that_the_command_protocols_lists_are_valid_as_they_stand_there(name: str) -> None:
     output = CliRunner().invoke(main, ["protocols", name], env={"COLUMNS": "400"}).output
     listed = re.findall(rf"^{name}\.([\w-]+) +(\S*)  ", output, re.MULTILINE)
     assert [option for option, _ in listed] == list(fields(name))
@@ -98,13 +100,13 @@ def test_options_that_protocols_lists_can_be_typed(name: str) -> None:
 
 
 @given(st.integers(0, LARGEST))
-def test_any_size_is_printed_as_it_is_typed(number: int) -> None:
+def test_any_size_is_printed_so_that_it_can_be_typed_again(number: int) -> None:
     field = fields("journal")["keep-bytes"]
     assert size(shown_value(field, number)) == number
 
 
 @given(st.integers(0, 10**9).map(lambda milliseconds: milliseconds / 1000))
-def test_any_duration_is_printed_as_it_is_typed(seconds: float) -> None:
+def test_any_duration_is_printed_so_that_it_can_be_typed_again(seconds: float) -> None:
     field = fields("journal")["keep-age"]
     assert duration(shown_value(field, seconds)) == pytest.approx(seconds)
 
@@ -137,7 +139,7 @@ def assignments() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "text"), assignments())
-def test_option_in_a_sentence_or_a_file_can_be_typed(page: str, text: str) -> None:
+def test_an_option_in_a_sentence_or_an_example_file_is_valid(page: str, text: str) -> None:
     scope, name, value = parse_option(text)
     base = scope.partition("/")[0]
     if base not in SETTINGS or value.isupper():  # another program's option, or a placeholder

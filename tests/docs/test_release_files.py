@@ -102,7 +102,7 @@ def test_the_release_supports_the_pythons_that_it_names() -> None:
     assert setup["options"]["python_requires"] == f">={named[0]}"
 
 
-def test_every_file_that_git_knows_is_in_the_sdist_or_left_out_on_purpose() -> None:
+def test_every_file_in_git_is_in_the_sdist_or_left_out_on_purpose() -> None:
     if not (ROOT / ".git").exists():
         return  # This is the sdist.
     known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -32,5 +32,5 @@ def found(query: str) -> set[tuple[str, str]]:
         ("rations", "backbone", "Rations"),
     ],
 )
-def test_section_is_found_by_its_word(query: str, page: str, title: str) -> None:
+def test_the_search_finds_a_section_by_its_word(query: str, page: str, title: str) -> None:
     assert (page, title) in found(query)

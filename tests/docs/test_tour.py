@@ -207,7 +207,7 @@ def test_five_commands_of_the_readme_lead_from_nothing_to_sql(tmp_path: Path) ->
         shell.stop()
 
 
-def test_commands_are_found_and_compared() -> None:
+def test_the_commands_of_the_tour_are_found_and_their_output_is_compared() -> None:
     page = "Say\n\n    $ echo a\n    a 12\n    $ echo b &  # in between\n\n"
     page += "```console\n$ c\n```\n```python\nprint()\n```\n"
     assert list(steps(page)) == [

@@ -36,7 +36,7 @@ class Clocks:
         return RecordClock(lambda: self.wall, lambda: self.monotonic)
 
 
-def test_the_wall_clock_is_followed() -> None:
+def test_record_times_follow_the_wall_clock() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(0) == NOW
@@ -47,7 +47,7 @@ def test_the_wall_clock_is_followed() -> None:
 
 
 @pytest.mark.parametrize("step", [BOUND - SECOND, BOUND, -BOUND, 1, -1])
-def test_a_step_within_the_bound_is_followed(step: int) -> None:
+def test_record_times_follow_a_small_step_of_the_wall_clock(step: int) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     clock.start(0)
@@ -57,7 +57,7 @@ def test_a_step_within_the_bound_is_followed(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [BOUND + 1, YEAR, -BOUND - 1, -YEAR, -NOW, 1 << 62])
-def test_larger_step_is_not_followed(step: int) -> None:
+def test_record_times_do_not_follow_a_large_step_of_the_wall_clock(step: int) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     clock.start(0)
@@ -126,7 +126,7 @@ def test_clock_that_was_ahead_at_the_start_is_followed_as_soon_as_it_is_correcte
 
 
 @pytest.mark.parametrize("away", [10 * SECOND, -10 * SECOND, BOUND, -BOUND])
-def test_clock_near_the_last_record_is_followed_at_the_start_without_a_word(away: int) -> None:
+def test_a_clock_near_the_last_record_is_followed_at_the_start_without_a_message(away: int) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW + away) == NOW
@@ -146,7 +146,7 @@ def test_clock_far_behind_at_the_start_is_not_followed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, HOUR)), max_size=30))
-def test_random_steps_are_followed_only_after_they_have_settled(steps: list[tuple[int, int]]) -> None:
+def test_random_steps_are_followed_only_after_the_clock_has_run_steadily(steps: list[tuple[int, int]]) -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
     before = clock.start(0)
@@ -219,7 +219,7 @@ class TestTheJournal:
         bench.append(b"after the correction")
         assert self.times(bench)[-1] == clocks.wall
 
-    def test_after_a_year_off_segments_expire_as_soon_as_the_clock_has_settled(self, open_journal: Any) -> None:
+    def test_after_a_year_of_downtime_segments_expire_once_the_clock_has_run_steadily(self, open_journal: Any) -> None:
         clocks = Clocks()
         bench = self.journal(open_journal, clocks)
         self.fill(bench, clocks, 90)
@@ -264,7 +264,7 @@ class TestTheJournal:
             bench.clock.advance(1)
         assert bench.journal.bounds("s")[0] == 1
 
-    def test_time_of_a_quiet_server_is_known_after_it_was_stopped(self, open_journal: Any) -> None:
+    def test_a_stop_stores_the_time_of_a_server_that_had_no_messages(self, open_journal: Any) -> None:
         """The end of the log has the time when the journal was closed, not that of the last record."""
         clocks = Clocks()
         bench = self.journal(open_journal, clocks)

@@ -149,7 +149,7 @@ def test_large_commit_runs_in_the_writer_thread(bench: Bench, worker: HandWorker
     assert not pace.seen, "it says nothing about small ones"
 
 
-def test_pace_follows_every_small_commit(bench: Bench, worker: HandWorker, pace: Near) -> None:
+def test_every_small_commit_is_measured_to_choose_the_thread(bench: Bench, worker: HandWorker, pace: Near) -> None:
     commits = bench.journal._commits
     sizes = []
     for payload in (bytes(8), bytes(SMALL - 98)):
@@ -175,7 +175,7 @@ def test_an_observer_that_fails_is_reported(
     monkeypatch.undo()
 
 
-def test_commit_that_has_become_large_runs_in_the_writer_thread(bench: Bench, worker: HandWorker) -> None:
+def test_a_commit_that_grew_large_before_it_ran_goes_to_the_writer_thread(bench: Bench, worker: HandWorker) -> None:
     appends = [bench.append(b"a"), bench.append(bytes(SMALL))]
     bench.clock.advance(0)
     assert durable(*appends) == [False, False]
@@ -184,7 +184,7 @@ def test_commit_that_has_become_large_runs_in_the_writer_thread(bench: Bench, wo
     assert bench.payloads() == [b"a", bytes(SMALL)]
 
 
-def test_commit_waits_for_the_writer_thread_while_that_is_busy(bench: Bench, worker: HandWorker) -> None:
+def test_a_commit_waits_while_the_writer_thread_is_busy(bench: Bench, worker: HandWorker) -> None:
     retired = bench.journal.retire(["s"])
     append = bench.append(b"a")
     bench.clock.advance(0)
@@ -193,7 +193,7 @@ def test_commit_waits_for_the_writer_thread_while_that_is_busy(bench: Bench, wor
     assert durable(retired, append) == [True, True]
 
 
-def test_append_during_a_retirement_needs_no_later_append(bench: Bench, worker: HandWorker) -> None:
+def test_an_append_during_a_retirement_is_committed_without_a_later_append(bench: Bench, worker: HandWorker) -> None:
     bench.append(bytes(1_000))
     bench.clock.advance(0)
     retired = bench.journal.retire(["s"])
@@ -203,7 +203,7 @@ def test_append_during_a_retirement_needs_no_later_append(bench: Bench, worker: 
     assert durable(retired, append) == [True, True]
 
 
-def test_worker_that_got_a_job_in_the_same_turn_is_waited_for(bench: Bench, worker: HandWorker) -> None:
+def test_a_commit_waits_for_a_job_that_the_writer_thread_got_in_the_same_turn(bench: Bench, worker: HandWorker) -> None:
     append = bench.append(b"a")
     retired = bench.journal.retire(["s"])
     bench.clock.advance(0)
@@ -259,7 +259,7 @@ def test_full_disk_fails_the_commit_in_the_reactor_thread(open_journal: Opener, 
     worker.work()
 
 
-def test_closing_commits_what_waits_for_the_end_of_the_turn(bench: Bench, worker: HandWorker) -> None:
+def test_closing_commits_publishes_that_wait_for_the_end_of_the_turn(bench: Bench, worker: HandWorker) -> None:
     append = bench.append(b"a")
     closed = bench.journal.close()
     assert not closed.called
@@ -285,7 +285,7 @@ def test_disk_is_measured_only_if_each_commit_is_synced(
     journal.close()
 
 
-def test_commits_run_in_a_given_worker(open_journal: Opener) -> None:
+def test_commits_run_in_the_worker_that_the_caller_gives(open_journal: Opener) -> None:
     assert type(open_journal().journal._commits.pace) is Far
 
 
@@ -500,7 +500,7 @@ def submit(bench: Bench, owner: Owner, *payloads: bytes, stream: str = "s") -> N
     bench.journal.submit(Publish([run], run.room, owner))
 
 
-def test_each_owner_is_settled_once_in_the_order_of_its_first_publish_behind_the_observer(
+def test_each_owner_is_settled_once_after_the_observer_in_the_order_of_first_publishes(
     open_journal: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, said = HeldWorker(), list[Any]()
@@ -572,7 +572,7 @@ def feed(measured: Measured, seconds: float, commits: int = 100) -> None:
         measured.took(seconds)
 
 
-def test_unknown_disk_counts_as_slow_until_several_commits_were_fast(measured: Measured) -> None:
+def test_a_disk_counts_as_slow_until_several_commits_were_fast(measured: Measured) -> None:
     assert not measured.near
     feed(measured, FAST / 2, 5)
     assert not measured.near
@@ -580,14 +580,14 @@ def test_unknown_disk_counts_as_slow_until_several_commits_were_fast(measured: M
     assert measured.near
 
 
-def test_first_fast_commits_are_outweighed_by_an_unknown_past(measured: Measured) -> None:
+def test_a_disk_counts_as_fast_only_after_27_fast_commits(measured: Measured) -> None:
     feed(measured, 100e-6, 26)
     assert not measured.near
     feed(measured, 100e-6, 1)
     assert measured.near
 
 
-def test_disk_between_the_two_limits_changes_nothing(measured: Measured) -> None:
+def test_commits_between_the_two_limits_stay_in_their_thread(measured: Measured) -> None:
     between = (FAST + SLOW) / 2
     feed(measured, between)
     assert not measured.near
@@ -604,7 +604,7 @@ def test_slow_disk_moves_commits_to_the_writer_thread(measured: Measured) -> Non
     assert measured.near, "it is fast again"
 
 
-def test_stalls_that_are_far_apart_change_nothing(measured: Measured, clock: Clock) -> None:
+def test_stalls_that_are_far_apart_leave_commits_in_their_thread(measured: Measured, clock: Clock) -> None:
     for _ in range(10):
         feed(measured, FAST / 2)
         measured.took(10 * STALL)
@@ -612,7 +612,9 @@ def test_stalls_that_are_far_apart_change_nothing(measured: Measured, clock: Clo
         clock.advance(CALM)
 
 
-def test_two_stalls_are_enough_and_it_has_to_be_calm_for_a_while(measured: Measured, clock: Clock) -> None:
+def test_two_stalls_move_commits_to_the_writer_thread_until_none_came_for_a_while(
+    measured: Measured, clock: Clock
+) -> None:
     feed(measured, FAST / 2)
     measured.took(1.01 * STALL)
     assert measured.near
@@ -645,7 +647,7 @@ def test_a_commit_of_exactly_the_limit_is_not_a_stall(measured: Measured) -> Non
     assert measured.near
 
 
-def test_a_few_slow_commits_of_a_fast_disk_change_nothing(measured: Measured) -> None:
+def test_a_few_slow_commits_of_a_fast_disk_leave_commits_in_their_thread(measured: Measured) -> None:
     # On a busy machine every other system call may take as long as other processes have the processor.
     feed(measured, FAST / 2)
     for _ in range(100):
@@ -654,7 +656,7 @@ def test_a_few_slow_commits_of_a_fast_disk_change_nothing(measured: Measured) ->
         assert measured.near
 
 
-def test_changes_are_logged_once_a_minute(measured: Measured, clock: Clock) -> None:
+def test_changes_of_the_committing_thread_are_logged_once_a_minute(measured: Measured, clock: Clock) -> None:
     with capturedLogs() as events:
         for _ in range(4):
             feed(measured, FAST / 2)

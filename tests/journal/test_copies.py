@@ -154,7 +154,7 @@ def test_original_with_a_missing_end_is_not_mistaken_for_a_copy(open_journal: An
         recover(bench.directory, Files())
 
 
-def test_a_copy_is_checked_once_and_then_an_original(open_journal: Any, tmp_path: Path) -> None:
+def test_a_copied_journal_is_checked_as_a_copy_at_its_first_start_only(open_journal: Any, tmp_path: Path) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
@@ -211,7 +211,7 @@ def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segme
         (100, 160, False),
     ],
 )
-def test_many_zeros_mean_that_it_was_written_while_it_was_copied(
+def test_many_zeros_in_a_segment_mean_that_it_was_copied_while_it_was_written(
     open_journal: Any, tmp_path: Path, copy: bool, which: int, begin: int, end: int, torn: bool
 ) -> None:
     """Of a copy only: in an original they are damage.  The last segment ends there."""
@@ -283,7 +283,7 @@ class TestTheFront:
         with pytest.raises(JournalCorrupt, match="oldest segments"):
             open_journal(segment_size=4096)
 
-    def test_a_deletion_that_was_interrupted_is_no_loss(self, open_journal: Any) -> None:
+    def test_an_interrupted_deletion_of_retention_is_not_reported_as_a_loss(self, open_journal: Any) -> None:
         bench = self.journal(open_journal)
         first, second = scan.segments(bench.directory)[:2]
         bench.journal._writer.keep_from(second.base)
@@ -293,7 +293,7 @@ class TestTheFront:
 
 
 @pytest.mark.parametrize("begin", [800, WINDOW - 64, WINDOW - 63, WINDOW - 1, WINDOW])
-def test_64_zeros_show_that_a_file_was_written_while_it_was_copied(begin: int) -> None:
+def test_64_zeros_in_a_row_are_enough_to_recognize_a_copy_during_a_write(begin: int) -> None:
     class Reader:
         base = 64 << 10
         data = bytearray(b"x" * (2 * WINDOW))

@@ -57,7 +57,9 @@ def descriptors() -> set[str]:
 
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("state", ["whole", "header", "begin", "end", "cut", "missing", "newer", "torn"])
-def test_no_file_stays_open(open_journal, tmp_path: Path, state: str, copied: bool) -> None:
+def test_a_start_leaves_no_file_open_whatever_is_damaged(
+    open_journal, tmp_path: Path, state: str, copied: bool
+) -> None:
     bench = open_journal(segment_size=1024)
     for i in range(6):
         bench.append(b"%d" % i * 300)

@@ -16,7 +16,7 @@ from fyrehose.journal.files import PIECE, Files, lock
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", [b"ab", b"", b"c" * 10]])
-def test_storing_replaces_whole_files(tmp_path: Path, data: bytes | list[bytes]) -> None:
+def test_storing_a_file_replaces_its_whole_content(tmp_path: Path, data: bytes | list[bytes]) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"what it held before, which is longer than what follows")
     Files().store(path, data)
@@ -24,7 +24,7 @@ def test_storing_replaces_whole_files(tmp_path: Path, data: bytes | list[bytes])
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_storing_that_fails_changes_nothing(tmp_path: Path) -> None:
+def test_storing_a_file_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     def pieces():  # type: ignore[no-untyped-def]
         yield b"some"
         raise OSError(errno.EIO, "no more")
@@ -46,14 +46,14 @@ def test_pieces_cover_the_whole_range(tmp_path: Path) -> None:
     assert max(map(len, pieces)) == PIECE
 
 
-def test_a_write_that_writes_nothing_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_of_zero_bytes_counts_as_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda *args: 0)
     with pytest.raises(OSError, match="No space") as error:
         Files().write(0, b"x", 0)
     assert error.value.errno == errno.ENOSPC
 
 
-def test_large_write_is_cut_for_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_write_is_divided_into_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ext4 of Linux 6.18 takes 46 ms for 16 MiB in one call, and 3 ms in calls of 1 MiB."""
     sizes: list[int] = []
     pwrite = os.pwrite
@@ -112,7 +112,9 @@ def test_unusable_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
-def test_a_lock_that_cannot_be_written_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_lock_whose_file_cannot_be_written_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -123,7 +125,7 @@ def test_a_lock_that_cannot_be_written_is_not_held(tmp_path: Path, monkeypatch: 
     os.close(lock(tmp_path))
 
 
-def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_disk_counts_as_having_no_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Files().free(tmp_path) > 0
     real = os.statvfs(tmp_path)
     read_only = SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY, f_bavail=real.f_bavail, f_frsize=real.f_frsize)
@@ -134,7 +136,7 @@ def test_read_only_disk_has_no_free_space(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("number", "refused"), [(errno.ENOSPC, True), (errno.EOPNOTSUPP, False), (errno.EINVAL, False)]
 )
-def test_reserving_space_fails_where_there_is_none_but_not_where_no_space_can_be_reserved(
+def test_reserving_fails_on_a_full_disk_and_does_nothing_on_other_file_systems(
     monkeypatch: pytest.MonkeyPatch, number: int, refused: bool
 ) -> None:
     def fail(*_: object) -> None:
@@ -148,7 +150,7 @@ def test_reserving_space_fails_where_there_is_none_but_not_where_no_space_can_be
         Files().allocate(0, 0, 10)
 
 
-def test_reading_goes_on_after_the_system_has_read_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_after_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(range(100)))
     fd, pread = os.open(path, os.O_RDONLY), os.pread

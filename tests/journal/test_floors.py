@@ -54,7 +54,7 @@ def wait(bench: Any, time: Time, seconds: float) -> None:
     bench.clock.advance(1)
 
 
-def test_records_are_served_until_they_are_too_old_and_batch_by_batch(open_aging: Any, time: Time) -> None:
+def test_records_stop_being_served_batch_by_batch_when_they_are_too_old(open_aging: Any, time: Time) -> None:
     bench = open_aging()
     for i in range(5):
         bench.append(b"%d" % i, b"%d again" % i, stream="old.a")
@@ -80,7 +80,7 @@ def test_records_are_served_until_they_are_too_old_and_batch_by_batch(open_aging
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_records_are_served_by_their_age(open_aging: Any, time: Time, seed: int) -> None:
+def test_random_records_are_served_according_to_their_age(open_aging: Any, time: Time, seed: int) -> None:
     dice = Random(seed)
     bench = open_aging(segment_size=dice.choice([4096, 1 << 16, 1 << 20]), keep_bytes=dice.choice([0, 1 << 17]))
     times: dict[str, list[int]] = {"old.a": [], "old.b": [], "old.rare": [], "busy": []}
@@ -113,7 +113,7 @@ def check(bench: Any, time: Time, times: dict[str, list[int]]) -> None:
         assert served == list(range(oldest, last + 1))
 
 
-def test_the_answer_is_the_same_after_a_restart(open_aging: Any, time: Time) -> None:
+def test_the_first_served_number_is_the_same_after_a_restart(open_aging: Any, time: Time) -> None:
     bench = open_aging(segment_size=4096)
     for i in range(100):
         bench.append(b"%d" % i * 100, stream="old.a")
@@ -143,7 +143,7 @@ def test_nothing_more_expires_while_the_clock_is_in_doubt(open_aging: Any, time:
 
 
 @pytest.mark.parametrize("step", [3 * BOUND, -3 * BOUND])
-def test_a_clock_in_doubt_when_the_server_starts_hides_nothing(open_aging: Any, time: Time, step: int) -> None:
+def test_a_clock_in_doubt_at_the_start_hides_no_records(open_aging: Any, time: Time, step: int) -> None:
     bench = open_aging()
     bench.append(b"a", stream="old.a")
     wait(bench, time, 99)
@@ -215,7 +215,7 @@ def test_a_damaged_batch_is_reported_and_not_skipped(open_aging: Any, time: Time
     bench.crash()
 
 
-def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> None:
+def test_the_age_limit_of_each_stream_is_looked_up_once(open_aging: Any, time: Time) -> None:
     asked = []
     bench = open_aging(stream_age=lambda stream: asked.append(stream) or 0.0)
     bench.append(b"a", stream="s")
@@ -226,7 +226,7 @@ def test_ages_are_asked_once_for_each_stream(open_aging: Any, time: Time) -> Non
     assert asked == ["s"]
 
 
-def test_streams_of_passing_names_do_not_fill_the_memory(
+def test_cached_first_numbers_of_short_lived_streams_are_bounded(
     open_aging: Any, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(floors, "MOST", 10)

@@ -28,7 +28,7 @@ GOLDEN_RUN = bytes.fromhex(
 )
 
 
-def test_the_header_of_a_segment() -> None:
+def test_the_header_of_a_segment_has_the_specified_bytes() -> None:
     header = fmt.SegmentHeader(512, 1_000_000, 0xDEADBEEF)
     packed = header.pack()
     assert packed == GOLDEN_SEGMENT + crc32c(GOLDEN_SEGMENT).to_bytes(4, "little")
@@ -57,7 +57,7 @@ def test_large_payloads_are_not_copied(sizes: list[int]) -> None:
     assert fmt.runs(memoryview(data)[64:], 1) == runs
 
 
-def test_the_bytes_of_a_batch() -> None:
+def test_a_batch_has_the_specified_bytes() -> None:
     run = Run.of("s", [b"a", b"bc"], source="figg", producer="p", producer_seq=7).numbered(5, 1)
     header, data = make(run, chain=9)
     assert data[64:] == GOLDEN_RUN
@@ -92,21 +92,21 @@ def some_runs(draw: st.DrawFn) -> Run:
 
 
 @pytest.mark.parametrize("column", ["producer_seq", "event_ids", "event_times"])
-def test_extents_are_those_of_a_run_with_a_long_column(column: str) -> None:
+def test_extents_are_read_from_a_run_with_a_long_column(column: str) -> None:
     width = 16 if column == "event_ids" else 8
     run = Run.of("s", [b"x"] * 100, source="figg", **{column: bytes(100 * width)}).numbered(7, 77)
     assert fmt.extents(memoryview(make(run)[1])[fmt.BATCH_HEADER.size :]) == [("s", 7, 106)]
 
 
 @given(st.lists(some_runs(), min_size=1, max_size=5))
-def test_extents_are_those_of_the_runs(runs: list[Run]) -> None:
+def test_extents_are_the_same_as_the_numbers_of_the_decoded_runs(runs: list[Run]) -> None:
     header, data = make(*runs)
     body = memoryview(data)[fmt.BATCH_HEADER.size :]
     assert fmt.extents(body) == [(run.stream, run.first_seq, run.last_seq) for run in fmt.runs(body, header.time)]
 
 
 @given(some_runs(), st.integers(0, 30), st.integers(1, 255))
-def test_extents_see_lengths_that_contradict_each_other(run: Run, at: int, flip: int) -> None:
+def test_extents_refuse_lengths_that_contradict_each_other(run: Run, at: int, flip: int) -> None:
     body = make(run)[1][fmt.BATCH_HEADER.size :]
     body[at] ^= flip
     try:
@@ -121,7 +121,7 @@ def test_extents_see_lengths_that_contradict_each_other(run: Run, at: int, flip:
 
 @given(st.lists(some_runs(), min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
-def test_round_trip(runs: list[Run]) -> None:
+def test_random_runs_survive_a_round_trip_through_a_batch(runs: list[Run]) -> None:
     header, data = make(*runs)
     assert len(data) == 64 + header.length
     assert len(data) % 8 == 0
@@ -131,7 +131,7 @@ def test_round_trip(runs: list[Run]) -> None:
     assert [list(run.records()) for run in back] == [list(run.records()) for run in runs]
 
 
-def test_every_bit_of_a_batch_is_guarded() -> None:
+def test_every_flipped_bit_of_a_batch_is_detected() -> None:
     run = Run.of("stream", [b"payload %d" % i for i in range(9)], source="test", topic="t").numbered(1, 1)
     _, data = make(run)
     for bit in range(8 * len(data)):
@@ -165,7 +165,7 @@ def test_durable_position_beyond_the_batch_is_damaged() -> None:
     ("at", "value"),
     [(0, 0xFFFFFFF0), (0, 0), (0, 8), (4, 0xFFFFFFFF), (24, 0xFFFFFFFF), (30, 0xFFFF), (32, 0xFFFF), (36, 255)],
 )
-def test_lengths_that_contradict_each_other(at: int, value: int) -> None:
+def test_runs_with_lengths_that_contradict_each_other_are_damage(at: int, value: int) -> None:
     """Lengths are checked even if the checksum is right, because a writer may have a bug."""
     _, data = make(Run.of("s", [b"abc", b"d"], source="t", topic="x").numbered(1, 1))
     body = bytearray(data[64:])
@@ -211,7 +211,7 @@ def test_invalid_values_in_the_header_of_a_batch_are_damaged(at: int, value: byt
         fmt.BatchHeader.unpack(header, 64)
 
 
-def test_the_bytes_of_entries() -> None:
+def test_entries_have_the_specified_bytes() -> None:
     entries = [fmt.Entry("s", 3, 2, fmt.StreamState.RETIRED), fmt.Entry("", 8, 7), fmt.Entry("12345678", 1, 2)]
     header, data = packing.batch(fmt.Kind.STREAMS, entries, position=64, durable=0, time=1, clock=1, chain=0)
     assert data[3:5] == b"\x02\x05"  # version and kind
@@ -266,7 +266,7 @@ def test_runs_are_grouped_by_stream_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("length", range(1, 18))
-def test_entries_of_every_length(length: int) -> None:
+def test_entries_with_names_of_every_length_survive_a_round_trip(length: int) -> None:
     entries = [fmt.Entry("x" * length, 1, 2), fmt.Entry("y", 3, 4)]
     header, data = packing.batch(fmt.Kind.ENDS, entries, position=64, durable=0, time=1, clock=1, chain=0)
     body = data[fmt.BATCH_HEADER.size :]
@@ -275,7 +275,7 @@ def test_entries_of_every_length(length: int) -> None:
     assert fmt.Entry.unpack(body, 0)[1] + len(entries[1].pack()) == len(body)
 
 
-def test_the_numbers_of_the_format() -> None:
+def test_constants_of_the_format_have_the_specified_values() -> None:
     """They are in the files of every journal."""
     assert (fmt.SEGMENT_VERSION, fmt.BATCH_VERSION, fmt.MAX_BODY, fmt.UNKNOWN) == (1, 2, 64 * 1024 * 1024, b"\0" * 16)
     assert [(kind.name, kind.value, kind.version) for kind in fmt.Kind] == [

@@ -76,7 +76,7 @@ def append(journal: FileJournal, payload: bytes, seq: int) -> list[Any]:
     return results
 
 
-def test_what_is_synced_leaves_only_when_the_gate_releases_it(tmp_path: Path) -> None:
+def test_a_synced_commit_is_served_and_acknowledged_only_when_the_gate_releases_it(tmp_path: Path) -> None:
     gate = HeldGate()
     journal, observer = opened(tmp_path, gate)
     results = append(journal, b"one", 1)
@@ -87,7 +87,7 @@ def test_what_is_synced_leaves_only_when_the_gate_releases_it(tmp_path: Path) ->
     assert scan.read_mark(tmp_path) == journal.status().durable == journal.writer.position
 
 
-def test_a_retirement_is_seen_only_when_the_gate_releases_it(tmp_path: Path) -> None:
+def test_a_retirement_takes_effect_only_when_the_gate_releases_it(tmp_path: Path) -> None:
     gate = HeldGate()
     journal, _ = opened(tmp_path, gate)
     append(journal, b"one", 1)
@@ -105,7 +105,7 @@ def test_the_gate_of_a_single_server_releases_at_once(tmp_path: Path) -> None:
     assert observer.ends == [{"s": 1}]
 
 
-def test_the_gate_hears_of_commits_that_were_not_written(tmp_path: Path, logged_errors: Any) -> None:
+def test_the_gate_is_called_with_commits_that_were_not_written(tmp_path: Path, logged_errors: Any) -> None:
     gate = HeldGate()
     journal, _ = opened(tmp_path, gate)
     journal.halt()
@@ -125,7 +125,7 @@ def test_a_journal_whose_gate_accepts_nothing_says_why(tmp_path: Path) -> None:
     assert str(failure.value) == "another server leads"
 
 
-def test_opening_ends_when_what_precedes_recovery_is_cancelled(tmp_path: Path) -> None:
+def test_opening_fails_when_the_preparation_of_the_gate_is_cancelled(tmp_path: Path) -> None:
     """Recovery itself is finished; then the journal can be closed."""
     gate = SlowGate()
     journal = FileJournal(Clock(), tmp_path, JournalSettings(min_free=0), worker=InlineWorker(), gate=gate)

@@ -43,7 +43,7 @@ def both(index: SegmentIndex) -> tuple[Index, Index]:
 
 @given(histories())
 @settings(max_examples=150, deadline=None)
-def test_following_the_index_misses_no_record(
+def test_following_the_index_finds_every_record(
     history: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]],
 ) -> None:
     whole, told = history
@@ -103,7 +103,7 @@ def test_pairs_are_64_kib_apart() -> None:
         assert each.following("s", 65600 + 65536) == 131144
 
 
-def test_the_bytes_of_an_index() -> None:
+def test_an_index_has_the_specified_bytes() -> None:
     index = SegmentIndex(4096, end=9000)
     index.set_before([fmt.Entry("b", 0, 7), fmt.Entry("old", 0, 6, fmt.StreamState.RETIRED), fmt.Entry("", 2048, 3)])
     index.add_run(5000, "b", 8, 9)
@@ -171,7 +171,7 @@ def test_a_packed_index_finds_the_nearest_batch_of_each_stream() -> None:
 
 @given(histories(), st.integers(0, 40 * SPACING))
 @settings(max_examples=100, deadline=None)
-def test_positions_are_those_of_the_pairs_of_all_streams(
+def test_positions_of_an_index_are_the_pairs_of_all_streams_in_order(
     made: tuple[SegmentIndex, dict[str, list[tuple[int, int, int]]]], position: int
 ) -> None:
     positions = {at for stream in STREAMS for _, at in made[0].pairs(stream) if at >= position}

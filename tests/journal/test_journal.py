@@ -107,7 +107,7 @@ def test_disk_too_full_for_the_lock_file_is_reported(open_journal, monkeypatch: 
     assert open_journal().append(b"a").called
 
 
-def test_streams_are_read_apart_across_segments(open_journal) -> None:
+def test_each_stream_is_read_completely_across_segments(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(200):
         bench.append(b"a%d" % i, stream="a")
@@ -125,7 +125,7 @@ def test_streams_are_read_apart_across_segments(open_journal) -> None:
 
 
 @pytest.mark.parametrize("damage", ["absent", "truncated", "flipped", "swapped"])
-def test_an_index_is_only_a_cache(open_journal, damage: str) -> None:
+def test_deleted_index_files_are_rebuilt(open_journal, damage: str) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(100):
         bench.append(b"%d" % i)
@@ -147,7 +147,7 @@ def test_an_index_is_only_a_cache(open_journal, damage: str) -> None:
     assert bench.payloads() == [b"%d" % i for i in range(100)]
 
 
-def test_reading_takes_what_fits_but_at_least_one(open_journal) -> None:
+def test_a_read_returns_records_that_fit_and_at_least_one(open_journal) -> None:
     bench = open_journal()
     bench.append(*[b"x" * 100] * 10)
     bench.append(*[b"y" * 100] * 10)
@@ -262,7 +262,7 @@ class TestNoRoom:
         assert bench.append(b"b").called
 
     @pytest.mark.parametrize("more", [-1, 0, 1])
-    def test_nothing_is_accepted_with_less_room_than_the_default(self, open_journal, more: int) -> None:
+    def test_publishes_are_refused_below_the_default_of_min_free(self, open_journal, more: int) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, min_free=JournalSettings().min_free)
         files.room = JournalSettings().min_free + more
@@ -314,7 +314,7 @@ class TestNoRoom:
         assert bench.journal.state is JournalState.WRITABLE
         assert bench.append(b"b").called
 
-    def test_retention_stops_when_the_lock_is_lost(self, open_journal, logged_errors) -> None:
+    def test_retention_deletes_nothing_after_the_lock_is_lost(self, open_journal, logged_errors) -> None:
         time = [1_000_000]
         bench = open_journal(segment_size=4096, keep_age=60.0, now=lambda: time[0])
         for _ in range(10):
@@ -336,12 +336,12 @@ class TestNoRoom:
         assert bench.journal.state is JournalState.FAILED
         assert logged_errors.take()
 
-    def test_no_room_for_the_first_segment(self, open_journal) -> None:
+    def test_opening_fails_without_room_for_the_first_segment(self, open_journal) -> None:
         with pytest.raises(JournalFull, match="free some space"):
             open_journal(files=FaultyFiles(name="allocate", nth=1, error=errno.ENOSPC))
         open_journal()
 
-    def test_a_read_only_file_system(self, open_journal) -> None:
+    def test_a_read_only_file_system_makes_the_journal_read_only(self, open_journal) -> None:
         bench = open_journal(files=(files := FaultyFiles()))
         bench.append(b"a")
         files.name, files.nth, files.error, files.room = "write", files.calls["write"] + 1, errno.EROFS, 0
@@ -440,7 +440,7 @@ class TestUnsynced:
         bench = open_journal(**settings)
         assert bench.next["s"] == first + 1, "after a clean stop numbers follow on"
 
-    def test_durability_interval_syncs_later(self, open_journal) -> None:
+    def test_with_durability_interval_a_commit_is_acknowledged_before_its_sync(self, open_journal) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, durability=parse_durability("interval:50"))
         bench.append(b"a")
@@ -454,7 +454,7 @@ class TestUnsynced:
 
 
 class TestRetention:
-    def test_retention_by_bytes(self, open_journal) -> None:
+    def test_retention_deletes_the_oldest_segments_beyond_keep_bytes(self, open_journal) -> None:
         bench = open_journal(segment_size=4096, keep_bytes=12_000)
         for i in range(100):
             bench.append(b"%03d" % i * 100)
@@ -468,7 +468,7 @@ class TestRetention:
         bench = open_journal(segment_size=4096)
         assert bench.journal.bounds("s") == (oldest, 100)
 
-    def test_retention_by_age(self, open_journal) -> None:
+    def test_retention_deletes_segments_older_than_keep_age(self, open_journal) -> None:
         now = [1_000_000]
         bench = open_journal(segment_size=4096, keep_age=60.0, now=lambda: now[0])
         for i in range(30):
@@ -566,7 +566,7 @@ def test_close_commits_what_was_accepted(open_journal) -> None:
     assert open_journal().payloads() == [b"a", b"b"]
 
 
-def test_two_runs_of_one_append_are_one_batch(open_journal) -> None:
+def test_the_runs_of_one_append_are_in_one_batch(open_journal) -> None:
     bench = open_journal()
     runs = [Run.of("a", [b"1"], source="t"), Run.of("b", [b"2"], source="t"), Run.of("a", [b"3"], source="t")]
     assert bench.journal.append(runs, [1, 1, 2]).called
@@ -574,7 +574,7 @@ def test_two_runs_of_one_append_are_one_batch(open_journal) -> None:
     assert bench.payloads("b") == [b"2"]
 
 
-def test_closing_a_journal_that_was_never_opened(tmp_path: Path) -> None:
+def test_a_journal_that_was_never_opened_can_be_closed(tmp_path: Path) -> None:
     assert FileJournal(Clock(), tmp_path).close().called
 
 
@@ -643,7 +643,7 @@ class TestOverload:
         bench = open_journal(now=lambda: now[0])
         assert [record.time for record in bench.records()] == times, "the same as it was served before"
 
-    def test_no_batch_is_larger_than_can_be_read(self, open_journal) -> None:
+    def test_appends_are_divided_into_batches_that_can_be_read(self, open_journal) -> None:
         """Long names of many small appends count for the size of a batch."""
         worker = Held()
         bench = open_journal(worker=worker)
@@ -664,7 +664,7 @@ class TestOverload:
         assert max(sizes) <= fmt.BATCH
         assert len(bench.payloads()) == 9000
 
-    def test_columns_count_for_the_size_of_an_append(self, open_journal) -> None:
+    def test_optional_columns_count_for_the_size_of_an_append(self, open_journal) -> None:
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -678,7 +678,7 @@ class TestOverload:
 
 
 class TestClosing:
-    def test_closing_twice_at_once(self, open_journal) -> None:
+    def test_two_calls_of_close_at_once_both_succeed(self, open_journal) -> None:
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True
@@ -691,7 +691,7 @@ class TestClosing:
         assert second.called
         assert bench.journal.close().called, "and once more"
 
-    def test_closing_while_opening(self, open_journal, tmp_path: Path) -> None:
+    def test_closing_during_the_opening_waits_and_closes(self, open_journal, tmp_path: Path) -> None:
         worker = Held()
         worker.hold = True
         journal = FileJournal(Clock(), tmp_path / "j", JournalSettings(min_free=0), worker=worker)
@@ -706,7 +706,7 @@ class TestClosing:
         assert worker.stopped
         open_journal()
 
-    def test_closing_while_opening_fails(self, tmp_path: Path) -> None:
+    def test_closing_during_an_opening_that_fails_succeeds(self, tmp_path: Path) -> None:
         worker = Held()
         worker.hold = True
         (tmp_path / "j").write_bytes(b"not a directory")
@@ -828,7 +828,7 @@ class TestWatching:
         bench.clock.advance(1)
         assert log_lines.count(said) == 2, "it had answered in between"
 
-    def test_check_continues_after_a_damaged_segment(self, open_journal, logged_errors) -> None:
+    def test_the_periodic_check_continues_after_a_damaged_segment(self, open_journal, logged_errors) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, segment_size=4096, keep_age=1.0, min_free=1 << 20)
         for _ in range(3):
@@ -844,7 +844,7 @@ class TestWatching:
         assert bench.journal.state is JournalState.READ_ONLY
 
 
-def test_status_reports_the_figures(open_journal) -> None:
+def test_the_status_has_the_figures_of_the_journal(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     before = bench.journal.status()
     for _ in range(20):
@@ -865,7 +865,7 @@ def test_status_reports_the_figures(open_journal) -> None:
     assert meters.sync_seconds.count >= 20
 
 
-def test_figures_of_few_commits_wait_to_be_counted(open_journal) -> None:
+def test_commits_are_counted_in_histograms_many_at_a_time(open_journal) -> None:
     bench = open_journal()
     for _ in range(3 * MOST_RECENT):
         bench.append(b"x")
@@ -891,7 +891,7 @@ def test_a_directory_whose_restore_is_not_complete_is_refused(open_journal) -> N
         open_journal()
 
 
-def test_size_counts_what_retention_has_left(open_journal) -> None:
+def test_the_size_in_the_status_is_that_of_the_segments_that_retention_has_left(open_journal) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=8000)
     for i in range(100):
         bench.append(b"%03d" % i * 100)

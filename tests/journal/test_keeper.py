@@ -54,7 +54,7 @@ def test_subscription_to_the_files_keeps_segments(open_journal, log_lines: list[
     assert len([line for line in log_lines if "subscription lake keeps" in line]) == 1
 
 
-def test_subscription_to_the_files_times_out(open_journal, log_lines: list[str]) -> None:
+def test_a_subscription_to_the_files_that_times_out_keeps_nothing(open_journal, log_lines: list[str]) -> None:
     now = [1_000_000]
     bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0, now=lambda: now[0])
     subscriptions.update(bench.directory, "dead", 0, now=1_000_000)
@@ -150,7 +150,7 @@ def test_subscriptions_are_listed_and_deleted(open_journal) -> None:
     assert not bench.journal.keeper.delete("../LOCK")
 
 
-def test_the_place_of_a_record_in_a_sealed_segment_is_looked_up_once(open_journal, monkeypatch) -> None:
+def test_the_segment_of_an_unread_record_is_looked_up_once_if_it_is_sealed(open_journal, monkeypatch) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=10_000)
     looked = []
     place = Store.place

@@ -107,7 +107,7 @@ def test_recovery_and_verify_find_a_flipped_byte_in_a_large_batch(large: tuple[P
 
 
 @pytest.mark.parametrize("at", [0, 64 * KIB, 100 * KIB, 200 * KIB - 1])
-def test_subscriber_is_never_given_a_large_payload_with_a_flipped_byte(open_journal, payload: bytes, at: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_subscriber_never_receives_a_large_payload_with_a_flipped_byte(open_journal, payload: bytes, at: int) -> None:  # type: ignore[no-untyped-def]
     bench = open_journal()
     bench.append(payload[: 200 * KIB])
     bench.close()

@@ -92,7 +92,7 @@ def test_a_newer_batch_behind_damage_is_noticed(bench) -> None:
         assert content(bench.directory) == before
 
 
-def test_a_payload_that_looks_like_a_newer_batch_is_only_a_payload(open_journal) -> None:
+def test_a_payload_that_looks_like_a_newer_batch_does_not_count_as_one(open_journal) -> None:
     bench = open_journal(segment_size=64 << 10)
     _, data = packing.batch(fmt.Kind.CLOSED, [], position=0, durable=0, time=0, clock=0, chain=0)
     forged = bytearray(data)

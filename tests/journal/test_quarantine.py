@@ -69,7 +69,7 @@ class TestForgedBatches:
         assert bench.payloads() == [b"kept"]
         assert "forged" not in bench.journal.ends()
 
-    def test_in_a_damaged_range_it_is_not_served(self, open_journal) -> None:
+    def test_a_forged_batch_in_a_damaged_range_is_not_served(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"kept")
         at = payload_at(bench)
@@ -85,7 +85,7 @@ class TestForgedBatches:
         assert "forged" not in bench.journal.ends()
 
 
-def test_looking_behind_damage_takes_one_walk(open_journal, monkeypatch) -> None:
+def test_batches_behind_damage_are_each_read_once(open_journal, monkeypatch) -> None:
     """Each of thousands of small batches behind the damage is read once."""
     bench = open_journal(segment_size=1 << 20)
     for i in range(800):
@@ -158,7 +158,7 @@ def test_earlier_files_that_were_set_aside_are_kept(open_journal, monkeypatch) -
     assert len(list(bench.directory.glob("quarantine-*.bytes"))) == 2
 
 
-def test_numbers_that_a_crash_had_skipped_are_not_taken_for_lost(open_journal) -> None:
+def test_numbers_that_a_crash_had_skipped_are_not_listed_as_lost(open_journal) -> None:
     """A gap that the log notes is not counted as lost, and no further numbers are skipped."""
     for _ in range(2):
         bench = open_journal(durability=durability("never"))
@@ -180,7 +180,7 @@ def test_numbers_that_a_crash_had_skipped_are_not_taken_for_lost(open_journal) -
     assert report.problems == []
 
 
-def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
+def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(open_journal) -> None:
     """The names of many streams do not fit into the place of the damaged batch."""
     bench = open_journal()
     for name in "abc":
@@ -201,7 +201,7 @@ def test_a_range_too_small_for_all_that_is_lost(open_journal) -> None:
 class TestNumbersAreNeverUsedAgain:
     """Whatever quarantine sets aside, a number that a subscriber may have seen is never used again."""
 
-    def test_after_a_start_that_ended_behind_the_replacement(self, open_journal) -> None:
+    def test_numbers_are_not_used_again_after_a_power_cut_behind_the_replacement(self, open_journal) -> None:
         bench = open_journal()
         for i in range(10):
             bench.append(b"%d" % i)
@@ -213,7 +213,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.journal.ends()["s"] >= 10
         assert bench.payloads() == [b"%d" % i for i in range(9)]
 
-    def test_when_their_reservation_is_damaged(self, open_journal) -> None:
+    def test_numbers_are_not_used_again_if_their_reservation_is_damaged(self, open_journal) -> None:
         """Numbers up to the reservation may have been given out, and no other batch notes them."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
@@ -228,7 +228,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.journal.ends()["s"] >= reserved
         assert bench.journal.floor >= reserved - 1
 
-    def test_when_the_gap_behind_a_lost_reservation_is_damaged_and_the_log_was_closed(self, open_journal) -> None:
+    def test_numbers_are_not_used_again_if_a_gap_in_a_closed_log_is_damaged(self, open_journal) -> None:
         """Closing in order ends reservations, but says nothing about numbers that a damaged gap has noted."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
@@ -243,7 +243,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.payloads() == [b"kept"]
         assert bench.journal.ends()["s"] >= end
 
-    def test_when_a_second_quarantine_follows(self, open_journal) -> None:
+    def test_numbers_are_not_used_again_after_a_second_quarantine(self, open_journal) -> None:
         """The stream's first record is damaged; only the first quarantine's gap notes its numbers."""
         bench = open_journal()
         bench.crash()
@@ -257,7 +257,7 @@ class TestNumbersAreNeverUsedAgain:
         bench = open_journal(quarantine=True)
         assert bench.journal.bounds("s")[1] >= end
 
-    def test_when_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
+    def test_numbers_are_not_used_again_if_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
         """That gap noted more numbers than fit into its own bytes."""
         bench = open_journal()
         bench.append(b"kept")
@@ -293,7 +293,7 @@ def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-un
         reader.close()
 
 
-def test_a_lost_record_before_another_gap_is_named(open_journal) -> None:
+def test_a_lost_record_in_front_of_another_gap_is_listed(open_journal) -> None:
     bench = open_journal(durability=durability("never"))
     bench.append(b"1")
     bench.append(b"2")
@@ -308,7 +308,7 @@ def test_a_lost_record_before_another_gap_is_named(open_journal) -> None:
     assert fmt.Entry("s", 2, 2) in [entry for many in entries for entry in many]
 
 
-def test_retention_by_age_does_not_take_a_mended_header_for_an_old_one(open_journal) -> None:
+def test_retention_by_age_does_not_delete_a_segment_with_a_repaired_header(open_journal) -> None:
     now = 1_700_000_000_000_000
     settings = {"now": lambda: now, "segment_size": 1 << 10}
     bench = open_journal(**settings)
@@ -332,7 +332,7 @@ def gaps(bench) -> list[tuple[str, int, int]]:  # type: ignore[no-untyped-def]
     ]
 
 
-def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_journal) -> None:
+def test_damage_at_the_end_skips_as_many_numbers_as_it_can_have_contained(open_journal) -> None:
     """A record has at least four bytes, and any stream may have had all records of the range."""
     bench = open_journal()
     bench.append(b"kept")
@@ -349,7 +349,7 @@ def test_at_the_end_as_many_numbers_are_skipped_as_the_range_can_have_held(open_
     assert quarantine.set_aside(bench.directory, Files()) == [], "once is enough"
 
 
-def test_streams_that_went_on_behind_the_damage_skip_no_more_than_they_lost(open_journal) -> None:
+def test_streams_with_records_behind_the_damage_skip_only_lost_numbers(open_journal) -> None:
     bench = open_journal()
     for stream in ("a", "b", "quiet"):
         bench.append(b"kept", stream=stream)
@@ -395,7 +395,7 @@ def content(bench) -> dict[str, bytes]:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("mode", ["batch", "never"])
-def test_nothing_is_done_to_a_journal_that_was_only_killed(open_journal, mode: str) -> None:
+def test_quarantine_changes_nothing_in_a_journal_that_was_only_killed(open_journal, mode: str) -> None:
     bench = open_journal(segment_size=2048, durability=durability(mode), keep_bytes=8000)
     for i in range(60):
         bench.append(b"%d" % i * 100)
@@ -425,7 +425,7 @@ def test_only_the_damaged_part_of_a_later_segment_is_set_aside(open_journal) -> 
     assert before.keys() - content(bench).keys() == {segment.path.with_suffix(".index").name}
 
 
-def test_numbers_behind_a_gap_that_the_log_tells_of_are_skipped_from_there(open_journal) -> None:
+def test_damage_at_the_end_skips_numbers_from_the_last_known_gap_on(open_journal) -> None:
     bench = open_journal(durability=durability("never"))
     bench.append(b"kept")
     bench.crash()
@@ -439,7 +439,7 @@ def test_numbers_behind_a_gap_that_the_log_tells_of_are_skipped_from_there(open_
     assert [(stream, first) for stream, first, _ in gaps(bench)] == [("s", 2), ("s", end + 1), ("", 1)]
 
 
-def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:
+def test_a_repaired_header_of_a_segment_is_the_same_as_before(open_journal) -> None:
     """The header gets the time of the first intact batch, which is a little later."""
     bench = open_journal(segment_size=1 << 10, now=lambda: 1_700_000_000_000_000)
     for i in range(20):
@@ -453,7 +453,7 @@ def test_a_header_that_is_mended_says_what_it_said(open_journal) -> None:
         assert segment.path.read_bytes() == before
 
 
-def test_a_gap_has_no_time_of_its_own(open_journal) -> None:
+def test_a_gap_that_replaces_damage_has_no_time(open_journal) -> None:
     bench = open_journal()
     bench.append(b"lost")
     bench.append(b"kept")
@@ -467,7 +467,7 @@ def test_a_gap_has_no_time_of_its_own(open_journal) -> None:
     assert (gap.kind, gap.time, gap.clock) == (fmt.Kind.GAP, 0, 0)
 
 
-def test_where_nothing_tells_when_a_segment_was_created_its_file_does(open_journal) -> None:
+def test_the_time_of_the_file_is_used_if_no_batch_tells_when_a_segment_was_created(open_journal) -> None:
     bench = open_journal()
     bench.close()
     (segment,) = scan.segments(bench.directory)
@@ -477,7 +477,7 @@ def test_where_nothing_tells_when_a_segment_was_created_its_file_does(open_journ
     assert fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created == 5_000
 
 
-def test_a_range_longer_than_a_batch_becomes_several(open_journal, monkeypatch) -> None:
+def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_journal, monkeypatch) -> None:
     """Reading the batches that replace it takes no more memory than reading any other batch."""
     monkeypatch.setattr(quarantine, "_LONGEST", 1000)
     bench = open_journal()
@@ -496,7 +496,7 @@ def test_a_range_longer_than_a_batch_becomes_several(open_journal, monkeypatch) 
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_a_name_that_is_taken_is_numbered(open_journal, taken: int) -> None:
+def test_the_name_of_a_file_that_was_set_aside_gets_a_number_if_it_is_taken(open_journal, taken: int) -> None:
     bench = open_journal()
     at = bench.journal._writer.position
     bench.append(b"lost")
@@ -548,7 +548,7 @@ def damaged_journal(open_journal, what: str):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path: Path, what: str) -> None:
+def test_a_power_cut_during_quarantine_loses_no_further_record(open_journal, tmp_path: Path, what: str) -> None:
     """Whatever of it is on the disk, the next quarantine comes to the same; once it has ended none is needed."""
     bench, ends = damaged_journal(open_journal, what)
     files = RecordingFiles(bench.directory)
@@ -577,7 +577,7 @@ def test_a_power_cut_during_quarantine_costs_nothing_more(open_journal, tmp_path
 
 @pytest.mark.parametrize("repeated", [True, False])
 @pytest.mark.parametrize("what", DAMAGES)
-def test_a_power_cut_after_a_quarantine_that_was_killed_costs_nothing_more(
+def test_a_power_cut_after_a_killed_quarantine_loses_no_further_record(
     open_journal, tmp_path: Path, what: str, repeated: bool
 ) -> None:
     """The kernel had all that the killed process had written, so the next start finds nothing wrong with it."""
@@ -613,9 +613,7 @@ def test_a_power_cut_after_a_quarantine_that_was_killed_costs_nothing_more(
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_the_oldest_segment_that_lost_its_beginning_tells_from_its_records_where_streams_begin(
-    open_journal, kept: int
-) -> None:
+def test_streams_of_an_oldest_segment_without_a_beginning_start_at_their_first_record(open_journal, kept: int) -> None:
     """Retention has deleted what was before them; nothing of that may be given out again, nor be listed as kept."""
     bench = open_journal(segment_size=2048)
     for stream, count in (("second", 1), ("third", 2), ("gone", 5)):
@@ -670,7 +668,7 @@ def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_
     assert len(served(bench.directory)) == 8
 
 
-def test_segment_of_which_only_a_damaged_beginning_is_left_is_replaced(open_journal) -> None:
+def test_a_segment_with_only_a_damaged_beginning_is_replaced(open_journal) -> None:
     """Without MARK nothing says that the beginning was durable, but no server writes without it."""
     bench = open_journal(segment_size=2048)
     for _ in range(3):
@@ -687,7 +685,7 @@ def test_segment_of_which_only_a_damaged_beginning_is_left_is_replaced(open_jour
     assert bench.payloads() == [b"x" * 900] * 2
 
 
-def test_time_does_not_go_back_where_only_the_header_of_a_segment_is_left(open_journal) -> None:
+def test_time_does_not_go_back_if_only_the_header_of_a_segment_is_left(open_journal) -> None:
     now, back = 1_700_000_000_000_000, 40_000_000
     bench = open_journal(now=lambda: now, segment_size=2048)
     for _ in range(3):

@@ -57,7 +57,7 @@ class TestTornTail:
     """A batch that was being written when the process or the machine died was never acknowledged."""
 
     @pytest.mark.parametrize("what", ["truncate", "zeros", "garbage"])
-    def test_every_byte_of_the_last_batch(self, open_journal, what: str) -> None:
+    def test_damage_at_any_byte_of_an_unacknowledged_last_batch_is_truncated(self, open_journal, what: str) -> None:
         bench = open_journal(segment_size=1 << 14)
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
@@ -86,7 +86,7 @@ class TestTornTail:
                 assert path.stat().st_size == torn.position
             aside.unlink(missing_ok=True)
 
-    def test_writing_continues_where_it_was_cut(self, open_journal) -> None:
+    def test_writing_continues_where_a_torn_tail_was_truncated(self, open_journal) -> None:
         bench = open_journal()
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
@@ -101,7 +101,7 @@ class TestTornTail:
         bench.crash()
         assert open_journal().payloads() == [b"first", b"second"]
 
-    def test_in_a_later_segment_it_is_kept_as_it_was(self, open_journal) -> None:
+    def test_the_bytes_of_a_torn_tail_in_a_later_segment_are_set_aside_unchanged(self, open_journal) -> None:
         bench = open_journal(segment_size=1 << 12)
         for _ in range(2):
             bench.append(bytes(3000))
@@ -118,7 +118,7 @@ class TestTornTail:
         (aside,) = bench.directory.glob("torn-*.bytes")
         assert aside.read_bytes() == data.rstrip(b"\0")
 
-    def test_a_later_batch_of_the_same_commit_is_no_reason_to_refuse(self, open_journal) -> None:
+    def test_an_intact_later_batch_of_the_same_torn_commit_does_not_stop_a_start(self, open_journal) -> None:
         """Unsynced pages reach the disk in any order: the second batch of a commit may be intact, the first not."""
         bench = open_journal()
         bench.append(b"first")
@@ -207,7 +207,7 @@ class TestCorruption:
         patch(scan.segments(broken.directory)[2].path, 20, b"\xff")
         self.refuses(open_journal, broken, "header of the segment")
 
-    def test_a_newer_format_is_no_damage_and_nothing_to_set_aside(self, open_journal, broken) -> None:
+    def test_a_newer_format_does_not_count_as_damage(self, open_journal, broken) -> None:
         segment = scan.segments(broken.directory)[-1]
         header = bytearray(segment.path.read_bytes()[:64])
         header[8] = 9
@@ -226,7 +226,7 @@ class TestCorruption:
         scan.segments(broken.directory)[2].path.unlink()
         self.refuses(open_journal, broken, "missing or truncated")
 
-    def test_the_oldest_segments_are_missing(self, open_journal, broken) -> None:
+    def test_a_journal_without_its_oldest_segments_is_refused(self, open_journal, broken) -> None:
         for segment in scan.segments(broken.directory)[:2]:
             segment.path.unlink()
         begin = scan.segments(broken.directory)[0].base
@@ -331,7 +331,7 @@ class TestQuarantine:
         bench.close()
         assert open_journal(segment_size=4096).journal.report.closed, "it opens without help from now on"
 
-    def test_the_end_of_the_log_is_lost(self, open_journal) -> None:
+    def test_after_a_lost_end_of_the_log_no_number_is_used_again(self, open_journal) -> None:
         bench = open_journal()
         wrote = self.fill(bench, 10)
         bench.append(b"known to nobody else", stream="new")
@@ -442,7 +442,7 @@ def test_recovery_after_any_system_call_has_failed(open_journal, logged_errors, 
     assert nth > 2
 
 
-def test_a_name_that_was_not_synced_before_a_kill_is_synced_before_anything_is_appended(tmp_path: Path) -> None:
+def test_the_directory_is_synced_before_anything_is_appended_after_a_kill(tmp_path: Path) -> None:
     """The process was killed after it had renamed a new segment, before it synced the directory."""
     directory = tmp_path / "j"
     directory.mkdir()
@@ -485,7 +485,9 @@ def test_log_says_whether_the_journal_is_new_and_was_closed_in_order(open_journa
     assert "(not closed in order)" in open_journal().journal.report.lines()[0]
 
 
-def test_batch_at_the_beginning_of_a_piece_is_found(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_a_batch_finds_one_at_the_beginning_of_a_piece(
+    open_journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = open_journal()
     for _ in range(3):
         bench.append(b"x" * 1000)

@@ -94,7 +94,7 @@ def test_a_follower_has_the_same_bytes(pair: tuple[Writer, Writer]) -> None:
     assert recovered.identity == recover(leader.directory, Files()).identity != fmt.UNKNOWN
 
 
-def test_a_follower_goes_on_as_the_leader(pair: tuple[Writer, Writer]) -> None:
+def test_a_follower_that_becomes_the_leader_continues_the_log(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     for number in range(1, 30):
         commit(leader, number)
@@ -106,7 +106,7 @@ def test_a_follower_goes_on_as_the_leader(pair: tuple[Writer, Writer]) -> None:
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
-def test_reopening_and_closing_add_no_bytes(pair: tuple[Writer, Writer]) -> None:
+def test_reopening_and_closing_a_replica_add_no_bytes(pair: tuple[Writer, Writer]) -> None:
     leader, follower = pair
     commit(leader, 1)
     follow(leader, follower)
@@ -154,7 +154,7 @@ def test_unreleased_batches_are_set_aside_at_the_next_start(pair: tuple[Writer, 
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
-def test_nothing_is_set_aside_when_a_journal_becomes_a_replica(tmp_path: Path) -> None:
+def test_the_first_start_in_a_cluster_sets_nothing_aside(tmp_path: Path) -> None:
     alone = Writer(tmp_path, recover(tmp_path, Files()), SEGMENT)
     alone.open(1)
     commit(alone, 1)
@@ -165,7 +165,7 @@ def test_nothing_is_set_aside_when_a_journal_becomes_a_replica(tmp_path: Path) -
     assert scan.read_mark(tmp_path) == alone.position
 
 
-def test_a_replica_without_a_known_mark_does_not_open(pair: tuple[Writer, Writer]) -> None:
+def test_a_replica_whose_durable_mark_is_unknown_does_not_open(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     commit(leader, 1)
     leader.close(True)

@@ -79,7 +79,7 @@ class Kept:
         ({}, False, 0),
     ],
 )
-def test_how_many_segments_expire_after_100_seconds(settings: dict[str, Any], doubted: bool, count: int) -> None:
+def test_expired_segments_are_counted_by_their_age(settings: dict[str, Any], doubted: bool, count: int) -> None:
     """A segment is as old as its last record, and that is as old as the segment behind it."""
     assert expired(cast("Store", Kept()), JournalSettings(**settings), 100 * SECOND, doubted) == count
 
@@ -115,7 +115,7 @@ def test_subscriptions_keep_segments_until_they_time_out_or_keep_too_many_bytes(
     assert judge(cast("Store", Kept()), settings, 1000 * SECOND, lambda: found) == verdict
 
 
-def test_a_power_cut_never_leaves_an_older_segment_than_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_power_cut_never_leaves_a_segment_older_than_a_deleted_one(tmp_path: Path) -> None:
     paths = [scan.path_of(tmp_path, base) for base in (0, 100, 250, 400)]
     for path in paths:
         path.write_bytes(b"records")
@@ -130,7 +130,7 @@ def test_a_power_cut_never_leaves_an_older_segment_than_one_that_is_gone(tmp_pat
     assert sorted(state) == names[-1:]
 
 
-def test_only_one_caller_deletes(tmp_path: Path) -> None:
+def test_only_one_caller_at_a_time_deletes_segments(tmp_path: Path) -> None:
     deletion = Deletion(tmp_path, Files())
     assert not deletion.is_due(), "there is nothing to delete"
     deletion.segments.append((scan.path_of(tmp_path, 0), 100, 100))

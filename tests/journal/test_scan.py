@@ -113,7 +113,7 @@ def test_large_batches_are_read_once(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_segment_under_another_name(tmp_path: Path) -> None:
+def test_a_segment_file_with_the_name_of_another_is_damage(tmp_path: Path) -> None:
     path = scan.path_of(tmp_path, 64)
     path.write_bytes(fmt.SegmentHeader(0, 1, 0).pack())
     reader = scan.SegmentReader(path, 64)
@@ -122,7 +122,7 @@ def test_a_segment_under_another_name(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_continue_from_the_previous_one_is_damage(tmp_path: Path) -> None:
     start, data = fmt.SegmentHeader(0, 1, 0).pack(), b""
     for chain in (0, 12345):
         _, encoded = packing.batch(
@@ -145,7 +145,7 @@ def test_a_batch_that_continues_from_another(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_mark_with_bytes_behind_it_is_ignored(tmp_path: Path) -> None:
+def test_a_mark_file_with_further_bytes_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5))
     assert scan.look_at_mark(tmp_path, Files()) == scan.Mark(77, 5)
     (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5) + b"\0")

@@ -24,7 +24,7 @@ def fill(bench, count: int, size: int = 500, stream: str = "busy") -> None:  # t
         bench.append(b"%06d" % i + b"." * size, stream=stream)
 
 
-def test_a_stream_that_is_rare_costs_no_walk_through_all_segments(open_journal, monkeypatch) -> None:
+def test_a_rare_stream_is_found_without_a_walk_through_all_segments(open_journal, monkeypatch) -> None:
     bench = open_journal(segment_size=SMALL)
     bench.append(b"first", stream="rare")
     fill(bench, 1500)
@@ -58,7 +58,7 @@ def test_records_behind_a_gap_are_found_without_a_walk(open_journal, monkeypatch
     assert len(loaded) < 25
 
 
-def test_a_small_batch_keeps_alive_no_more_than_itself(open_journal) -> None:
+def test_a_cached_small_batch_does_not_keep_the_bytes_read_with_it_in_memory(open_journal) -> None:
     bench = open_journal(segment_size=16 << 20)
     fill(bench, 300)
     bench.crash()
@@ -254,7 +254,7 @@ def test_closed_store_finds_nothing(open_journal) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == closed
 
 
-def test_one_read_stays_within_a_segment_and_the_next_continues(open_journal) -> None:
+def test_a_read_ends_at_the_end_of_a_segment_and_the_next_one_continues(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     fill(bench, 20)
     first: tuple[Run, ...] = bench.journal.read("busy", 1, 1 << 20)
@@ -297,7 +297,7 @@ def test_remembered_positions_are_bounded_and_do_not_change_results(open_journal
         assert found == expected[stream]
 
 
-def test_a_journal_that_is_opened_again_remembers_nothing_of_what_it_had(open_journal, tmp_path: Path) -> None:
+def test_a_journal_that_is_opened_again_has_empty_caches(open_journal, tmp_path: Path) -> None:
     """Its files may have been put back from a copy meanwhile."""
     bench = open_journal(segment_size=4096)
     fill(bench, 30, stream="old")
@@ -320,7 +320,7 @@ def test_a_journal_that_is_opened_again_remembers_nothing_of_what_it_had(open_jo
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-def test_a_read_returns_as_much_as_fits_from_any_number_on_and_looks_at_no_batch_besides(
+def test_a_read_from_any_number_returns_what_fits_and_reads_no_other_batch(
     open_journal, monkeypatch, reopened: bool
 ) -> None:
     """At least one record, and only of the segment in which the first is."""

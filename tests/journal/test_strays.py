@@ -109,7 +109,7 @@ def test_several_stray_segments_are_set_aside(open_journal, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("which", [1, -1])
 @pytest.mark.parametrize("count", [3, COUNT])
-def test_readers_get_past_a_segment_that_another_journals_replaced(
+def test_readers_continue_behind_a_segment_that_one_of_another_journal_replaced(
     open_journal, tmp_path: Path, count: int, which: int
 ) -> None:
     stray = first_segment_of_another(open_journal, tmp_path, count, "s")

@@ -74,13 +74,13 @@ def everything(bench: Any) -> dict[str, list[tuple[int, bytes]]]:
 
 
 class TestManyStreams:
-    def test_a_segment_names_those_that_changed_since_the_snapshot(self, bench: Any) -> None:
+    def test_a_segment_begins_with_the_streams_that_changed_since_the_snapshot(self, bench: Any) -> None:
         header, entries = first_batches(bench.directory)[-1]
         assert header.kind is fmt.Kind.STREAMS
         assert [entry.stream for entry in entries if entry.stream] == ["s"]
         assert streams.referenced_snapshot(entries) in scan.snapshots(bench.directory)
 
-    def test_restart_knows_all_streams(self, bench: Any, open_journal: Any) -> None:
+    def test_a_restart_recovers_all_streams(self, bench: Any, open_journal: Any) -> None:
         before, ends = everything(bench), dict(bench.journal.ends())
         bench.close()
         again = open_journal(segment_size=4 << 10)
@@ -109,7 +109,7 @@ class TestManyStreams:
             path.unlink()
         assert everything(open_journal(segment_size=4 << 10)) == before
 
-    def test_few_streams_need_no_snapshot_any_more(self, bench: Any) -> None:
+    def test_a_segment_refers_to_no_snapshot_once_few_streams_are_left(self, bench: Any) -> None:
         retire(bench, *(f"quiet-{i}" for i in range(20)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(streams, "INLINE", 100)
@@ -139,7 +139,7 @@ class TestManyStreams:
         open_journal(segment_size=4 << 10)
         assert not stray.exists()
 
-    def test_a_newer_snapshot_is_refused_and_called_newer_rather_than_damaged(self, bench: Any) -> None:
+    def test_a_newer_snapshot_is_refused_as_newer_and_not_as_damaged(self, bench: Any) -> None:
         bench.close()
         path = scan.snapshot_path_of(bench.directory, scan.snapshots(bench.directory)[-1])
         path.write_bytes(sealed(path.read_bytes(), {8: 2}))
@@ -328,7 +328,7 @@ class TestRetired:
             bench.close()
             bench = open_journal(segment_size=4 << 10)
 
-    def test_a_disk_without_room_refuses(self, open_journal: Any) -> None:
+    def test_retiring_a_stream_on_a_full_disk_is_refused(self, open_journal: Any) -> None:
         class Full(SteppedFiles):
             full = False
 
@@ -353,7 +353,9 @@ class TestRetired:
     st.dictionaries(names, st.integers(1, 1 << 48), max_size=30),
     st.integers(0, 1 << 48),
 )
-def test_snapshot_round_trip(live: dict[str, int], retired: dict[str, int], floor: int) -> None:
+def test_streams_survive_a_round_trip_through_a_snapshot(
+    live: dict[str, int], retired: dict[str, int], floor: int
+) -> None:
     retired = {name: last for name, last in retired.items() if name not in live}
     reserved = {name: last + 7 for name, last in list(live.items())[::3]}
     put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), reserved, floor=floor)
@@ -405,7 +407,7 @@ def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: 
     assert again.reserved == numbers
 
 
-def test_entries_of_a_stream_that_is_back_have_the_last_number_that_is_not_served() -> None:
+def test_entries_of_a_returned_stream_have_the_last_number_that_is_not_served() -> None:
     of = Streams({"s": 9}, starts={"s": 4})
     assert of.since(0, ["s"])[:2] == [Entry("s", 9, 9), Entry("s", 0, 4, fmt.StreamState.BACK)]
 

@@ -51,7 +51,7 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> 
     ],
     ids=lambda text: text[:24],
 )
-def test_damaged_subscription_keeps_everything(tmp_path: Path, text: str) -> None:
+def test_a_subscription_with_a_damaged_file_keeps_the_whole_log(tmp_path: Path, text: str) -> None:
     subscriptions.update(tmp_path, "lake", 500)
     (tmp_path / "subscriptions" / "lake").write_bytes(text.encode("latin-1"))
     (tmp_path / "subscriptions" / "other.new").write_text("left over")
@@ -73,7 +73,7 @@ def test_positions_out_of_range_are_refused(tmp_path: Path) -> None:
     assert subscriptions.registered(tmp_path) == []
 
 
-def test_the_last_position_and_the_first_moment_are_kept(tmp_path: Path) -> None:
+def test_the_largest_position_and_the_smallest_time_are_stored(tmp_path: Path) -> None:
     subscriptions.update(tmp_path, "lake", (1 << 63) - 1, now=0)
     assert subscriptions.registered(tmp_path) == [subscriptions.FileSubscription("lake", (1 << 63) - 1, 0)]
 

@@ -181,7 +181,7 @@ class TestSnapshots:
         assert len(recover(tmp_path, FaultyFiles()).streams.ends) == 4
 
 
-def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
+def test_a_new_journal_has_the_specified_positions(tmp_path: Path) -> None:
     of = Writer(tmp_path, Recovered(directory=tmp_path), 4096, True, FaultyFiles())
     of.open(5)
     assert of.base == 0
@@ -196,7 +196,7 @@ def test_a_new_journal_begins_with_its_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_writer_that_did_not_open_closes_what_it_had_and_nothing_else(tmp_path: Path, nth: int) -> None:
+def test_a_writer_that_failed_to_open_closes_only_its_own_files(tmp_path: Path, nth: int) -> None:
     before = descriptors()
     of = Writer(tmp_path, Recovered(directory=tmp_path), 4096, True, FaultyFiles(name="open", nth=nth))
     with pytest.raises(OSError, match="Input/output error"):
@@ -208,7 +208,7 @@ def test_a_writer_that_did_not_open_closes_what_it_had_and_nothing_else(tmp_path
 class TestPreparing:
     """Zeros are written where small commits go next, which only makes syncs faster."""
 
-    def test_zeros_are_wanted_for_small_commits(self, tmp_path: Path) -> None:
+    def test_zeros_are_written_ahead_for_small_commits(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4 * AHEAD)
         assert of.commit(numbered(1, b"x"), 1, 1).bare
         of.prepare()
@@ -219,12 +219,12 @@ class TestPreparing:
         assert bare, "it comes to the end of what was prepared"
         of.close(in_order=True)
 
-    def test_zeros_are_not_wanted_without_sync_each(self, tmp_path: Path) -> None:
+    def test_zeros_are_not_written_ahead_if_commits_are_not_synced(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=False, segment_size=4 * AHEAD)
         assert not of.commit(numbered(1, b"x"), 1, 1).bare
         of.close(in_order=True)
 
-    def test_zeros_are_wanted_in_a_later_segment(self, tmp_path: Path) -> None:
+    def test_zeros_are_written_ahead_in_a_later_segment(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=3 * AHEAD)
         of.commit(numbered(1, b"x" * 2 * AHEAD), 1, 1)
         assert of.commit(numbered(2, b"x" * 2 * AHEAD), 1, 1).rolled is not None
@@ -283,7 +283,7 @@ class TestPreparing:
             of.commit(numbered(2, b"y"), 1, 1)
         of.close(in_order=False)
 
-    def test_zeros_are_wanted_again_after_a_truncation(self, tmp_path: Path) -> None:
+    def test_zeros_are_written_ahead_again_after_a_truncation(self, tmp_path: Path) -> None:
         files = FaultyFiles()
         of = writer(tmp_path, files, sync_each=True, segment_size=4 * AHEAD)
         of.commit(numbered(1, b"x"), 1, 1)
@@ -359,7 +359,7 @@ def test_numbers_are_reserved_again_when_all_were_used(tmp_path: Path, monkeypat
     of.close(in_order=True)
 
 
-def test_failed_disk_is_no_full_disk_when_streams_are_retired(tmp_path: Path) -> None:
+def test_a_failed_disk_is_not_reported_as_full_when_streams_are_retired(tmp_path: Path) -> None:
     files = FaultyFiles()
     of = writer(tmp_path, files)
     of.commit(numbered(1, b"x"), 1, 1)
@@ -374,7 +374,7 @@ def test_failed_disk_is_no_full_disk_when_streams_are_retired(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("more", "rolls"), [(0, False), (1, True)])
-def test_a_commit_has_room_exactly_if_it_begins_no_segment(tmp_path: Path, more: int, rolls: bool) -> None:
+def test_a_batch_has_room_exactly_if_it_begins_no_new_segment(tmp_path: Path, more: int, rolls: bool) -> None:
     of = writer(tmp_path, FaultyFiles(), sync_each=True)
     of.commit(numbered(1, b"x"), 1, 1)
     left = of.segment_size - of.position - BATCH_HEADER.size

@@ -28,7 +28,7 @@ def fyrehose(*words: str, status: int = 0) -> str:
     return ended.stdout if status == 0 else ended.stderr
 
 
-def test_a_server_from_the_command_line(start: Any) -> None:
+def test_commands_show_the_state_of_a_server_started_from_the_command_line(start: Any) -> None:
     server = start(*LISTENERS)
     url = f"http://127.0.0.1:{server.port('admin')}"
     to = ("--to", f"127.0.0.1:{server.port('figg')}")
@@ -55,7 +55,7 @@ def test_a_server_from_the_command_line(start: Any) -> None:
     assert "cannot connect to" in fyrehose("stats", "--url", url, status=1)
 
 
-def test_tls_and_a_token(start: Any, tmp_path: Path) -> None:
+def test_the_admin_listener_is_reached_with_tls_and_a_token(start: Any, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("localhost", "localhost")
     token = tmp_path / "token"

@@ -138,7 +138,7 @@ class Server:
 
 
 @pytest_twisted.ensureDeferred
-async def test_push_deliver_and_request_by_hand() -> None:
+async def test_push_deliver_and_request_have_the_specified_bytes() -> None:
     server = await Server.start()
     publisher, subscriber, journal = server.peer(), server.peer(), server.peer()
     await subscriber.join(flags=2)
@@ -166,7 +166,7 @@ async def test_push_deliver_and_request_by_hand() -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_batched_or_one_by_one_the_records_are_the_same() -> None:
+async def test_records_are_the_same_whether_datagrams_are_batched_or_not() -> None:
     payloads = [b"%04d" % i for i in range(640)]
     seen = []
     for batching in (True, False):
@@ -219,7 +219,7 @@ async def test_threat_a_subscriber_that_closes_its_port_disturbs_nobody() -> Non
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_one_host_takes_all_places() -> None:
+async def test_threat_one_host_cannot_take_the_places_of_all_subscribers() -> None:
     server = await Server.start()
     flood = server.peer()
     for port in range(10_000, 11_100):
@@ -236,7 +236,7 @@ async def test_threat_one_host_takes_all_places() -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_little_goes_to_an_address_that_is_not_trusted() -> None:
+async def test_threat_only_little_is_sent_to_an_address_before_it_has_answered() -> None:
     """29 bytes bring 87 at the most, and 77 bring 174; with time more follows, without a REQUEST."""
     server = await Server.start(trusted=())
     publisher, newcomer = server.peer(), server.peer()
@@ -283,7 +283,7 @@ async def test_a_crowd_behind_one_address_joins_at_once_and_misses_nothing() -> 
 
 
 @pytest_twisted.ensureDeferred
-async def test_peers_that_never_answer_keep_no_gap_open() -> None:
+async def test_a_request_is_answered_although_300_peers_never_answer() -> None:
     """300 clients with FLAGS=0 say that they would answer FORWARDs, and do not."""
     server = await Server.start()
     publisher, asker = server.peer(), server.peer()
@@ -309,7 +309,7 @@ async def test_peers_that_never_answer_keep_no_gap_open() -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_rubbish_of_every_kind() -> None:
+async def test_threat_invalid_datagrams_of_every_kind_are_ignored() -> None:
     server = await Server.start()
     peer = server.peer()
     sizes = (0, 1, 8, 9, 10, 17, 18, 19, 20, 28, 29, 30, 1_472, 65_507)
@@ -324,7 +324,7 @@ async def test_threat_rubbish_of_every_kind() -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_a_burst_that_may_not_fit() -> None:
+async def test_threat_every_pushed_message_of_a_burst_is_stored_once_or_dropped_by_the_kernel() -> None:
     """100,000 datagrams as fast as they go: each is in the journal once, or was never read; and it goes on."""
     server = await Server.start(push_rate=10_000_000)
     peer = server.peer()
@@ -343,7 +343,7 @@ async def test_threat_a_burst_that_may_not_fit() -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp_path: Path) -> None:
+async def test_our_client_publishes_and_subscribes_and_a_late_subscriber_catches_up(tmp_path: Path) -> None:
     journal = FileJournal(reactor, tmp_path)
     server = await Server.start(journal)
     live: list[Run] = []
@@ -374,7 +374,7 @@ async def test_the_client_publishes_and_subscribes_and_a_late_one_catches_up(tmp
 
 
 @pytest_twisted.ensureDeferred
-async def test_stopping_keeps_and_delivers_what_was_read(tmp_path: Path) -> None:
+async def test_stopping_stores_and_delivers_the_datagrams_that_were_read(tmp_path: Path) -> None:
     server = await Server.start(FileJournal(reactor, tmp_path))
     peer = server.peer()
     await peer.join()
@@ -409,7 +409,7 @@ reactor.run()
     ("name", "kind"), [("epoll", "EPollReactor"), ("select", "SelectReactor"), ("asyncio", "AsyncioSelectorReactor")]
 )
 @pytest_twisted.ensureDeferred
-async def test_the_protocol_serves_any_udp_port_on_any_reactor(name: str, kind: str) -> None:
+async def test_the_backbone_works_on_any_udp_port_with_any_reactor(name: str, kind: str) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM.format(name)], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         running, port = program.stdout.readline().split()

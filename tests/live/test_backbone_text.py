@@ -150,7 +150,7 @@ def test_a_request_after_one_keepalive_is_answered(connect: Connect) -> None:
     peer.until(lambda: len(peer.messages) == 100)
 
 
-def test_port_0_stands_for_the_source_port(connect: Connect) -> None:
+def test_port_0_in_a_keepalive_stands_for_the_source_port(connect: Connect) -> None:
     peer = connect(port_field=0)
     peer.keep_alive()
     peer.until(lambda: peer.acks == 1)
@@ -161,7 +161,7 @@ def test_port_0_stands_for_the_source_port(connect: Connect) -> None:
     peer.until(lambda: peer.messages == {1: b"one"})
 
 
-def test_a_peer_that_loses_a_fifth_and_requests_each_gap_keeps_up(connect: Connect) -> None:
+def test_a_peer_that_loses_a_fifth_of_the_datagrams_and_requests_each_gap_keeps_up(connect: Connect) -> None:
     peer = connect(loss=0.2)
     peer.keep_alive()
     expected = {seq: b"message %d" % seq for seq in range(1, 4_045)}

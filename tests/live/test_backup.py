@@ -157,7 +157,7 @@ def by_rsync(source: Path, target: Path) -> None:
     assert status in (0, 24), "24: a file was deleted before it was copied"
 
 
-def test_copies_made_file_by_file_have_everything_that_was_acknowledged_before(start: Any, tmp_path: Path) -> None:
+def test_copies_made_file_by_file_have_every_record_acknowledged_before_the_copy(start: Any, tmp_path: Path) -> None:
     server = start(*LISTEN, *SMALL)
     source = tmp_path / "data"
     with Load(server.port("http")) as load:
@@ -290,7 +290,7 @@ def numbers_after(directory: Path) -> dict[str, int]:
     return {stream: len(listed) for stream, listed in numbers(directory).items()}
 
 
-def test_a_backup_waits_for_a_served_journal_that_is_away(
+def test_a_backup_waits_for_a_served_journal_that_cannot_be_reached(
     start: Any, follow: Callable[..., Following], tmp_path: Path
 ) -> None:
     server = start(*LISTEN, *SMALL)

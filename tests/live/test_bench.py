@@ -48,7 +48,9 @@ def test_every_protocol_is_measured(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["figg", "eventbus"])
-def test_metrics_are_scraped_meanwhile(protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_scraped_during_a_measurement(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scraped: list[int] = []
     leave = scraping.Scraper.__exit__
 
@@ -77,20 +79,20 @@ def test_a_slow_subscriber_gets_everything(tmp_path: Path) -> None:
     assert found.median("received") == 400
 
 
-def test_plain_loops_do_the_same_work(tmp_path: Path) -> None:
+def test_plain_loops_as_contestants_do_the_same_work(tmp_path: Path) -> None:
     for name, loop in (("backbone/live/4", "udp-loop"), ("eventbus/live/4", "zmq-loop")):
         (case,) = selected([name])
         measure(case.scaled(0.002), tmp_path, peers.PEERS[loop])
 
 
 @pytest.mark.parametrize(("protocol", "loop"), [("backbone", "udp-loop"), ("eventbus", "zmq-loop")])
-def test_one_at_a_time_is_timed_from_when_it_was_sent(protocol: str, loop: str, tmp_path: Path) -> None:
+def test_a_message_at_a_time_is_timed_from_when_it_was_sent(protocol: str, loop: str, tmp_path: Path) -> None:
     case = Case(name=f"{protocol}/x", protocol=protocol, messages=20, subscribers=1, window=1)
     (found,) = measure(case, tmp_path, peers.PEERS[loop])
     assert 0 < found.median("arrived.50") < servers.PATIENCE, "and not from when the machine was started"
 
 
-def test_the_disk_is_measured_beside_us(tmp_path: Path) -> None:
+def test_the_disk_is_measured_in_the_same_run(tmp_path: Path) -> None:
     case = Case(name="figg/x", protocol="figg", messages=20, window=1)
     (found,) = runner.run(case, [peers.PEERS["disk"]], tmp_path / "servers", 1, "batch")
     assert found.median("acknowledged.50") > 0
@@ -98,7 +100,7 @@ def test_the_disk_is_measured_beside_us(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", ["redis-always", "jetstream"])
-def test_logs_of_others_do_the_same_work(name: str, late: bool, tmp_path: Path) -> None:
+def test_other_servers_as_contestants_do_the_same_work(name: str, late: bool, tmp_path: Path) -> None:
     try:
         peers.PEERS[name].version()
     except CannotStart as error:
@@ -107,19 +109,21 @@ def test_logs_of_others_do_the_same_work(name: str, late: bool, tmp_path: Path) 
     measure(case, tmp_path, peers.PEERS[name])
 
 
-def test_starts_are_timed_with_a_journal_that_is_there(tmp_path: Path) -> None:
+def test_starts_are_timed_with_an_existing_journal(tmp_path: Path) -> None:
     (case,) = selected(["start/10G/killed"])
     (found,) = runner.run(case.scaled(0.0001), [servers.FYREHOSE], tmp_path / "servers", 1, "batch")
     assert found.median("seconds") > 0
 
 
-def test_idle_connections_are_weighed(tmp_path: Path) -> None:
+def test_the_memory_of_idle_connections_is_measured(tmp_path: Path) -> None:
     (case,) = selected(["figg/idle"])
     (found,) = runner.run(case.scaled(0.005), [servers.FYREHOSE], tmp_path / "servers", 1, "batch")
     assert "each" in found.figures
 
 
-def test_the_reference_server_of_figg_is_started_as_it_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_server_of_figg_is_started_with_its_own_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ours behind a script that takes the options of the other: what is said to it is what is tested."""
     twistd = shutil.which("twistd", path=str(Path(servers.twistd()).parent))
     script = tmp_path / "figg"

@@ -16,7 +16,7 @@ FYREHOSE = Path(sys.executable).with_name("fyrehose")
 pytestmark = pytest.mark.live
 
 
-def test_every_protocol_is_measured_and_nothing_stays(tmp_path: Path) -> None:
+def test_every_protocol_is_measured_and_no_file_stays(tmp_path: Path) -> None:
     words = [str(FYREHOSE), "bench", "--data-dir", str(tmp_path), "--seconds", "1", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")

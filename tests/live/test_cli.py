@@ -79,7 +79,7 @@ def everything(server: Server, count: int, **how: Any) -> bytes:
     return by_figg
 
 
-def test_a_log_by_figg_comes_out_by_both_before_and_after_a_restart_and_a_kill(server: Server, tmp_path: Path) -> None:
+def test_lines_published_with_figg_are_tailed_with_two_protocols_after_a_kill(server: Server, tmp_path: Path) -> None:
     lines = Path("/var/log/dpkg.log")
     data = lines.read_bytes() if lines.exists() else b"".join(b"line %d \xff\r\n" % n for n in range(5000))
     log = tmp_path / "log.txt"
@@ -95,20 +95,20 @@ def test_a_log_by_figg_comes_out_by_both_before_and_after_a_restart_and_a_kill(s
         assert everything(server, len(messages)) == expected
 
 
-def test_a_tree_of_files_each_a_message(server: Server) -> None:
+def test_each_file_of_a_directory_is_published_as_a_message(server: Server) -> None:
     fit = [path for path in FILES if Path(path).stat().st_size <= 65_498]
     server.publish("--whole", *fit)
     assert everything(server, len(fit)) == b"".join(Path(path).read_bytes() for path in fit)
 
 
-def test_a_file_that_the_backbone_could_not_carry(server: Server, tmp_path: Path) -> None:
+def test_a_file_larger_than_a_datagram_is_published_as_one_message(server: Server, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(os.urandom(5 << 20))
     server.publish("--whole", str(large), stream="files")
     assert server.tail("--since", "start", "--count", "1", "--format", "raw", stream="files") == large.read_bytes()
 
 
-def test_arguments_and_standard_input(server: Server) -> None:
+def test_messages_come_from_arguments_or_standard_input(server: Server) -> None:
     server.publish("one", "wörld", "")
     server.publish("two words", protocol="backbone", stream=None)
     server.publish(data=b"from\nstandard input\n\xff")
@@ -144,7 +144,7 @@ def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
 
 @pytest.mark.parametrize("protocol", ["figg", "http"])
 @pytest.mark.parametrize("since", ["start", "latest"])
-def test_tail_of_a_stream_that_does_not_exist_says_so(server: Server, protocol: str, since: str) -> None:
+def test_tail_of_a_stream_that_does_not_exist_reports_that(server: Server, protocol: str, since: str) -> None:
     command = [*server.words("tail", protocol, "TYPO"), "--since", since, "--idle", "3s"]
     ended = subprocess.run(command, capture_output=True, check=False, timeout=100)
     assert (ended.returncode, ended.stdout) == (0, b"")
@@ -152,7 +152,7 @@ def test_tail_of_a_stream_that_does_not_exist_says_so(server: Server, protocol: 
 
 
 @pytest.mark.parametrize("command", ["publish", "tail"])
-def test_a_stream_of_the_server_is_named_as_the_reason(server: Server, command: str) -> None:
+def test_a_command_on_a_stream_that_belongs_to_the_server_names_the_reason(server: Server, command: str) -> None:
     words = [*server.words(command, "figg", ".x"), *(["hello"] if command == "publish" else [])]
     ended = subprocess.run(words, capture_output=True, check=False, timeout=100)
     assert ended.returncode == 1
@@ -218,7 +218,7 @@ def test_tail_resumes_after_the_server_restarts(server: Server) -> None:
 
 @pytest.mark.parametrize("protocol", ["figg", "backbone"])
 @pytest.mark.parametrize("command", ["publish", "tail"])
-def test_unreachable_server_is_one_line_and_status_1(command: str, protocol: str) -> None:
+def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: str, protocol: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     words = [FYREHOSE, command, "--protocol", protocol, "--timeout", "2s", "--to" if command == "publish" else "--from"]
@@ -235,7 +235,7 @@ def test_unreachable_server_is_one_line_and_status_1(command: str, protocol: str
     assert f"127.0.0.1:{port}" in ended.stderr
 
 
-def test_a_tail_gets_everything_though_peers_do_not_answer(server: Server) -> None:
+def test_a_tail_gets_every_record_although_peers_do_not_answer(server: Server) -> None:
     """300 clients with FLAGS=0 say that they would answer FORWARDs, and do not."""
     server.publish(data=b"".join(b"%d\n" % i for i in range(2_000)))
     at = ("127.0.0.1", server.running.port("backbone"))
@@ -264,7 +264,7 @@ def test_a_tail_gets_everything_though_peers_do_not_answer(server: Server) -> No
             peer.close()
 
 
-def test_a_tail_that_could_not_get_everything_names_the_range() -> None:
+def test_a_tail_that_misses_records_names_their_range() -> None:
     """The server is a plain socket that acknowledges, delivers 5, and answers no REQUEST."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as backbone:
         backbone.bind(("127.0.0.1", 0))
@@ -301,7 +301,7 @@ def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:
     assert server.tail("--since", "start", "--count", "1") == b"\x1b]0;owned\x07\xff\n", "a pipe gets every byte"
 
 
-def test_a_message_that_the_stream_refuses_is_a_failure(server: Server, tmp_path: Path) -> None:
+def test_publish_fails_if_the_stream_refuses_a_message(server: Server, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(70_000))
     words = [*server.words("publish", "figg", "backbone"), "--timeout", "3s", "--whole", str(large)]
@@ -310,7 +310,7 @@ def test_a_message_that_the_stream_refuses_is_a_failure(server: Server, tmp_path
     assert "1 message (68.4 KiB) published, 0 acknowledged, 1 not acknowledged" in ended.stderr
 
 
-def test_a_file_that_cannot_be_read(server: Server) -> None:
+def test_publish_fails_if_a_file_cannot_be_read(server: Server) -> None:
     words = [*server.words("publish", "figg", "s"), "--file", "/nowhere"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (1, "fyrehose: cannot read /nowhere: No such file or directory\n")

@@ -170,7 +170,7 @@ def test_commands_with_all_addresses_find_the_leader(cluster: Cluster) -> None:
     assert said("tail", "--from", places, "--stream", "by-command", "--since", "start", "--count", "1") == "found\n"
 
 
-def test_a_program_with_all_addresses_goes_on_when_the_leader_is_killed(cluster: Cluster) -> None:
+def test_a_program_with_all_addresses_continues_when_the_leader_is_killed(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     wait_until_identical(cluster)
     followers = [server for server in cluster.servers.values() if server is not leader]
@@ -192,7 +192,7 @@ def test_a_program_with_all_addresses_goes_on_when_the_leader_is_killed(cluster:
     wait_until_identical(cluster)
 
 
-def test_an_orderly_stop_hands_over(cluster: Cluster) -> None:
+def test_an_orderly_stop_of_the_leader_hands_over_at_once(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     assert leader.stop() == 0
     assert f"{leader.name} hands over" in leader.log
@@ -211,7 +211,7 @@ def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> 
     check(cluster, [b"before a node is lost", b"after a node is lost"])
 
 
-def test_the_same_processes_go_on_when_nats_is_lost_and_comes_back(cluster: Cluster) -> None:
+def test_the_same_processes_continue_when_nats_is_lost_and_comes_back(cluster: Cluster) -> None:
     processes = {name: server.process for name, server in cluster.servers.items()}
     published = [b"before NATS is lost"]
     publish(cluster, published[0])
@@ -234,7 +234,7 @@ def test_the_same_processes_go_on_when_nats_is_lost_and_comes_back(cluster: Clus
         assert server.process.poll() is None, server.log[-3000:]
 
 
-def test_each_role_has_a_line_in_the_log(cluster: Cluster) -> None:
+def test_each_change_of_the_role_is_logged_in_a_line(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     assert f"{leader.name} is leader now: its take-over was accepted, epoch " in leader.log
 

@@ -112,7 +112,7 @@ def replace(server: ClusterServer) -> None:
     subprocess.run(command(line), check=True, timeout=60)
 
 
-def test_a_machine_that_has_lost_its_disk_is_filled_by_itself(cluster: Cluster) -> None:
+def test_a_machine_that_has_lost_its_disk_copies_the_journal_by_itself(cluster: Cluster) -> None:
     published: list[bytes] = []
     lost, _ = follower_without_disk(cluster, published)
     publish_more(cluster, published)
@@ -153,7 +153,7 @@ def test_leader_stops_although_the_shared_log_is_gone_and_publishers_wait(cluste
         assert leader.stop() == 0
 
 
-def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:
+def test_a_lost_machine_is_filled_by_hand_with_a_backup(cluster: Cluster) -> None:
     published: list[bytes] = []
     lost, leader = follower_without_disk(cluster, published)
     port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
@@ -164,7 +164,7 @@ def test_a_machine_is_filled_by_hand(cluster: Cluster) -> None:
     check(cluster, published)
 
 
-def test_a_lost_shared_log_is_begun_again_with_the_longest_journal(cluster: Cluster) -> None:
+def test_reseed_begins_a_lost_shared_log_again_with_the_longest_journal(cluster: Cluster) -> None:
     published: list[bytes] = []
     trim(cluster, published)
     wait_until_identical(cluster)

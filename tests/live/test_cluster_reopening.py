@@ -67,7 +67,7 @@ reactor.run()
 """
 
 
-def test_nothing_piles_up_when_a_server_is_opened_again_and_again(
+def test_a_server_that_reopens_its_journal_again_and_again_leaks_nothing(
     tmp_path: Path, ladder: Callable[[int, int], int]
 ) -> None:
     times = ladder(6, 12)

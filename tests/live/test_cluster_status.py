@@ -58,7 +58,7 @@ def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in leader.get("servers", ())}
 
 
-def test_status_tells_of_lost_servers_and_fails_while_publishers_are_refused(cluster: Cluster) -> None:
+def test_cluster_status_shows_lost_servers_and_fails_while_publishers_are_refused(cluster: Cluster) -> None:
     publish(cluster, b"first")
     wait_until_identical(cluster)
     leader = leader_of(cluster)

@@ -55,7 +55,7 @@ def wait_until_trimmed(cluster: Cluster, entry: int) -> int:
         time.sleep(0.2)
 
 
-def test_servers_lead_take_over_and_trim_with_these_permissions_and_strangers_change_nothing(cluster: Cluster) -> None:
+def test_with_the_documented_permissions_of_nats_servers_work_and_strangers_change_nothing(cluster: Cluster) -> None:
     published = [b"before the kill"]
     publish(cluster, published[0])
     last = wait_until_trimmed(cluster, 1)

@@ -88,7 +88,7 @@ def leader_of(cluster: Cluster) -> Any:
     raise AssertionError({name: server.log[-2000:] for name, server in cluster.servers.items()})
 
 
-def test_each_input_has_one_result_over_killed_leaders(tmp_path: Path, ladder: Any) -> None:
+def test_each_input_of_workers_has_one_result_although_leaders_are_killed(tmp_path: Path, ladder: Any) -> None:
     kills, inputs, done = ladder(2, 25), ladder(300, 4_000), threading.Event()
     with Cluster(tmp_path) as cluster:
         ports = [server.ports[1] for server in cluster.servers.values()]

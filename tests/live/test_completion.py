@@ -162,7 +162,9 @@ def test_shells_complete_commands_and_names_that_the_server_knows(
 
 
 @SHELLS
-def test_server_that_does_not_answer_leaves_the_line_as_it_is(shell: str, terminal: Callable[..., Terminal]) -> None:
+def test_completion_leaves_the_line_unchanged_if_the_server_does_not_answer(
+    shell: str, terminal: Callable[..., Terminal]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         line = f"fyrehose tail --protocol http --from 127.0.0.1:{silent.getsockname()[1]} --stream lo"
         assert terminal(shell).completed(line) == line

@@ -106,7 +106,7 @@ def test_a_page_whose_origin_is_not_listed_sees_nothing(dashboard: Open) -> None
     page.browser.get_log("browser")  # it has complained, and the next test begins without that
 
 
-def test_a_signed_token_opens_one_stream_until_it_ends(dashboard: Open, tmp_path: Path) -> None:
+def test_a_signed_token_gives_access_to_one_stream_until_it_ends(dashboard: Open, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "policy.toml").write_text('[[allow]]\nsigned = "key"\npublish = "*"\nsubscribe = "*"\n')
     rights = {Action.PUBLISH: ["notes"], Action.SUBSCRIBE: ["notes"]}
@@ -125,7 +125,7 @@ def test_a_signed_token_opens_one_stream_until_it_ends(dashboard: Open, tmp_path
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_it_fits_a_phone_and_a_desk_in_both_themes(dashboard: Open, width: int) -> None:
+def test_the_dashboard_fits_small_and_large_screens_in_both_themes(dashboard: Open, width: int) -> None:
     page, colours = dashboard(), []
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -161,7 +161,7 @@ def serve(start: Any, bus: Bus) -> Callable[..., Any]:
     return serving
 
 
-def test_every_command_in_both_dialects(serve: Any, bus: Bus) -> None:
+def test_every_command_of_the_event_bus_works_in_both_dialects(serve: Any, bus: Bus) -> None:
     serve()
     subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
     sent = [event(1), event(2, b"/b/"), event(3, b"/a/b/", b"\xdd\xff\xff\xff\xff")]
@@ -191,14 +191,14 @@ def test_the_dialect_of_the_reference_programs_is_served(serve: Any, bus: Bus) -
     assert frames[1].isdigit()
 
 
-def test_a_req_socket_with_its_delimiters(serve: Any, bus: Bus) -> None:
+def test_a_req_socket_with_its_empty_delimiters_is_served(serve: Any, bus: Bus) -> None:
     serve()
     asking = bus.socket(zmq.REQ, 0)
     asking.send_multipart([b"SYNCSTART", b"", b"7"])
     assert asking.recv_multipart() == [b"SYNCEND", b"", b"0"]
 
 
-def test_a_client_with_a_position_beyond_the_end_continues_with_the_next_event(serve: Any, bus: Bus) -> None:
+def test_a_client_that_asks_from_beyond_the_end_continues_with_the_next_event(serve: Any, bus: Bus) -> None:
     """As after a backup was restored: it discards what is not above the number in SYNCEND."""
     serve()
     subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
@@ -221,7 +221,9 @@ def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) ->
     assert len(bus.sync(b"/a/")) == 2_001
 
 
-def test_no_wake_up_is_lost(serve: Any, bus: Bus, ladder: Callable[[int, int], int]) -> None:
+def test_the_edge_triggered_sockets_of_zeromq_are_always_drained(
+    serve: Any, bus: Bus, ladder: Callable[[int, int], int]
+) -> None:
     """Events, questions and answers mixed, and nothing ever waits for something else to happen."""
     serve()
     subscriber, collector, asking = bus.subscriber(b"/a/"), bus.collector(), bus.snapshot()
@@ -273,7 +275,7 @@ def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
     assert got[-1] == [b"SYNCEND", b"/a/", struct.pack(">Q", count)]
 
 
-def test_a_slow_subscriber_misses_some_and_has_them_after_it_has_asked(serve: Any, bus: Bus) -> None:
+def test_a_slow_subscriber_asks_for_the_events_that_it_has_missed(serve: Any, bus: Bus) -> None:
     """Threat: PUB drops silently at its high-water mark."""
     serve()
     slow = bus.subscriber(b"/a/", RCVHWM=10, RCVBUF=4_096)
@@ -311,7 +313,9 @@ def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serv
     assert len(stopped) == 2
 
 
-def test_thousands_of_short_connections(serve: Any, bus: Bus, ladder: Callable[[int, int], int]) -> None:
+def test_every_event_of_thousands_of_short_connections_is_stored(
+    serve: Any, bus: Bus, ladder: Callable[[int, int], int]
+) -> None:
     """As the reference program publishes: a new connection for each event; 1,500 of them, or 3,000 in ``make torture``,
     of which the server has half at once."""
     count = ladder(1_500, 3_000)
@@ -326,7 +330,7 @@ def test_thousands_of_short_connections(serve: Any, bus: Bus, ladder: Callable[[
     assert "too-many-connections" not in server.log, "those that left are not counted any more"
 
 
-def test_refused_clients_get_in_when_there_is_room(serve: Any, bus: Bus) -> None:
+def test_refused_clients_are_admitted_when_there_is_room(serve: Any, bus: Bus) -> None:
     """With sockets of ZeroMQ, which decide by themselves when to come back."""
     server = serve("max-connections=20")
     first = [bus.snapshot() for _ in range(19)]
@@ -376,7 +380,7 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
     assert server.stop() == 0
 
 
-def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -> None:
+def test_garbage_on_a_port_of_the_event_bus_is_logged_with_its_address(serve: Any, bus: Bus) -> None:
     server = serve()
     garbage = (
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -407,7 +411,7 @@ def test_garbage_leaves_a_line_with_its_address_and_port(serve: Any, bus: Bus) -
     server.wait_for("--option eventbus.dialect=decimal")
 
 
-def test_binary_routing_ids_and_two_of_one(serve: Any, bus: Bus) -> None:
+def test_a_second_connection_with_a_routing_id_in_use_is_refused(serve: Any, bus: Bus) -> None:
     """Threat: identity collision."""
     serve()
     bus.collector().send_multipart(event(1))
@@ -452,7 +456,7 @@ time.sleep(100)
         stopped.stdout.close()
 
 
-def test_clients_that_stop_reading_their_snapshots_keep_nobody_waiting(serve: Any, bus: Bus) -> None:
+def test_clients_that_stop_reading_their_snapshots_do_not_delay_others(serve: Any, bus: Bus) -> None:
     """Threat: as many as there are places, and more, from the same address."""
     server = serve()
     collector = bus.collector()
@@ -494,7 +498,7 @@ print("read", flush=True)
 
 
 @pytest.mark.parametrize("count", [72, 73, 500, 5_000])
-def test_all_that_ask_at_one_moment_are_answered(serve: Any, bus: Bus, count: int) -> None:
+def test_all_clients_that_ask_for_a_snapshot_at_the_same_moment_are_answered(serve: Any, bus: Bus, count: int) -> None:
     """The text: the server MUST respond.  All of them come from one address."""
     server = serve()
     bus.collector().send_multipart(event(1))
@@ -528,7 +532,9 @@ class TestKeys:
             }
         return bus.snapshot(**options)
 
-    def test_allowed_and_refused(self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_clients_with_an_allowed_key_are_served_and_others_refused(
+        self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path
+    ) -> None:
         server, clients = keys
         options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
         policy = policy_file(tmp_path, 'network = "0.0.0.0/0"', 'key = "*"')
@@ -594,7 +600,7 @@ def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     assert len(server.errors.splitlines()) == 1
 
 
-def test_a_port_that_is_taken(start: Any, bus: Bus) -> None:
+def test_a_port_that_is_in_use_is_reported_at_the_start(start: Any, bus: Bus) -> None:
     taken = bus.context.socket(zmq.ROUTER)
     port = taken.bind_to_random_port("tcp://127.0.0.1")
     server = start("--listen", f"eventbus=tcp:{port - 2}:interface=127.0.0.1", ready=False)
@@ -604,7 +610,7 @@ def test_a_port_that_is_taken(start: Any, bus: Bus) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> None:
+async def test_our_event_bus_client_continues_over_restarts_and_kills(serve: Any, bus: Bus) -> None:
     server = serve()
     got: list[int] = []
     follower = EventBusClient(
@@ -642,7 +648,7 @@ async def test_our_client_through_restarts_and_kills(serve: Any, bus: Bus) -> No
 
 
 @pytest_twisted.ensureDeferred
-async def test_one_of_our_clients_pauses_and_resumes(serve: Any, bus: Bus) -> None:
+async def test_our_event_bus_client_pauses_and_resumes(serve: Any, bus: Bus) -> None:
     serve()
     got: list[int] = []
     client = EventBusClient(
@@ -671,7 +677,7 @@ def command(*words: str, data: bytes = b"") -> bytes:
     return ended.stdout
 
 
-def test_the_command_line_and_the_other_listeners(start: Any, bus: Bus) -> None:
+def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(start: Any, bus: Bus) -> None:
     """What the bus carries is tailed by Figg and the backbone byte for byte, and what they take in by the bus."""
     listeners = (
         "--listen",
@@ -803,7 +809,7 @@ def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus:
     assert (frames[0], frames[1].isdigit()) == (b"/later/", True)
 
 
-def test_subscriber_names_its_dialect_by_a_mark(serve: Any, bus: Bus) -> None:
+def test_a_subscriber_chooses_its_dialect_by_a_mark_in_its_subscription(serve: Any, bus: Bus) -> None:
     serve("dialect=decimal")
     unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
     everything = bus.subscriber(b"", b"\0binary")
@@ -829,7 +835,7 @@ def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
     assert "too-many-subscriptions" not in server.log
 
 
-def test_connection_is_served_that_follows_the_end_of_another(serve: Any, bus: Bus) -> None:
+def test_a_connection_right_after_the_end_of_another_is_served(serve: Any, bus: Bus) -> None:
     """With raw peers: a socket of ZeroMQ reconnects, which hides that a connection was lost."""
     serve()
     for n in range(200):

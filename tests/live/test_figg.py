@@ -140,7 +140,7 @@ def ioctl_unread(peer: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(peer, termios.FIONREAD, bytes(4)))[0])
 
 
-def test_every_message_by_hand(start: Any) -> None:
+def test_every_message_of_figg_has_the_specified_bytes(start: Any) -> None:
     port = start(*FIGG).port("figg")
     with Peer(port) as writer, Peer(port) as reader:
         reader.say(attach(b"t"))
@@ -235,7 +235,7 @@ MALFORMED = {
 }
 
 
-def test_a_malformed_frame_costs_its_sender_the_connection_and_nothing_else(start: Any) -> None:
+def test_a_malformed_frame_closes_only_the_connection_of_its_sender(start: Any) -> None:
     server = start(*FIGG)
     port = server.port("figg")
     with Peer(port) as reader, Peer(port) as other:
@@ -300,7 +300,7 @@ def test_a_client_beyond_the_limit_of_its_address_is_slowed_down(start: Any) -> 
         assert honest.hear() == ack(2)
 
 
-def test_silent_connections_keep_no_client_out(start: Any) -> None:
+def test_silent_connections_do_not_block_other_clients(start: Any) -> None:
     options = ("--option", "figg.max-connections=300", "--option", "figg.max-per-host=250")
     server = start(*FIGG, *options)
     port = server.port("figg")
@@ -326,7 +326,7 @@ def test_silent_connections_keep_no_client_out(start: Any) -> None:
     assert "made-room from 127.0.0.1" not in server.log
 
 
-def test_announcing_and_trickling_hold_little_and_nobody_up(start: Any) -> None:
+def test_announced_and_trickling_frames_use_little_memory_and_delay_nobody(start: Any) -> None:
     server = start(*FIGG)
     port = server.port("figg")
     before = resident(server.process.pid)
@@ -346,7 +346,7 @@ def test_announcing_and_trickling_hold_little_and_nobody_up(start: Any) -> None:
         idler.__exit__()
 
 
-def test_a_reader_that_never_reads(start: Any) -> None:
+def test_a_subscriber_that_never_reads_uses_little_memory_and_delays_nobody(start: Any) -> None:
     server = start(*FIGG)
     port = server.port("figg")
     payload = random.Random(7).randbytes(65_536)
@@ -368,7 +368,7 @@ def test_a_reader_that_never_reads(start: Any) -> None:
         assert highest - before < 48 << 20, "what it has not read is in the journal, not in memory"
 
 
-def test_little_stands_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
+def test_few_bytes_are_sent_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
     port = start(*FIGG).port("figg")
     payload, count = bytes(10_000), 2_000  # 20 MB
     with Peer(port) as writer:
@@ -393,7 +393,7 @@ def test_little_stands_before_the_answer_to_a_ping_of_a_slow_subscriber(start: A
     assert before.index(pong) <= 512 << 10
 
 
-def test_leaving_stopping_and_reading_from_the_start_change_nothing_for_others(start: Any) -> None:
+def test_subscribers_that_leave_or_start_again_do_not_affect_others(start: Any) -> None:
     port = start(*FIGG).port("figg")
     sent = payloads(3000, seed=3)
     expected = [data(i + 1, payload) for i, payload in enumerate(sent)]
@@ -497,7 +497,7 @@ async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path)
 
 
 @pytest_twisted.ensureDeferred
-async def test_over_a_unix_socket(tmp_path: Path) -> None:
+async def test_our_client_publishes_and_subscribes_over_a_unix_socket(tmp_path: Path) -> None:
     got: list[tuple[int, bytes]] = []
     path = tmp_path / "figg"
     async with serving(tmp_path / "data", f"unix:{path}"):
@@ -511,7 +511,7 @@ async def test_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_paused_client_receives_nothing_and_later_misses_nothing(tmp_path: Path) -> None:
+async def test_a_paused_client_receives_nothing_and_after_resuming_misses_nothing(tmp_path: Path) -> None:
     got: list[tuple[int, bytes]] = []
     sent = [bytes([i % 256]) * 100_000 for i in range(200)]
     async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):

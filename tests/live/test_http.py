@@ -55,7 +55,7 @@ def test_published_messages_are_read_before_and_after_a_kill(start: Any) -> None
     assert "".join(each["payload"] + "\n" for each in back[1:]).encode() == many
 
 
-def test_a_file_that_is_no_text_by_its_length_and_in_chunks(start: Any, tmp_path: Path) -> None:
+def test_a_binary_file_is_posted_with_its_length_and_in_chunks(start: Any, tmp_path: Path) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams/files%2Fa"
     data = os.urandom(3 << 20)
@@ -89,7 +89,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(start: Any, tmp_p
         assert b"error" in said
 
 
-def test_live_answer_follows_a_stream(start: Any) -> None:
+def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams/s"
     curl("-d", "one", url)
@@ -114,7 +114,7 @@ def test_live_answer_follows_a_stream(start: Any) -> None:
     assert [line for line in heard if line.startswith(b"id:")] == [b"id: 1\n", b"id: 2\n"]
 
 
-def test_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:
+def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("localhost", "localhost")
     (tmp_path / "policy.toml").write_text(
@@ -154,7 +154,7 @@ def test_tail_by_http_continues_a_named_subscription(start: Any) -> None:
     assert json.loads(shown)["position"] == 100
 
 
-def test_a_pattern_that_would_never_end_is_refused_and_the_server_goes_on(start: Any) -> None:
+def test_an_expensive_pattern_is_refused_and_the_server_continues(start: Any) -> None:
     server = start(*HTTP)
     url = f"http://127.0.0.1:{server.port('http')}/streams"
     curl("-d", "x", f"{url}/logs.web")

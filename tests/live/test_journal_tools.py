@@ -23,7 +23,7 @@ def tool(*words: str) -> str:
     return ended.stdout
 
 
-def test_journal_commands_work_beside_a_server_and_after_a_kill(start: Any) -> None:
+def test_the_journal_commands_work_beside_a_running_server_and_after_a_kill(start: Any) -> None:
     server = start("--listen", "figg=tcp:0:interface=127.0.0.1", "--option", "journal.segment-size=64K")
     data = str(server.directory / "data")
     publish = [FYREHOSE, "publish", "--to", f"127.0.0.1:{server.port('figg')}", "--stream", "s"]

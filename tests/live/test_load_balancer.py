@@ -89,7 +89,7 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
             process.wait()
 
 
-def test_publishers_readers_and_people_find_a_server_before_and_after_a_takeover(balanced: Balanced) -> None:
+def test_a_load_balancer_finds_the_right_server_before_and_after_a_takeover(balanced: Balanced) -> None:
     last = 0
     for payload in (b"before", b"after"):
         last = json.loads(balanced.ask(f"{balanced.publishers}/streams/s", payload))["last"]

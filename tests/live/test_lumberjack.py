@@ -96,7 +96,7 @@ def tls_words(place: Place) -> dict[str, Any]:
     }
 
 
-def test_pylogbeat(place: Place) -> None:
+def test_events_of_pylogbeat_are_stored_as_they_were_sent(place: Place) -> None:
     batches: list[list[str]] = [
         ['{"message":"one","@metadata":{"beat":"real"}}'],
         [json.dumps({"n": n, "message": "x" * (n % 500), "@metadata": {"beat": "real"}}) for n in range(5_000)],
@@ -204,7 +204,7 @@ def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
     assert ("2000 events are recognized" in server.log) is (mode == "drop")
 
 
-def test_pylogbeat_into_streams_by_content(start: Any, tmp_path: Path) -> None:
+def test_events_of_pylogbeat_are_routed_into_streams_by_their_content(start: Any, tmp_path: Path) -> None:
     config = tmp_path / "routes.toml"
     config.write_text('[[route]]\nlistener = "lumberjack"\nstream = "logs.{fields.service}"\n')
     server = start("--config", str(config), "--listen", "lumberjack=tcp:0:interface=127.0.0.1")
@@ -245,7 +245,7 @@ logging.shutdown()
 """
 
 
-def test_python_logstash_async(place: Place) -> None:
+def test_events_of_python_logstash_async_are_stored_as_they_were_sent(place: Place) -> None:
     program = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(place.port), json.dumps(tls_words(place))],
         capture_output=True,
@@ -274,7 +274,7 @@ def raw_socket(place: Place) -> socket.socket:
     return context.wrap_socket(peer, server_hostname="127.0.0.1")
 
 
-def test_version_1_as_its_forwarder_speaks_it(place: Place) -> None:
+def test_a_forwarder_of_version_1_is_acknowledged(place: Place) -> None:
     """W, then one C with D frames; six bytes are read, once, and are the acknowledgement of everything."""
     with raw_socket(place) as peer:
         sequence = 0
@@ -346,7 +346,7 @@ def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
     assert place.tail("figg", 2, "--stream", "lumberjack") == b'{"before":1}{"after":1}'
 
 
-def test_a_bomb_of_frames_is_stopped_at_the_limit_within_little_memory(start: Any) -> None:
+def test_a_bomb_of_compressed_frames_stops_at_the_limit_with_little_memory(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-frame=64MiB"))
     bomb = compressed([b"\0" * ((1 << 20) - 10)] * 128, 9, 2)
     told: list[bytes] = []
@@ -411,7 +411,7 @@ def as_filebeat(place: Place, documents: Sequence[bytes]) -> list[int]:
     return told
 
 
-def test_20_events_of_1_mb_beyond_the_limit_arrive_once_each(start: Any) -> None:
+def test_20_events_of_1_mb_beyond_the_limit_of_a_window_are_stored_once(start: Any) -> None:
     place = Place(
         start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", "lumberjack.max-frame=16MiB")
     )
@@ -425,7 +425,7 @@ def test_20_events_of_1_mb_beyond_the_limit_arrive_once_each(start: Any) -> None
 
 
 @pytest.mark.timeout(900)
-def test_lines_of_nuls_beyond_the_limit_arrive_once_each(start: Any, ladder: Any) -> None:
+def test_lines_of_nul_bytes_beyond_the_limit_of_inflated_bytes_are_stored_once(start: Any, ladder: Any) -> None:
     """In full, 2,048 lines of 300 KB of NULs at the default limit of 1 GiB, which are 3.7 GB of JSON."""
     size = ladder(3_000, 300_000)
     option = ("--option", "lumberjack.max-frame=10MiB") if size == 3_000 else ()
@@ -435,7 +435,7 @@ def test_lines_of_nuls_beyond_the_limit_arrive_once_each(start: Any, ladder: Any
     assert "2048 records" in verified(place).replace(",", "")
 
 
-def test_writer_of_version_1_stores_the_same_bomb_once(start: Any) -> None:
+def test_a_window_beyond_the_limit_that_version_1_repeats_is_stored_once(start: Any) -> None:
     place = Place(
         start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", "lumberjack.max-frame=4MiB")
     )
@@ -489,7 +489,7 @@ def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start
     assert hashlib.sha256(stored).digest() == digest.digest()
 
 
-def test_an_event_that_is_too_large_is_refused_with_what_helps(start: Any) -> None:
+def test_the_refusal_of_an_event_that_is_too_large_says_what_helps(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-frame=1MiB"))
     for size, answered in (((1 << 20) - 1, True), (1 << 20, True), ((1 << 20) + 1, False)):
         with raw_socket(place) as peer:
@@ -508,7 +508,7 @@ def writers(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("level", [0, 3])
-def test_60_writers_at_once_are_served_within_the_budget_and_a_light_one_among_them_waits_for_few(level: int) -> None:
+def test_60_heavy_writers_are_served_within_the_budget_and_delay_a_light_one_little(level: int) -> None:
     """See the script for 500 writers.  A slack of 48 MiB: pages that the allocator keeps, and the journal's buffers."""
     words = ("--writers", "60", "--windows", "10", "--memory", "96", "--slack", "48", "--level", str(level))
     figures = writers(*words, "--light-windows", "300")
@@ -516,7 +516,7 @@ def test_60_writers_at_once_are_served_within_the_budget_and_a_light_one_among_t
     assert figures["events"] == 600 * 2_048
 
 
-def test_250_writers_of_one_address_get_in_by_default(start: Any) -> None:
+def test_250_writers_of_one_address_are_admitted_by_default(start: Any) -> None:
     """Filebeats behind one NAT, or on the nodes of one Kubernetes cluster."""
     place = Place(start("--listen", f"lumberjack={LOOPBACK}"))
     with ExitStack() as stack:
@@ -543,7 +543,7 @@ def test_the_command_line_publishes(start: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Passing pyOpenSSL:DeprecationWarning")
 @pytest_twisted.ensureDeferred
-async def test_our_client_over_tls(tmp_path: Path) -> None:
+async def test_our_lumberjack_client_publishes_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own, writer = authority.issue("localhost", "localhost"), authority.issue("writer-7")
     journal = MemoryJournal()
@@ -582,7 +582,7 @@ async def test_our_client_over_tls(tmp_path: Path) -> None:
     assert {record.producer.partition(" (127.0.0.1:")[0] for record in records} == {"writer-7"}
 
 
-def test_threat_a_writer_that_never_reads_acknowledgements(start: Any) -> None:
+def test_threat_a_writer_that_never_reads_acknowledgements_is_disconnected(start: Any) -> None:
     """Zero TCP window: such a writer is not read any further, and then cut off; another one is served all the while."""
     server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.timeout=1s")
     where = ("127.0.0.1", int(server.port("lumberjack")))

@@ -112,7 +112,7 @@ def trickling(port: int, count: int, first: int) -> Iterator[Tricklers]:
 
 @pytest.mark.parametrize("first", [0, MIB - 65_536, 1_400_000])
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_200_connections_that_trickle_large_frames_hold_up_nobody(
+def test_200_connections_that_trickle_large_frames_do_not_delay_others(
     start: Any, source: str, first: int, record_property: Any
 ) -> None:
     words = [word for listener in ("figg", "http") for word in ("--listen", f"{listener}=tcp:0:interface=127.0.0.1")]

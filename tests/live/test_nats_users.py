@@ -62,7 +62,7 @@ async def opened(used: ReplicationSettings, heard: list[bytes]) -> JetStreamLog:
             await deferLater(reactor, 0.2)
 
 
-def test_a_server_may_do_all_that_servers_do(nodes: NatsNodes, tmp_path: Path) -> Any:
+def test_the_nats_user_of_a_server_may_do_what_servers_do(nodes: NatsNodes, tmp_path: Path) -> Any:
     async def test() -> None:
         heard: list[bytes] = []
         a, b = await opened(settings(nodes, tmp_path, "a"), []), await opened(settings(nodes, tmp_path, "b"), heard)
@@ -83,14 +83,14 @@ def test_a_server_may_do_all_that_servers_do(nodes: NatsNodes, tmp_path: Path) -
     return Deferred.fromCoroutine(test())
 
 
-def test_the_shared_log_is_begun_again_by_the_user_of_a_server(nodes: NatsNodes, tmp_path: Path) -> None:
+def test_the_nats_user_of_a_server_may_begin_the_shared_log_again(nodes: NatsNodes, tmp_path: Path) -> None:
     asyncio.run(begin_again(settings(nodes, tmp_path, "c"), TAKEOVER))
     found = asyncio.run(survey(settings(nodes, tmp_path, "c"), 0.1))
     assert found.log is not None
     assert found.log["last"] == 1
 
 
-def test_the_user_for_the_status_may_look(nodes: NatsNodes, tmp_path: Path) -> Any:
+def test_the_nats_user_for_the_status_may_read_it(nodes: NatsNodes, tmp_path: Path) -> Any:
     asyncio.run(begin_again(settings(nodes, tmp_path, "c"), TAKEOVER))
     found = asyncio.run(survey(settings(nodes, tmp_path, "status"), 0.1))
     assert found.log is not None
@@ -128,7 +128,7 @@ async def refusals(url: str, subjects: list[str], message: bytes, refused: int) 
 SERVER_SENDS = [found.replace("*", "a") for found in re.findall(r'^  "(\S+)"$', USERS.read_text(), re.MULTILINE)]
 
 
-def test_the_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -> None:
+def test_the_nats_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -> None:
     assert len(SERVER_SENDS) == 9
     only_asked = "$JS.API.STREAM.INFO.FYREHOSE_fyrehose"
     subjects = [*SERVER_SENDS, "$JS.API.STREAM.UPDATE.FYREHOSE_fyrehose", "$JS.API.STREAM.LIST", "x"]
@@ -139,13 +139,13 @@ def test_the_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -
     assert sum("permissions violation for subscription" in each.lower() for each in said) == len(PRIVATE)
 
 
-def test_connection_without_the_password_is_refused(nodes: NatsNodes, tmp_path: Path) -> None:
+def test_a_nats_connection_without_the_password_is_refused(nodes: NatsNodes, tmp_path: Path) -> None:
     for used in (ReplicationSettings(servers=tuple(nodes.urls)), settings(nodes, tmp_path, "a", "wrong")):
         with pytest.raises(FyrehoseError, match=r"(?i)authorization"):
             asyncio.run(survey(used))
 
 
-def test_the_password_is_read_again_for_each_connection(nodes: NatsNodes, tmp_path: Path) -> None:
+def test_the_password_of_nats_is_read_again_for_each_connection(nodes: NatsNodes, tmp_path: Path) -> None:
     used = settings(nodes, tmp_path, "a", "old")
     password = used.connect_options()["password"]
     Path(used.password_file).write_text("new\n")

@@ -91,7 +91,7 @@ def page(start: Any, browser: Any) -> Iterator[Page]:
     browser.get("about:blank")
 
 
-def test_lumberjack_is_seen_while_it_flows(page: Page) -> None:
+def test_the_page_shows_lumberjack_while_events_arrive(page: Page) -> None:
     assert page.find("#journal-state").text == "writable"
     page.until(lambda: page.find("#streams").get_property("hidden"))
     page.lumberjack(500)
@@ -125,7 +125,7 @@ def test_listeners_are_listed(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_names_that_cannot_be_seen_are_written_out(page: Page) -> None:
+def test_the_page_escapes_names_with_invisible_characters(page: Page) -> None:
     page.post(" a\u202eb\x1b[2J\n", b"x")
     page.until(lambda: r"\u{20}a\u{202e}b\u{1b}[2J\u{a}" in page.rows("#streams"))
     page.find("#streams td button").click()
@@ -133,7 +133,7 @@ def test_names_that_cannot_be_seen_are_written_out(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
+def test_the_page_follows_a_stream_as_text_json_and_hex(page: Page) -> None:
     page.post("orders", b'{"order": 1, "of": "\xc3\xa4"}', "application/json")
     page.until(lambda: "orders" in page.rows("#streams"))
     page.find("#streams td button").click()
@@ -155,7 +155,7 @@ def test_a_stream_is_followed_as_text_json_and_hex(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_text_of_peers_is_shown_as_text(page: Page) -> None:
+def test_the_page_shows_markup_from_peers_as_text(page: Page) -> None:
     page.post(MARKUP, MARKUP.encode())
     page.until(lambda: MARKUP in page.rows("#streams"))
     page.find("#streams td button").click()
@@ -189,14 +189,14 @@ def test_tables_are_sorted_by_the_column_that_is_clicked(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_what_a_protocol_counts_besides_refusals_is_listed(page: Page) -> None:
+def test_the_page_lists_the_other_counters_of_a_protocol(page: Page) -> None:
     page.post("s", b"no JSON", "application/json")
     page.until(lambda: page.cell("#events", "http", "count") == "1")
     assert page.cell("#events", "http", "event") == "not-json"
     assert page.errors() == []
 
 
-def test_the_tail_is_searched_and_shows_times(page: Page) -> None:
+def test_the_tail_on_the_page_can_be_searched_and_shows_times(page: Page) -> None:
     page.post("log", b"alpha\nBeta beta\ngamma", "application/x-ndjson")
     page.until(lambda: "log" in page.rows("#streams"))
     page.find("#streams td button").click()
@@ -222,7 +222,7 @@ def test_charts_show_an_hour_and_a_day_without_series_that_are_zero(page: Page) 
     assert page.errors() == []
 
 
-def test_one_spike_does_not_rule_the_axis(page: Page) -> None:
+def test_one_spike_does_not_set_the_scale_of_a_chart(page: Page) -> None:
     script = """const done = arguments[1];
         import("./chart.js").then((chart) => done(chart.axisMaximum(arguments[0])), (error) => done(String(error)))"""
     usual = [100.0] * 50
@@ -233,7 +233,7 @@ def test_one_spike_does_not_rule_the_axis(page: Page) -> None:
     assert page.errors() == []
 
 
-def test_forecast_beyond_a_year_is_given_no_days(page: Page) -> None:
+def test_a_forecast_beyond_a_year_is_shown_without_days(page: Page) -> None:
     script = """const done = arguments[1];
         import("./format.js").then((text) => done(text.forecast(arguments[0])), (error) => done(String(error)))"""
     assert page.browser.execute_async_script(script, 365 * 86_400) == "365 d"
@@ -252,7 +252,7 @@ def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) 
     assert page.errors() == []
 
 
-def test_light_dark_and_on_a_phone(page: Page) -> None:
+def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
     page.lumberjack(5)
     page.until(lambda: page.rows("#streams"))
     colours = []
@@ -318,11 +318,11 @@ def show_cluster(page: Page, cluster: dict[str, Any]) -> None:
     assert page.browser.execute_async_script(script, cluster) == ""
 
 
-def test_a_server_that_is_alone_shows_no_cluster(page: Page) -> None:
+def test_the_page_of_a_server_without_a_cluster_shows_no_cluster(page: Page) -> None:
     assert not page.find("#cluster-card").is_displayed()
 
 
-def test_a_cluster_is_shown_as_a_picture_and_in_words(still: Page) -> None:
+def test_the_page_shows_a_cluster_as_a_picture_and_in_words(still: Page) -> None:
     page = still
     show_cluster(page, CLUSTER)
     texts = [each.get_attribute("textContent") for each in page.browser.find_elements("css selector", "#cluster text")]
@@ -385,7 +385,7 @@ def test_page_reconnects_after_a_restart(page: Page, start: Any) -> None:
     page.until(lambda: page.cell("#streams", "s", "last number") == "2")
 
 
-def test_a_token_is_a_password_in_a_browser(start: Any, browser: Any, tmp_path: Path) -> None:
+def test_a_browser_sends_the_token_as_a_password(start: Any, browser: Any, tmp_path: Path) -> None:
     token = "0123456789abcdef0123"
     (tmp_path / "token").write_text(token)
     server = start("--listen", "admin=tcp:0:interface=127.0.0.1", "--option", f"admin.token-file={tmp_path / 'token'}")

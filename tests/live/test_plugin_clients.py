@@ -40,7 +40,7 @@ def test_commands_use_the_client_of_an_installed_plugin(start: Any, run: Any) ->
     assert "without spaces" in refused.stderr
 
 
-def test_protocol_without_client_says_so(run: Any) -> None:
+def test_commands_report_a_protocol_without_a_client(run: Any) -> None:
     refused = run("publish", "--protocol", "admin", "--stream", "s", "x")
     assert refused.returncode == 2
     assert "protocol admin has no command-line client" in refused.stderr

@@ -108,7 +108,7 @@ def secured(authority: Authority, tmp_path: Path, policy: str, *words: str) -> l
     ]
 
 
-def test_each_does_what_it_may_and_the_log_says_why_not(
+def test_peers_do_what_the_policy_allows_and_refusals_are_logged_with_reasons(
     start: Any, connect: Any, authority: Authority, tmp_path: Path
 ) -> None:
     server = start(*secured(authority, tmp_path, WRITER + READER))
@@ -136,7 +136,7 @@ def test_each_does_what_it_may_and_the_log_says_why_not(
     assert server.stop() == 0
 
 
-def test_a_client_whose_handshakes_fail_is_slowed_down_and_an_honest_one_gets_through(
+def test_failing_handshakes_are_slowed_down_and_an_honest_client_is_served(
     start: Any, connect: Any, authority: Authority, tmp_path: Path
 ) -> None:
     server = start(*secured(authority, tmp_path, WRITER))
@@ -189,7 +189,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
 FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 
 
-def test_the_command_line_by_tls(start: Any, authority: Authority, tmp_path: Path) -> None:
+def test_publish_and_tail_work_over_tls(start: Any, authority: Authority, tmp_path: Path) -> None:
     server = start(*secured(authority, tmp_path, WRITER + READER))
     to = f"localhost:{server.port('figg')}"
 
@@ -209,7 +209,7 @@ def test_the_command_line_by_tls(start: Any, authority: Authority, tmp_path: Pat
     assert server.stop() == 0
 
 
-def test_the_commands_of_the_page(start: Any, tmp_path: Path) -> None:
+def test_the_commands_of_the_security_page_run(start: Any, tmp_path: Path) -> None:
     """Those for certificates, the server with them, and a client."""
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     (certificates,) = re.findall(r"```sh\n(openssl.*?)```", page, re.DOTALL)
@@ -240,7 +240,7 @@ def test_the_commands_of_the_page(start: Any, tmp_path: Path) -> None:
         ("publish", "lumberjack", "publish"),
     ],
 )
-def test_a_command_that_is_turned_away_says_so(
+def test_a_command_that_the_policy_refuses_reports_that(
     start: Any, tmp_path: Path, command: str, protocol: str, wanted: str
 ) -> None:
     tmp_path.joinpath("policy.toml").write_text(READER)
@@ -276,7 +276,7 @@ def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
         assert said.stderr.count("\n") == 1
 
 
-def test_an_open_listener_without_a_policy_is_not_opened(start: Any) -> None:
+def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     server = start("--listen", "figg=tcp:0", ready=False)
     assert server.ended() == 2
     assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0: refusing to listen on a public address")
@@ -292,7 +292,7 @@ PASSING = (
 )
 
 
-def test_a_socket_of_systemds_lets_strangers_do_nothing(start: Any, connect: Any) -> None:
+def test_a_socket_of_systemd_without_a_policy_refuses_strangers(start: Any, connect: Any) -> None:
     server = start("--listen", "figg=systemd:domain=INET:name=figg", command=(sys.executable, "-c", PASSING))
     port = server.port("figg")
     assert connect(port).ask(Publish(topic="s", number=1, data=b"x")) == Ack(number=1)
@@ -304,7 +304,9 @@ def test_a_socket_of_systemds_lets_strangers_do_nothing(start: Any, connect: Any
     assert server.stop() == 0
 
 
-def test_a_service_manager_and_a_log_of_objects(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_manager_is_notified_and_the_log_is_in_json(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(PATIENCE)

@@ -68,7 +68,7 @@ def test_the_codecs_work_in_an_environment_without_twisted(wheel: Path, tmp_path
     assert run(python, "-I", TRY, ROOT / "examples" / "codecs").startswith("fyrehose-protocols works: ")
 
 
-def test_its_modules_reach_nothing_but_attrs() -> None:
+def test_the_modules_of_the_protocols_package_import_only_attrs() -> None:
     sys.path.append(str(ROOT / "tools"))
     try:
         modules = runpy.run_path(str(ROOT / "tools" / "protocols.py"))["modules"]()
@@ -83,7 +83,7 @@ def test_its_modules_reach_nothing_but_attrs() -> None:
     assert not [name for name in modules if name.startswith(("fyrehose.protocols.http", "fyrehose.kernels.native"))]
 
 
-def test_its_requirements_are_those_of_the_server() -> None:
+def test_the_protocols_package_has_the_requirements_of_the_server() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     required = ROOT.joinpath("protocols", "pyproject.toml").read_text()
@@ -95,7 +95,7 @@ def test_its_requirements_are_those_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("number", range(3), ids=["sockets", "asyncio", "trio"])
-def test_the_loops_of_the_page_acknowledge_a_window(number: int, tmp_path: Path) -> None:
+def test_the_example_loops_of_the_page_acknowledge_a_window(number: int, tmp_path: Path) -> None:
     port = free_port()
     program = tmp_path / "program.py"
     program.write_text(f"{ANSWER}\n{LOOPS[number].replace('5044', str(port))}")

@@ -49,7 +49,7 @@ def connections() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_one_address_makes_no_more_streams_and_subscriptions_than_it_may(start: Any, connections: ExitStack) -> None:
+def test_one_address_is_limited_in_streams_and_subscriptions(start: Any, connections: ExitStack) -> None:
     server = Server(start, connections, "streams-per-address=2", "subscriptions-per-address=2")
     assert [server.publish(name)[0] for name in ("a", "b", "c")] == [200, 200, 507]
     assert "server.streams-per-address" in server.publish("c")[1]

@@ -69,7 +69,7 @@ def commands(page: str, name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [PAGE, LUMBERJACK], ids=["recipes", "lumberjack"])
-def test_filebeat_with_certificates_and_a_policy(page: str, start: Any, tmp_path: Path) -> None:
+def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any, tmp_path: Path) -> None:
     """pylogbeat stands in for Filebeat, with the settings of the file."""
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     certificates, (_, _, *words) = commands(page, "filebeat")
@@ -204,7 +204,7 @@ def vector() -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("recipe", [fluent_bit, vector])
-def test_requests_of_the_file_make_one_message_for_each_event(recipe: Any, start: Any, tmp_path: Path) -> None:
+def test_requests_of_the_recipe_make_one_message_for_each_event(recipe: Any, start: Any, tmp_path: Path) -> None:
     path, headers = recipe()
     server = start("--data-dir", "data", *HTTP)
     connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=30)
@@ -307,6 +307,6 @@ def test_compose_file_mounts_existing_files() -> None:
     assert (folder / services["fyrehose"]["build"]["context"]).resolve() == ROOT
 
 
-def test_every_recipe_says_what_is_tested() -> None:
+def test_every_recipe_states_what_is_tested() -> None:
     table = PAGE.partition("\n## ")[0]
     assert {path.name for path in RECIPES.iterdir()} == set(re.findall(r"\| `([a-z-]+)/`", table))

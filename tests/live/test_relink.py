@@ -94,7 +94,7 @@ def command(*words: str, lines: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("options", [("--cuts", "30"), ("--cuts", "10", "--kills", "3")])
-def test_a_transfer_over_cuts_and_kills(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_transfer_over_cut_connections_and_kills_is_exact(options: tuple[str, ...], tmp_path: Path) -> None:
     words = ["--messages", "3000", "--directory", str(tmp_path), *options]
     script = str(TORTURE / "relink_transfer.py")
     done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=110, check=False)
@@ -102,7 +102,7 @@ def test_a_transfer_over_cuts_and_kills(options: tuple[str, ...], tmp_path: Path
     assert "exactly what was committed, each once, in order" in done.stdout
 
 
-def test_publish_and_tail(start: Any) -> None:
+def test_publish_and_tail_work_with_relink(start: Any) -> None:
     server = start(*LISTEN)
     at = f"127.0.0.1:{server.port('relink')}"
     lines = [f"line {number}" for number in range(500)]
@@ -135,7 +135,7 @@ class Moving:
 
 
 @pytest_twisted.ensureDeferred
-async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any) -> None:
+async def test_a_subscriber_that_lost_its_link_misses_and_repeats_nothing(start: Any) -> None:
     """The server moves to another endpoint, where nothing is known of its links.  The reader goes on behind its last
     record, and a reader that has seen no record goes on where it began."""
     server = start(*LISTEN)
@@ -166,14 +166,14 @@ async def test_subscriber_with_a_lost_link_misses_and_repeats_nothing(start: Any
     await gatherResults([reader.close() for reader in readers])
 
 
-def test_a_protocol_without_transactions_says_so(start: Any) -> None:
+def test_a_command_reports_a_protocol_without_transactions(start: Any) -> None:
     said = command("publish", "--protocol", "figg", "--stream", "s", "--transaction", "5", "x")
     assert said.returncode != 0
     assert "figg has no transactions" in said.stderr
 
 
 @pytest_twisted.ensureDeferred
-async def test_by_tls(start: Any, tmp_path: Path) -> None:
+async def test_publish_and_tail_work_with_relink_over_tls(start: Any, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     issued = authority.issue("localhost", "localhost")
     listen = f"relink=ssl:0:interface=127.0.0.1:privateKey={issued.key}:certKey={issued.certificate}"

@@ -80,7 +80,7 @@ class RelinkWorker(threading.Thread):
         link.send((0,), (json.dumps(say).encode(),))
 
 
-def test_each_input_has_one_result_over_kills_and_lost_links(start: Any, ladder: Any) -> None:
+def test_each_input_of_workers_has_one_result_over_kills_and_lost_links(start: Any, ladder: Any) -> None:
     kills, inputs = ladder(4, 20), ladder(800, 6_000)
     port, relink, dice, done = free_port(), free_port(), random.Random(1), threading.Event()
     listen = [f"--listen={name}=tcp:{of}:interface=127.0.0.1" for name, of in (("http", port), ("relink", relink))]

@@ -46,7 +46,7 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_a_server_changes_while_it_runs(start: Any, tmp_path: Path) -> None:
+def test_a_reload_changes_a_running_server(start: Any, tmp_path: Path) -> None:
     file = tmp_path / "fyrehose.toml"
     http, figg = '[listen]\nhttp = "tcp:0:interface=127.0.0.1"\n', 'figg = "tcp:0:interface=127.0.0.1"\n'
     file.write_text(http)
@@ -80,7 +80,7 @@ def test_a_server_changes_while_it_runs(start: Any, tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
-def test_limits_of_streams_and_their_ages_change(start: Any, tmp_path: Path) -> None:
+def test_a_reload_changes_limits_of_streams_and_their_ages(start: Any, tmp_path: Path) -> None:
     file = tmp_path / "fyrehose.toml"
     listen = '[listen]\nhttp = "tcp:0:interface=127.0.0.1"\n'
     file.write_text(listen)

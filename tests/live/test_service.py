@@ -65,7 +65,7 @@ def kept(port: int, count: int) -> list[bytes]:
     return found
 
 
-def test_a_start_says_what_listens_where_and_a_stop_is_a_success(start: Any) -> None:
+def test_a_start_logs_each_listener_and_a_stop_has_status_0(start: Any) -> None:
     server = start("--listen", LINES, "--listen", "backbone=udp:0:interface=127.0.0.1", "--durability", "interval:50")
     assert "journal in " + str(server.directory / "data") in server.log
     assert "durability interval:50: acknowledged messages are in the kernel" in server.log
@@ -84,7 +84,7 @@ def test_twistd_finds_the_plugin_from_any_directory(tmp_path: Path) -> None:
     assert "fyrehose         A durable message server: many protocols, one journal." in said.stdout
 
 
-def test_without_a_word_every_plugin_is_served(start: Any, tmp_path: Path) -> None:
+def test_without_options_every_plugin_listens(start: Any, tmp_path: Path) -> None:
     from fyrehose import plugins
 
     server = start(ready=False)
@@ -215,7 +215,7 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
     assert server.stop() == 0
 
 
-def test_a_suspended_process_is_no_stall(start: Any) -> None:
+def test_a_suspended_process_does_not_count_as_stalled(start: Any) -> None:
     server = start("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1")
     server.process.send_signal(signal.SIGSTOP)
     time.sleep(4)
@@ -236,7 +236,7 @@ def test_aborted_server_writes_the_stacks_of_its_threads(start: Any) -> None:
     assert " in mainLoop" in server.errors
 
 
-def test_ctrl_c_is_a_stop_like_any_other(start: Any) -> None:
+def test_ctrl_c_stops_the_server_in_order(start: Any) -> None:
     # A test run in the background ignores SIGINT, and so would its children.
     command = (
         sys.executable,
@@ -285,7 +285,7 @@ def one_line(errors: str) -> str:
     return errors
 
 
-def test_many_that_come_at_once_find_room_to_wait(start: Any) -> None:
+def test_180_simultaneous_connections_fit_into_the_backlog(start: Any) -> None:
     """A connection that finds none is tried again by its kernel after a second."""
     server = start("--listen", "figg=tcp:0:interface=127.0.0.1")
     port = server.port("figg")
@@ -303,7 +303,7 @@ def test_many_that_come_at_once_find_room_to_wait(start: Any) -> None:
         peer.close()
 
 
-def test_a_port_that_is_taken(start: Any) -> None:
+def test_a_port_that_is_in_use_ends_the_start_with_status_1(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start("--listen", LINES, "--listen", f"lines/b=tcp:{port}:interface=127.0.0.1", ready=False)
@@ -322,13 +322,15 @@ def test_a_port_that_is_taken(start: Any) -> None:
         (["--data-dir", "/proc/nowhere"], 1, "cannot use the journal's directory /proc/nowhere"),
     ],
 )
-def test_a_word_that_is_wrong(start: Any, words: list[str], status: int, said: str) -> None:
+def test_an_invalid_option_ends_the_start_with_its_own_status(
+    start: Any, words: list[str], status: int, said: str
+) -> None:
     server = start(*words, ready=False)
     assert server.ended() == status
     assert said in one_line(server.errors)
 
 
-def test_a_journal_that_is_in_use(start: Any) -> None:
+def test_a_journal_that_is_in_use_ends_the_start(start: Any) -> None:
     first = start("--listen", LINES)
     second = start("--listen", LINES, ready=False, before=("-n", "--pidfile", "second.pid"))
     assert second.ended() == 5
@@ -336,7 +338,7 @@ def test_a_journal_that_is_in_use(start: Any) -> None:
     assert first.process.poll() is None
 
 
-def test_a_journal_that_is_damaged(start: Any) -> None:
+def test_a_damaged_journal_ends_the_start(start: Any) -> None:
     server = start("--listen", LINES)
     for _ in range(3):
         publish(server.port("lines"), b"x" * 1000)
@@ -372,7 +374,7 @@ run()
 """
 
 
-def test_a_sync_that_fails_is_the_end(start: Any) -> None:
+def test_a_failed_sync_ends_the_server_without_an_acknowledgement(start: Any) -> None:
     server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
     publish(server.port("lines"), b"kept")
     server.directory.joinpath("refuse-sync").touch()
@@ -387,7 +389,7 @@ def test_a_sync_that_fails_is_the_end(start: Any) -> None:
     assert kept(server.port("lines"), 1) == [b"kept"]
 
 
-def test_a_full_disk_is_not(start: Any) -> None:
+def test_a_full_disk_does_not_end_the_server(start: Any) -> None:
     server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
     publish(server.port("lines"), b"kept")
     full = server.directory / "refuse-write"
@@ -404,7 +406,7 @@ def test_a_full_disk_is_not(start: Any) -> None:
     assert server.stop() == 0
 
 
-def test_with_tls_as_twisted_writes_it(start: Any, tmp_path: Path) -> None:
+def test_an_ssl_endpoint_of_twisted_works(start: Any, tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
@@ -422,7 +424,7 @@ def test_with_tls_as_twisted_writes_it(start: Any, tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
-def test_on_a_unix_socket(start: Any, tmp_path: Path) -> None:
+def test_a_listener_on_a_unix_socket_works(start: Any, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     server = start("--listen", f"lines=unix:{path}")
     assert f"listens on {path}" in server.log
@@ -434,7 +436,7 @@ def test_on_a_unix_socket(start: Any, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_on_a_socket_of_systemds(start: Any) -> None:
+def test_a_listener_on_a_socket_of_systemd_works(start: Any) -> None:
     passing = (
         "import os, socket, sys; listening = socket.create_server(('127.0.0.1', 0));"
         "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"

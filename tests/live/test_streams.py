@@ -126,7 +126,7 @@ def test_no_protocol_serves_records_that_are_too_old(start: Any, tmp_path: Path)
     assert next(dump.runs(tmp_path / "data", "s")).first_seq == 1, "the files go with their segments"
 
 
-def test_limits_of_the_configuration_hold_by_every_protocol(start: Any, tmp_path: Path) -> None:
+def test_limits_of_streams_apply_with_every_protocol(start: Any, tmp_path: Path) -> None:
     config = tmp_path / "fyrehose.toml"
     config.write_text(OPEN_ONLY)
     server = Server(start, "--config", str(config))
@@ -192,7 +192,7 @@ def test_a_retired_stream_is_not_served_and_continues_its_numbers_when_it_return
     assert "stream 'a' was retired by 127.0.0.1" in server.process.log
 
 
-def test_a_live_subscriber_sees_what_comes_when_the_name_returns(start: Any) -> None:
+def test_a_live_subscriber_receives_records_when_a_retired_stream_returns(start: Any) -> None:
     server = Server(start)
     server.publish("s", b"first")
     with closing(HTTPConnection("127.0.0.1", server.process.port("http"), PATIENCE)) as connection:
@@ -215,7 +215,7 @@ def test_the_stream_of_a_listener_is_not_retired(start: Any) -> None:
     assert server.numbers("backbone") == [1]
 
 
-def test_the_right_to_administer_is_read_again_with_the_policy(start: Any, tmp_path: Path) -> None:
+def test_a_reload_of_the_policy_changes_the_right_to_administer(start: Any, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     rule = '[[allow]]\nnetwork = "127.0.0.1"\npublish = "*"\nsubscribe = "*"\n'
     policy.write_text(rule)

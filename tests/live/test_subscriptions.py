@@ -75,7 +75,7 @@ def shown(port: int, name: str = "billing") -> Any:
         connection.close()
 
 
-def test_positions_are_exact_over_kills(start: Any) -> None:
+def test_positions_of_subscriptions_are_exact_over_kills(start: Any) -> None:
     """Kill the server while a client consumes: a position never falls behind an answer, nor runs ahead of a request."""
     dice = random.Random(1)
     server = start(*LISTEN)
@@ -144,7 +144,7 @@ class Everything:
             self.answered |= numbers
 
 
-def test_positions_of_a_pattern_are_exact_over_kills(start: Any) -> None:
+def test_positions_of_a_pattern_subscription_are_exact_over_kills(start: Any) -> None:
     """Kill the server while a client consumes a pattern, and create another stream each time."""
     dice = random.Random(2)
     server = start(*LISTEN)
@@ -174,7 +174,7 @@ def test_positions_of_a_pattern_are_exact_over_kills(start: Any) -> None:
     assert {stream: place["position"] for stream, place in final["positions"].items()} == published
 
 
-def test_the_examples_of_the_page_are_true(start: Any) -> None:
+def test_the_examples_of_the_subscriptions_page_run(start: Any) -> None:
     server = start(*LISTEN)
     (block,) = (found for found in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "subscription" in found)
     for example in block.strip().split("$ ")[1:]:

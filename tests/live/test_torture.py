@@ -53,25 +53,25 @@ def test_torture_detects_lost_records(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-def test_flipped_bits_and_cut_files_are_noticed() -> None:
+def test_flipped_bits_and_truncated_files_are_noticed() -> None:
     shapes = [word for shape in ("tiny", "large", "streams", "200 KiB") for word in ("--shape", shape)]
     said = run("bits.py", "--count", "150", "--size", "8192", *shapes)
     assert said.count(" 0 wrong") == 12
 
 
-def test_a_full_disk_and_failed_syncs() -> None:
+def test_no_acknowledged_record_is_lost_with_a_full_disk_and_failed_syncs() -> None:
     said = run("faults.py", "--part", "limit", "--part", "syncs", "--count", "2")
     assert "syncs: skipped" in said or "ended the server with status 4" in said
     assert "after there was room again" in said
 
 
 @pytest.mark.parametrize("durability", ["batch", "never"])
-def test_power_cuts(durability: str) -> None:
+def test_no_acknowledged_record_is_lost_in_power_cuts(durability: str) -> None:
     said = run("power.py", "--count", "12", "--durability", durability)
     assert said.startswith("skipped: ") or " 0 violations" in said
 
 
-def test_power_cuts_would_be_noticed() -> None:
+def test_the_power_cut_test_notices_lost_records() -> None:
     said = run("power.py", "--count", "6", "--seed", "3", "--sabotage", status=None)
     assert said.startswith("skipped: ") or "VIOLATION" in said
     assert "VIOLATION" in run("reorder.py", "--count", "2", "--sabotage", status=1)
@@ -81,7 +81,7 @@ def test_every_state_that_a_power_cut_may_leave() -> None:
     assert " 0 violations" in run("reorder.py", "--count", "1", "--seed", "5", "--choices", "2", "--turns", "2")
 
 
-def test_system_calls_of_a_whole_server_fail() -> None:
+def test_failures_of_any_system_call_lose_no_acknowledged_record() -> None:
     said = run("sweep.py", "--count", "3", "--seed", "3")
     assert said.startswith("skipped: ") or " 0 violations" in said
 
@@ -108,7 +108,7 @@ def test_soak_with_kills_finds_no_violation() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
 
-def test_typed_tables_have_every_event_once_after_kills() -> None:
+def test_typed_tables_have_each_event_once_after_kills() -> None:
     assert "1 kills (1 driver): 0 problems" in run("tables_kill.py", "--warm", "--count", "1", "--busy", "3")
 
 

@@ -89,7 +89,7 @@ def free_port() -> int:
     return port
 
 
-def test_each_input_has_one_result_over_kills(start: Any, ladder: Any) -> None:
+def test_each_input_of_workers_has_one_result_over_kills(start: Any, ladder: Any) -> None:
     kills, inputs = ladder(4, 20), ladder(800, 6_000)
     port, dice, done = free_port(), random.Random(1), threading.Event()
     listen = ["--listen", f"http=tcp:{port}:interface=127.0.0.1"]

@@ -57,7 +57,7 @@ def server(start: Any, tmp_path: Path) -> Server:
     return Server(running.port("http"), tmp_path)
 
 
-def test_a_command_for_each_image(server: Server) -> None:
+def test_fyrehose_work_runs_a_command_for_each_image(server: Server) -> None:
     server.publish(GOOD, GOOD, BAD, GOOD)
     made = server.command(
         "subscriptions", "create", "thumbs", "--stream", "images", "--limit", "1", "--dead", "images.dead"
@@ -81,7 +81,7 @@ def test_a_command_for_each_image(server: Server) -> None:
     assert server.command("subscriptions", "delete", "thumbs").returncode == 0
 
 
-def test_a_missing_directory_is_not_the_fault_of_the_image(server: Server) -> None:
+def test_a_worker_returns_an_image_as_not_tried_if_its_directory_is_missing(server: Server) -> None:
     server.publish(GOOD)
     program = [sys.executable, str(EXAMPLE / "thumbnail.py"), "missing"]
     done = server.command("work", "--stream", "images", "--subscription", "t", "--idle", "0.1s", "--", *program)
@@ -89,7 +89,7 @@ def test_a_missing_directory_is_not_the_fault_of_the_image(server: Server) -> No
     assert server.show("t")["dead_total"] == 0
 
 
-def test_a_pool_publishes_one_thumbnail_for_each_image(server: Server) -> None:
+def test_a_pool_of_workers_publishes_one_thumbnail_for_each_image(server: Server) -> None:
     server.publish(*[GOOD] * 20, BAD)
     command = [sys.executable, str(EXAMPLE / "pool.py"), "127.0.0.1", str(server.port), "--idle", "1", "--workers", "3"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLE.parents[1])}

@@ -75,7 +75,7 @@ class Session:
         return [b"a", b"b"]
 
 
-def test_connection_passes_events_on_and_aborts_at_a_violation() -> None:
+def test_a_connection_passes_events_on_and_aborts_at_a_violation_of_the_protocol() -> None:
     events: list[int] = []
     connection, transport = ClientConnection(Session(), events.append), StringTransport()
     connection.makeConnection(transport)
@@ -101,7 +101,7 @@ class Refusing:
         return fail(ConnectionRefusedError())
 
 
-def test_attempts_continue_with_the_given_delays_until_the_service_stops() -> None:
+def test_a_client_reconnects_with_the_given_delays_until_the_service_stops() -> None:
     clock, endpoint = Clock(), Refusing()
     service = reconnecting(clock, endpoint, Protocol, lambda attempt: 2.0)
     for attempts in (1, 2, 3):

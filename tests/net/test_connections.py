@@ -55,7 +55,7 @@ def closed(peers: list[tuple[Any, Any]]) -> list[bool]:
     return [transport.disconnecting for _, transport in peers]
 
 
-def test_the_longest_idle_connection_makes_room(log_lines: list[str]) -> None:
+def test_the_connection_that_is_idle_longest_is_closed_to_make_room(log_lines: list[str]) -> None:
     server = make(max_connections=3)
     peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.3")
     peers[0][0].dataReceived(b"#0\n")
@@ -67,7 +67,7 @@ def test_the_longest_idle_connection_makes_room(log_lines: list[str]) -> None:
     assert log_lines == [f"{said} toy.max-connections"]
 
 
-def test_the_address_with_the_most_connections_makes_room_first() -> None:
+def test_a_connection_of_the_address_with_the_most_is_closed_first() -> None:
     server = make(max_connections=4)
     peers = fill(server, "10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3")
     server.connect("10.0.0.4")
@@ -87,7 +87,7 @@ def test_a_server_that_stops_waits_for_refused_connections_only_until_they_are_c
     assert drained == [None]
 
 
-def test_among_equal_addresses_the_one_that_connects_makes_room() -> None:
+def test_among_equal_addresses_the_one_that_connects_loses_a_connection() -> None:
     server = make(max_connections=2)
     peers = fill(server, "10.0.0.1", "10.0.0.2")
     server.connect("10.0.0.2")
@@ -109,7 +109,7 @@ def test_silent_connections_do_not_block_new_clients() -> None:
 
 
 @pytest.mark.parametrize("busy", [b"message\n", b"#90\n", b"?\n"], ids=["publishing", "frame", "subscribed"])
-def test_a_busy_connection_stays_while_another_is_idle(busy: bytes) -> None:
+def test_a_busy_connection_is_not_closed_while_another_is_idle(busy: bytes) -> None:
     server = make(auto=False, max_connections=2)
     first, transport = server.connect("10.0.0.1")
     first.dataReceived(busy)
@@ -129,7 +129,7 @@ def test_a_subscription_without_deliveries_is_idle() -> None:
     assert transport.disconnecting
 
 
-def test_among_busy_connections_the_longest_idle_without_a_publish_makes_room() -> None:
+def test_among_busy_connections_the_longest_idle_without_a_publish_is_closed() -> None:
     server = make(auto=False, max_connections=2)
     (publishing, _), (frame, transport) = server.connect("10.0.0.1"), server.connect("10.0.0.2")
     publishing.dataReceived(b"message\n")
@@ -163,7 +163,7 @@ def test_refused_connections_do_not_count_against_the_limits() -> None:
     assert server.count("made-room") == 0
 
 
-def test_shares_of_connections_fit_the_available_descriptors() -> None:
+def test_shares_of_connections_of_all_listeners_fit_the_available_descriptors() -> None:
     for available in (100, 936, 960, 19_936, 100_000):
         for listeners in range(1, 8):
             share = connections_within(available, listeners) // listeners
@@ -171,7 +171,7 @@ def test_shares_of_connections_fit_the_available_descriptors() -> None:
             assert share == 1 or listeners * descriptors_for(share) <= available
 
 
-def test_a_factory_needs_only_a_broker() -> None:
+def test_a_factory_can_be_built_with_a_broker_alone() -> None:
     from twisted.internet import reactor
 
     factory = toys.ToyFactory(make().broker)

@@ -42,7 +42,7 @@ def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(mo
     service.stopService()
 
 
-def test_a_socket_of_systemd_can_be_listened_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_on_a_socket_of_systemd_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     server, adopted = make(), list[int]()
 
     class Reactor(MemoryReactorClock):

@@ -173,7 +173,7 @@ def test_each_cause_of_a_failed_handshake_is_logged(authority: Authority, log_li
 
 
 @pytest.mark.parametrize("of_twisted", [False, True])
-def test_an_honest_client_behind_the_same_address_waits_and_gets_through(
+def test_an_honest_client_behind_the_same_address_is_delayed_and_then_served(
     authority: Authority, of_twisted: bool
 ) -> None:
     world = World(authority, of_twisted)
@@ -186,7 +186,7 @@ def test_an_honest_client_behind_the_same_address_waits_and_gets_through(
     assert failing is not None
 
 
-def test_other_networks_do_not_wait(authority: Authority) -> None:
+def test_failed_handshakes_do_not_delay_other_networks(authority: Authority) -> None:
     world = World(authority)
     world.fail(client(authority), 5.0)
     honest = world.connect(client(authority, "writer"), OTHER)
@@ -215,13 +215,13 @@ def test_failed_handshakes_are_forgotten_after_a_while(authority: Authority) -> 
     assert world.finish(world.connect(client(authority, "writer"))) <= STEP
 
 
-def test_without_a_refusal_delay_nobody_waits(authority: Authority) -> None:
+def test_without_a_refusal_delay_no_connection_is_delayed(authority: Authority) -> None:
     world = World(authority, refusal_delay=0.0)
     assert world.fail(client(authority)) == 200
     assert world.count("handshakes-delayed") == 0
 
 
-def test_a_waiting_connection_is_not_read_and_makes_no_tls_object(authority: Authority) -> None:
+def test_a_delayed_connection_is_not_read_and_makes_no_tls_object(authority: Authority) -> None:
     world = World(authority)
     world.fail(client(authority), 5.0)
     before = world.count("connections")
@@ -236,7 +236,7 @@ def test_a_waiting_connection_is_not_read_and_makes_no_tls_object(authority: Aut
 
 
 @pytest.mark.parametrize("waiting", [MOST_OF_ONE - 1, MOST_OF_ONE])
-def test_a_network_has_only_so_many_connections_that_wait(authority: Authority, waiting: int) -> None:
+def test_the_delayed_connections_of_one_network_are_limited(authority: Authority, waiting: int) -> None:
     world = World(authority)
     world.fail(client(authority), 5.0)
     context = client(authority, "writer")
@@ -252,7 +252,7 @@ def test_a_network_has_only_so_many_connections_that_wait(authority: Authority, 
         assert peer.heard == b"ok hello\n", "those that wait are served"
 
 
-def test_a_connection_that_waits_is_refused_by_the_limits_when_its_turn_comes(authority: Authority) -> None:
+def test_a_delayed_connection_may_be_refused_by_the_limits_after_its_delay(authority: Authority) -> None:
     world = World(authority, max_per_host=1)
     world.fail(client(authority), 5.0)
     context = client(authority, "writer")
@@ -265,7 +265,7 @@ def test_a_connection_that_waits_is_refused_by_the_limits_when_its_turn_comes(au
     assert not second.transport.reads
 
 
-def test_stopping_closes_connections_that_wait(authority: Authority) -> None:
+def test_stopping_closes_delayed_connections(authority: Authority) -> None:
     world = World(authority)
     world.fail(client(authority), 5.0)
     waiting = world.connect(client(authority, "writer"))

@@ -45,7 +45,7 @@ def test_refusals_are_forgotten_after_a_while() -> None:
     assert holding.refusals.count("a") == FIRST
 
 
-def test_the_table_of_addresses_is_bounded_and_the_oldest_gives_way() -> None:
+def test_the_table_of_refused_addresses_is_bounded_and_forgets_the_oldest() -> None:
     holding = Holding(Clock())
     for number in range(MOST_ADDRESSES):
         holding.refusals.count(str(number))
@@ -56,7 +56,7 @@ def test_the_table_of_addresses_is_bounded_and_the_oldest_gives_way() -> None:
     assert holding.refusals.count("0") == 4 * FIRST
 
 
-def test_a_connection_is_closed_when_its_time_is_over() -> None:
+def test_a_held_connection_is_closed_when_its_delay_is_over() -> None:
     clock = Clock()
     holding = Holding(clock)
     held = hold(holding, seconds=2.0)
@@ -82,14 +82,14 @@ def test_beyond_the_limit_the_oldest_connection_is_closed() -> None:
     assert [held.ended for held in connections] == ["aborted", "", "", ""]
 
 
-def test_beyond_the_limit_the_network_with_the_most_gives_way() -> None:
+def test_beyond_the_limit_the_network_with_the_most_held_connections_loses_one() -> None:
     holding = Holding(Clock())
     other = hold(holding, "other", most=3)
     mine = [hold(holding, "n", most=3) for _ in range(3)]
     assert [held.ended for held in (other, *mine)] == ["", "aborted", "", ""]
 
 
-def test_one_network_holds_no_more_than_its_share() -> None:
+def test_one_network_has_at_most_its_share_of_held_connections() -> None:
     holding = Holding(Clock())
     other = hold(holding, "other")
     mine = [hold(holding, "n") for _ in range(MOST_OF_ONE)]

@@ -47,17 +47,17 @@ def world() -> World:
     return made
 
 
-def test_a_link_of_the_slowest_rate_is_not_slow(world: World) -> None:
+def test_a_frame_that_arrives_at_the_lowest_rate_is_not_slow(world: World) -> None:
     assert not any(world.bring(SLOWEST, 300))
 
 
-def test_a_link_that_is_slower_is_slow_sooner_or_later(world: World) -> None:
+def test_a_frame_below_the_lowest_rate_becomes_slow(world: World) -> None:
     slow = world.bring(SLOWEST / 2, 30)
     assert not any(slow[: int(SLOW_FRAME_S)])
     assert slow[-1]
 
 
-def test_a_burst_gives_no_credit_for_a_pause_after_it(world: World) -> None:
+def test_a_burst_does_not_excuse_a_pause_after_it(world: World) -> None:
     world.watch.received(16 << 20, True, False)
     world.clock.advance(SLOW_FRAME_S)
     assert not world.watch.slow
@@ -65,7 +65,7 @@ def test_a_burst_gives_no_credit_for_a_pause_after_it(world: World) -> None:
     assert world.is_slow()
 
 
-def test_a_link_that_recovers_is_not_slow_any_more(world: World) -> None:
+def test_a_frame_that_arrives_fast_again_is_not_slow_any_more(world: World) -> None:
     world.clock.advance(25)
     assert world.is_slow()
     world.watch.received(SLOWEST * 6, True, False)
@@ -81,7 +81,7 @@ def test_a_frame_that_was_not_read_because_the_reactor_was_busy_is_not_slow(worl
         assert not world.watch.slow
 
 
-def test_a_frame_that_trickles_is_known_to_be_slow_without_looking_twice(world: World) -> None:
+def test_a_trickling_frame_is_slow_at_the_first_check(world: World) -> None:
     for _ in range(20):
         world.clock.advance(1)
         world.watch.received(900, True, False)
@@ -96,7 +96,7 @@ def test_each_frame_is_watched_separately(world: World) -> None:
     assert world.ended == []
 
 
-def test_between_frames_nothing_is_slow_or_late(world: World) -> None:
+def test_without_an_incomplete_frame_a_connection_is_neither_slow_nor_late(world: World) -> None:
     world.watch.received(10, False, True)
     world.clock.advance(1000)
     assert not world.watch.slow
@@ -153,7 +153,7 @@ def test_a_dropped_slow_frame_reports_the_reason(world: World) -> None:
     assert world.ended == ["slow-frame"]
 
 
-def test_reading_resumes_when_the_last_pause_is_taken_back() -> None:
+def test_reading_resumes_when_the_last_pause_ends() -> None:
     log: list[str] = []
     reading = Reading(lambda: log.append("pause"), lambda: log.append("resume"))
     reading.pauseProducing()

@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
 
 
-def test_every_phase_leads_to_the_end_and_none_leads_back() -> None:
+def test_every_phase_of_a_connection_leads_to_the_end_and_none_leads_back() -> None:
     order = list(Phase)
     assert list(TRANSITIONS) == order
     for phase, following in TRANSITIONS.items():
@@ -30,7 +30,7 @@ class TestTimers:
         clock.advance(1.0)
         assert called == [5.0, 6.0]
 
-    def test_a_second_start_only_brings_the_timer_forward(self) -> None:
+    def test_starting_a_timer_again_only_makes_it_fire_earlier(self) -> None:
         clock, called = Clock(), []
         timers = Timers(clock)
 

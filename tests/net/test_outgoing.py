@@ -87,7 +87,7 @@ def test_a_large_record_is_sent_in_pieces_as_the_peer_reads(world: World) -> Non
     assert max(map(len, world.transport.written)) == PIECE
 
 
-def test_answers_follow_the_record_that_is_half_sent(world: World) -> None:
+def test_answers_are_sent_after_a_record_that_is_half_sent(world: World) -> None:
     world.send()
     world.read(1)
     world.protocol.dataReceived(b"echo pong\n")
@@ -95,13 +95,13 @@ def test_answers_follow_the_record_that_is_half_sent(world: World) -> None:
     assert b"".join(world.read(5)) == b"<" + RECORD + b"> pong"
 
 
-def test_a_subscription_continues_behind_the_record(world: World) -> None:
+def test_a_subscription_continues_after_its_large_record(world: World) -> None:
     world.send()
     world.protocol.dataReceived(b"?\n")
     assert b"".join(world.read(7)) == b"<" + RECORD + b">" + RECORD + b"\n"
 
 
-def test_peers_share_the_memory_for_records_and_all_get_theirs(world: World) -> None:
+def test_peers_share_the_memory_for_large_records_and_each_gets_its_record(world: World) -> None:
     world.broker.budget.lending.shares = within(len(RECORD))
     others = [world.connect(number) for number in range(2, 12)]
     world.send()
@@ -117,7 +117,7 @@ def test_peers_share_the_memory_for_records_and_all_get_theirs(world: World) -> 
     assert not world.broker.budget.lending.lent
 
 
-def test_a_record_that_waits_for_its_first_turn_is_charged(world: World) -> None:
+def test_a_large_record_is_charged_while_it_waits_for_its_first_turn(world: World) -> None:
     size = len(RECORD)
     world.broker.budget.lending.shares = within(2 * size)
     run = world.broker.read("s", 1, 1)[0]
@@ -130,7 +130,7 @@ def test_a_record_that_waits_for_its_first_turn_is_charged(world: World) -> None
     assert (len(held), sum(one is not None for one in held), world.broker.budget.lending.lent) == (10, 1, size)
 
 
-def test_a_record_that_is_deleted_meanwhile_ends_the_connection(world: World) -> None:
+def test_a_large_record_that_is_deleted_while_it_is_sent_ends_the_connection(world: World) -> None:
     world.send()
     world.clock.advance(0)
     world.broker.budget.lending.release(world.protocol.outgoing)
@@ -142,7 +142,7 @@ def test_a_record_that_is_deleted_meanwhile_ends_the_connection(world: World) ->
     assert len(world.transport.written) == 1
 
 
-def test_closing_first_finishes_the_record(world: World) -> None:
+def test_closing_first_sends_the_rest_of_a_large_record(world: World) -> None:
     world.send()
     world.read(1)
     world.protocol.finish()
@@ -168,7 +168,7 @@ def test_a_peer_that_sends_requests_within_a_record_and_reads_no_answer_is_dropp
     assert world.protocol.phase is not Phase.OPEN
 
 
-def test_a_lost_connection_gives_its_memory_back(world: World) -> None:
+def test_a_lost_connection_releases_the_memory_of_its_large_record(world: World) -> None:
     world.send()
     world.clock.advance(0)
     assert world.broker.budget.lending.lent == len(RECORD)

@@ -59,7 +59,7 @@ def test_names_of_a_certificate_are_read(tmp_path: Path) -> None:
     assert identify(transport(UNIXAddress(None), issued.certificate)) == Identity(certificates=names)
 
 
-def test_a_certificate_without_names_proves_nothing(tmp_path: Path) -> None:
+def test_a_certificate_without_names_gives_no_identity(tmp_path: Path) -> None:
     issued = Authority(tmp_path).issue(None)
     assert certificate_names(transport(UNIXAddress(None), issued.certificate)) == ()
 
@@ -77,7 +77,7 @@ def test_identity_by_address_alone() -> None:
         assert identity_at(nothing) == Identity(), "it is on this machine"
 
 
-def test_producer_is_the_address_after_the_name_of_the_certificate() -> None:
+def test_the_producer_is_the_name_of_the_certificate_and_the_address() -> None:
     assert producer_of(Identity(host="10.0.0.1"), "10.0.0.1:5000") == "10.0.0.1:5000"
     named = Identity(host="10.0.0.1", certificates=("writer-7", "alias"))
     assert producer_of(named, "10.0.0.1:5000") == "writer-7 (10.0.0.1:5000)"

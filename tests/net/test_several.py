@@ -37,7 +37,7 @@ def connected(servers: AnyServer) -> list[object]:
     return found
 
 
-def test_each_connection_goes_to_the_next_server() -> None:
+def test_each_attempt_connects_to_the_next_server() -> None:
     servers, _ = made("a", "b", "c")
     assert [connected(servers) for _ in range(4)] == [["a"], ["b"], ["c"], ["a"]]
 
@@ -48,14 +48,14 @@ def test_a_server_that_cannot_be_reached_is_passed_over() -> None:
     assert tried == ["a", "b", "c"]
 
 
-def test_an_attempt_fails_after_one_round() -> None:
+def test_an_attempt_fails_after_each_server_was_tried_once() -> None:
     servers, tried = made("a", "b", down="ab")
     (error,) = connected(servers)
     assert isinstance(error, ConnectionRefusedError)
     assert tried == ["a", "b"]
 
 
-def test_a_cancelled_attempt_does_not_go_on() -> None:
+def test_a_cancelled_attempt_tries_no_further_server() -> None:
     tried: list[str] = []
     attempt = AnyServer([FakeEndpoint("a", tried, waits=True), FakeEndpoint("b", tried)]).connect(Factory())
     ended: list[type] = []
@@ -65,7 +65,7 @@ def test_a_cancelled_attempt_does_not_go_on() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.3:8117/streams/s", "https://Host.test:9", "http://[::1]:7/"])
-def test_the_leader_that_a_server_names_is_next(url: str) -> None:
+def test_the_next_attempt_connects_to_the_leader_that_a_server_has_named(url: str) -> None:
     servers, tried = made("a", "b", "c", "d", addresses=("10.0.0.1:8117", "host.test:9", "10.0.0.3:8117", "[::1]:7"))
     assert follow_leader(servers, url)
     connected(servers)
@@ -91,7 +91,7 @@ def test_no_address_is_followed_that_was_not_given(url: str) -> None:
     assert tried == ["a"]
 
 
-def test_a_round_counts_as_one_attempt() -> None:
+def test_a_round_through_all_servers_counts_as_one_failed_attempt() -> None:
     assert servers_of(made("a", "b", "c")[0]) == 3
     assert servers_of(FakeEndpoint("a", [])) == 1
 

@@ -263,7 +263,7 @@ class TestLimits:
         server.clock.advance(1000)
         assert not transport.disconnecting, "between frames there is no deadline"
 
-    def test_a_large_frame_has_more_time_as_it_arrives(self) -> None:
+    def test_bytes_that_arrive_extend_the_deadline_of_a_large_frame(self) -> None:
         server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
@@ -273,7 +273,7 @@ class TestLimits:
         server.clock.advance(2)
         assert transport.disconnecting
 
-    def test_announcing_a_large_frame_gives_no_time(self) -> None:
+    def test_announcing_a_large_frame_does_not_extend_its_deadline(self) -> None:
         server = make(timeout=30.0)
         protocol, transport = server.connect()
         protocol.dataReceived(b"#6553600\n")
@@ -281,7 +281,7 @@ class TestLimits:
         assert transport.disconnecting
         assert server.count("frame-timeout") == 1
 
-    def test_the_deadline_waits_while_reading_is_paused(self) -> None:
+    def test_the_deadline_of_a_frame_stops_while_reading_is_paused(self) -> None:
         server = make(budget=Budget(limit=1000), timeout=30.0)
         large = server.broker.budget.account(Reading(lambda: None, lambda: None))
         large.expect(250, 200)
@@ -362,7 +362,7 @@ class TestSlowReaders:
 
 
 class TestBudget:
-    def test_publishing_pauses_its_own_transport(self) -> None:
+    def test_a_publisher_above_its_limit_is_paused(self) -> None:
         server = make(auto=False, budget=Budget(each=1000))
         protocol, transport = server.connect()
         protocol.dataReceived(b"x" * 1000 + b"\n")
@@ -498,7 +498,7 @@ class TestClosing:
         server.clock.advance(CLOSE_TIMEOUT_S + 1)
         assert transport.aborted
 
-    def test_a_producer_is_not_left_registered(self) -> None:
+    def test_a_closed_connection_leaves_no_producer_registered(self) -> None:
         server = make()
         protocol, transport = server.connect()
         assert transport.producer is protocol
@@ -534,7 +534,7 @@ def test_reading_resumes_when_no_pause_is_left() -> None:
     assert transport.producerState == "producing"
 
 
-def test_settled_is_called_after_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_method_settled_is_called_after_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.broker.budget.used))
     server = make(auto=False)
@@ -549,7 +549,7 @@ def test_settled_is_called_after_each_publish(monkeypatch: pytest.MonkeyPatch) -
     server.lose(protocol)
 
 
-def test_buffered_events_are_handled_like_new_ones() -> None:
+def test_buffered_events_are_handled_like_newly_received_ones() -> None:
     server = make()
     protocol, transport = server.connect()
     protocol.received(["kept"])
@@ -673,7 +673,7 @@ class TestSilence:
 class TestRefusals:
     """A refused connection is closed late; what it is owed comes at once."""
 
-    def test_each_refusal_of_an_address_holds_longer(self) -> None:
+    def test_each_refusal_of_an_address_delays_the_close_longer(self) -> None:
         server = make(refusal_delay=3.2)
         for seconds in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2):
             protocol, transport = server.connect()

@@ -170,7 +170,7 @@ def test_the_key_may_be_in_the_same_file(authority: Authority, tmp_path: Path) -
     assert meet(TLSSettings(tls_certificate=str(both)), client(authority)).answer == b"hello"
 
 
-def test_the_lowest_version(authority: Authority) -> None:
+def test_tls_1_2_is_the_lowest_version_unless_the_option_raises_it(authority: Authority) -> None:
     old = client(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert meet(options(authority), old).answer == b"hello"
@@ -229,7 +229,7 @@ def test_tls_is_added_only_to_plain_endpoints(authority: Authority) -> None:
             add_tls("toy", endpoint, Factory(), options(authority), Clock())
 
 
-def test_a_factory_may_refuse_a_connection(authority: Authority) -> None:
+def test_a_factory_behind_tls_may_refuse_a_connection(authority: Authority) -> None:
     factory = Factory()
     factory.buildProtocol = lambda addr: None  # type: ignore[method-assign]
     assert TLSFactory(options(authority).tls("toy"), factory, Clock()).buildProtocol(None) is None  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def test_contradicting_options_are_refused(authority: Authority) -> None:
             wrong.tls("toy")
 
 
-def test_options_are_converted_from_text() -> None:
+def test_tls_options_are_converted_from_text() -> None:
     assert build(TLSSettings, "toy", {"tls-minimum": "1.3"}).tls_minimum == "1.3"
     for wrong in ({"tls-minimum": "1.1"}, {"tls-client-auth": "perhaps"}):
         with pytest.raises(ConfigError, match="one of"):

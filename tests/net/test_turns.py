@@ -100,7 +100,7 @@ def test_function_that_fails_is_reported_and_the_next_one_is_called(reactor: Any
     assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
 
 
-def test_other_reactor_gets_a_delayed_call() -> None:
+def test_a_reactor_without_turns_runs_the_function_as_a_delayed_call() -> None:
     clock, said = Clock(), list[str]()
     TurnEnds(clock).call(lambda: said.append("later"))
     assert said == []

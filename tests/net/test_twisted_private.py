@@ -161,7 +161,7 @@ def test_the_kernel_holds_a_bounded_number_of_unsent_bytes(slow: tuple[PromptSer
     assert UNSENT // 4 <= _unsent(transport.socket) <= UNSENT
 
 
-def test_all_of_it_arrives_when_the_peer_reads(slow: tuple[PromptServer, socket.socket]) -> None:
+def test_unsent_data_arrives_when_the_peer_reads(slow: tuple[PromptServer, socket.socket]) -> None:
     transport, peer = slow
     much = bytes(range(256)) * (MUCH // 256)
     transport.write(much)
@@ -278,7 +278,7 @@ def test_a_port_accepts_a_few_connections_at_a_time() -> None:
         port._closeSocket(True)
 
 
-def test_fresh_connection_has_the_private_attributes_of_twisted(pair: Pair) -> None:
+def test_a_new_connection_has_the_private_attributes_of_twisted_that_we_use(pair: Pair) -> None:
     """A version of Twisted that renames one would only read and write an attribute of ours."""
     transport = Server(pair.transport.socket, Protocol(), ("127.0.0.1", 1), None, 0, Reactor())  # type: ignore[arg-type]
     assert (transport.dataBuffer, transport.offset) == (b"", 0)
@@ -287,7 +287,7 @@ def test_fresh_connection_has_the_private_attributes_of_twisted(pair: Pair) -> N
     assert (transport.producer, Server.bufferSize, Server.SEND_LIMIT) == (None, 1 << 16, 1 << 17)
 
 
-def test_port_of_twisted_accepts_more_connections_in_one_turn() -> None:
+def test_twisted_itself_accepts_more_connections_in_one_turn() -> None:
     port: Any = Port(0, Factory.forProtocol(Protocol), interface="127.0.0.1", reactor=Reactor())
     port.startListening()
     assert (port.transport, port.numberAccepts > ACCEPTS) == (Server, True)
@@ -322,7 +322,7 @@ def test_data_of_a_wrapped_connection_that_was_handed_over_goes_to_its_new_proto
     assert (first.received, second.received, second.transport) == (b"", b"hello", wrapper)
 
 
-def test_path_of_a_unix_endpoint() -> None:
+def test_the_path_of_a_unix_endpoint_is_read() -> None:
     assert path_of(UNIXServerEndpoint(Reactor(), "/run/figg")) == "/run/figg"
 
 
@@ -377,7 +377,7 @@ def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
         other.close()
 
 
-def test_other_reactors_are_left_as_they_are() -> None:
+def test_reactors_without_epoll_are_not_changed() -> None:
     reactor = Reactor()
     before = attrs.asdict(reactor)
     bound_events(reactor)

@@ -48,7 +48,7 @@ def checkpoint(epoch: int, position: int) -> LogEntry:
     return LogEntry(EntryKind.CHECKPOINT, epoch, A, position)
 
 
-def test_the_bytes_of_an_entry() -> None:
+def test_an_entry_has_the_specified_bytes() -> None:
     assert DATA.pack() == GOLDEN
     assert LogEntry.unpack(GOLDEN) == DATA
 
@@ -58,7 +58,7 @@ def test_every_kind_of_entry_survives_a_round_trip(entry: LogEntry) -> None:
     assert LogEntry.unpack(memoryview(entry.pack())) == entry
 
 
-def test_the_bytes_of_a_list_of_members() -> None:
+def test_an_entry_with_a_list_of_members_has_the_specified_bytes() -> None:
     entry = LogEntry(EntryKind.MEMBERS, 7, A, 64, members=Members(12, ("a", "node-2"), places=1))
     assert entry.pack().endswith(b"a12 1 a node-2")
     assert LogEntry.unpack(entry.pack()) == entry
@@ -73,7 +73,7 @@ def test_an_entry_of_the_version_before_has_no_list_of_members(monkeypatch: pyte
     assert LogEntry.unpack(packed) == checkpoint(3, 64)
 
 
-def test_the_list_of_the_last_entry_that_counts_is_valid() -> None:
+def test_the_list_of_members_of_the_last_entry_that_counts_applies() -> None:
     one, two = Members(1, ("a",), 1), Members(2, ("a", "b"))
     rule = Validity()
     assert rule.counts(changed(takeover(1, 0), members=one))
@@ -115,7 +115,7 @@ def test_every_truncated_entry_is_detected() -> None:
         LogEntry.unpack(GOLDEN + b"\0")
 
 
-def test_an_entry_of_a_newer_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_a_newer_version_is_refused_as_newer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "VERSION", 4)
     packed = DATA.pack()
     monkeypatch.undo()
@@ -160,7 +160,7 @@ def test_entries_count_in_the_order_of_their_positions() -> None:
     assert rule.end == 3
 
 
-def test_a_deposed_leaders_entry_does_not_count() -> None:
+def test_an_entry_of_a_deposed_leader_does_not_count() -> None:
     rule = Validity()
     assert rule.counts(takeover(1, 0))
     assert rule.counts(takeover(2, 0))
@@ -202,7 +202,7 @@ def test_a_batch_in_parts_counts_with_its_last_part() -> None:
 
 
 @pytest.mark.parametrize("first", [takeover(4, 100), checkpoint(4, 100)])
-def test_the_first_entry_that_is_left_says_epoch_and_end(first: LogEntry) -> None:
+def test_the_first_entry_that_is_left_gives_epoch_and_end_of_the_log(first: LogEntry) -> None:
     rule = Validity()
     rule.begin(first)
     assert rule.counts(first)
@@ -210,7 +210,7 @@ def test_the_first_entry_that_is_left_says_epoch_and_end(first: LogEntry) -> Non
     assert rule.counts(data(4, 100, b"x"))
 
 
-def test_an_entry_of_another_journal_or_another_past_does_not_count() -> None:
+def test_an_entry_of_another_journal_or_with_another_checksum_does_not_count() -> None:
     mine, other = bytes(15) + b"1", bytes(15) + b"2"
     rule = Validity()
     first = changed(checkpoint(3, 64), identity=mine, chain=7, after=7)
@@ -228,7 +228,7 @@ def test_an_entry_of_another_journal_or_another_past_does_not_count() -> None:
     assert not rule.counts(changed(data(4, 68, b"x"), identity=mine, chain=7, after=10))
 
 
-def test_the_identity_of_an_empty_log_is_that_of_its_first_segment() -> None:
+def test_the_first_segment_gives_an_empty_log_its_identity() -> None:
     rule = Validity()
     rule.begin(takeover(1, 0))
     assert rule.counts(takeover(1, 0))
@@ -243,7 +243,7 @@ def test_the_shared_log_cannot_begin_with_data() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.integers(5, 30))
 @settings(max_examples=200)
-def test_divided_batches_are_the_same_bytes_and_count(batches: list[bytes], most: int) -> None:
+def test_batches_divided_over_entries_keep_their_bytes_and_count(batches: list[bytes], most: int) -> None:
     rule = Validity()
     assert rule.counts(takeover(1, 0))
     joined = b""

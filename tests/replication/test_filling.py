@@ -63,11 +63,11 @@ def test_a_follower_is_copied_rather_than_the_leader(tmp_path: Path) -> None:
     assert fill(tmp_path, checkpoint(9), messages) == (["http://b"], [None])
 
 
-def test_nothing_is_copied_if_the_shared_log_begins_with_the_journal(tmp_path: Path) -> None:
+def test_nothing_is_copied_if_the_shared_log_begins_where_the_journal_does(tmp_path: Path) -> None:
     assert fill(tmp_path, checkpoint(0), [said("b", 9, "http://b")]) == ([], [None])
 
 
-def test_a_journal_that_was_never_one_of_a_cluster_is_not_touched(tmp_path: Path) -> None:
+def test_a_journal_that_was_never_in_a_cluster_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / f"{0:016x}.segment").write_bytes(bytes(64))
     assert fill(tmp_path, checkpoint(9), [said("b", 9, "http://b")]) == ([], [None])
 
@@ -103,7 +103,7 @@ def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) ->
     assert ended == [None]
 
 
-def test_a_download_is_told_to_stop_when_the_start_is_cancelled(tmp_path: Path) -> None:
+def test_a_download_stops_when_the_start_is_cancelled(tmp_path: Path) -> None:
     clock = Clock()
     hub = Hub(clock, Random(1), entries=[checkpoint(9)])
     stops: list[Event] = []

@@ -237,7 +237,7 @@ def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str],
         assert each.journal.bounds("s") == (1, 3)
 
 
-def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callable[[str], Member]) -> None:
+def test_stepping_down_fails_and_sets_aside_publishes_that_are_not_released(member: Callable[[str], Member]) -> None:
     old, new = member("a"), member("b")
     now(old.gate.lead())
     old.append(b"kept")
@@ -258,7 +258,7 @@ def test_stepping_down_fails_and_sets_aside_what_is_not_released(member: Callabl
     assert old.read() == [b"kept", b"mine"]
 
 
-def test_stepping_down_acknowledges_what_was_confirmed(member: Callable[[str], Member]) -> None:
+def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     results: list[Any] = []
@@ -316,7 +316,7 @@ def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
     assert leader.states[-1] == (JournalState.READ_ONLY, "b has taken over")
 
 
-def test_refusing_messages_is_announced_when_what_was_acknowledged_early_is_released(
+def test_a_suspended_leader_is_announced_when_early_acknowledgements_are_released(
     member: Callable[[str], Member],
 ) -> None:
     """The broker takes the numbers of streams from the journal then, and no number may be given twice."""
@@ -331,7 +331,7 @@ def test_refusing_messages_is_announced_when_what_was_acknowledged_early_is_rele
     assert leader.next == 2
 
 
-def test_stepping_down_where_a_segment_began_keeps_that_segment(member: Callable[[str], Member]) -> None:
+def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: Callable[[str], Member]) -> None:
     old, new = member("a"), member("b")
     now(old.gate.lead())
     for _ in range(3):
@@ -380,7 +380,7 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
     now(old.journal.close())
 
 
-def test_leading_again_after_stepping_down(member: Callable[[str], Member]) -> None:
+def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one").addErrback(lambda _: None)
@@ -449,7 +449,7 @@ def test_a_restarted_server_continues_where_everything_was_released(member: Call
     assert again.directory.joinpath("REPLICA").read_text() == "a\n"
 
 
-def test_a_difference_from_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
+def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one")
@@ -507,13 +507,13 @@ def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_serv
     now(leader.journal.close())
 
 
-def test_a_retirement_of_nothing_waits_for_no_release(member: Callable[[str], Member]) -> None:
+def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     assert now(leader.journal.retire(["there is no such stream"])) is None
 
 
-def test_a_retirement_that_the_disk_refuses_fails(tmp_path: Path, logged_errors: Any) -> None:
+def test_a_retirement_that_the_disk_refuses_fails_and_changes_nothing(tmp_path: Path, logged_errors: Any) -> None:
     files = FaultyFiles()
     leader = Member(tmp_path / "a", files=files)
     now(leader.gate.lead())
@@ -564,7 +564,7 @@ def test_following_another_leader_is_no_change_of_state(member: Callable[[str], 
     assert now(follower.append(b"x").addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
 
-def test_releases_while_the_disk_is_slow_share_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     monkeypatch.setattr(Writer, "write_mark", lambda self: written.append(self.released))
     worker = SteppedWorker()
@@ -604,7 +604,7 @@ def test_an_append_that_was_not_committed_when_another_server_leads_is_never_wri
     now(leader.journal.close())
 
 
-def test_a_start_says_what_it_has_set_aside(tmp_path: Path) -> None:
+def test_a_start_logs_which_bytes_it_has_set_aside(tmp_path: Path) -> None:
     leader = Member(tmp_path / "a")
     now(leader.gate.lead())
     leader.append(b"kept")
@@ -659,7 +659,7 @@ def test_an_append_that_the_disk_refuses_fails_once(
     now(leader.journal.close())
 
 
-def test_where_a_retirement_is_on_the_disk_is_told_at_once(member: Callable[[str], Member]) -> None:
+def test_the_position_of_a_synced_retirement_is_reported_at_once(member: Callable[[str], Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one")
@@ -670,13 +670,13 @@ def test_where_a_retirement_is_on_the_disk_is_told_at_once(member: Callable[[str
     assert told == [leader.position()]
 
 
-def test_a_server_that_steps_down_keeps_nothing_that_it_has_not_handed_over(tmp_path: Path) -> None:
+def test_a_server_that_steps_down_cuts_batches_that_it_has_not_handed_over(tmp_path: Path) -> None:
     leader = deposed_before_its_commit_settled(tmp_path / "a", idle=True)
     assert leader.journal.writer.handover.take() == []
     now(leader.journal.close())
 
 
-def test_a_server_whose_mark_is_ahead_of_the_shared_log_goes_back_to_it(member: Callable[[str], Member]) -> None:
+def test_a_server_whose_log_is_ahead_of_the_shared_log_is_cut_to_its_end(member: Callable[[str], Member]) -> None:
     server = member("a")
     now(server.gate.lead())
     for payload in (b"kept", b"of another life of the shared log"):
@@ -752,7 +752,7 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
 
 
 @pytest.mark.parametrize("retires", [False, True])
-def test_what_ends_after_the_journal_of_a_leader_has_failed_fails(
+def test_a_commit_that_ends_after_the_journal_of_a_leader_has_failed_is_refused(
     tmp_path: Path, logged_errors: Any, retires: bool
 ) -> None:
     """It is on the disk, but nothing releases it any more; and the failure is announced when nothing waits."""

@@ -78,7 +78,7 @@ class TestWithRealServers:
     pytestmark = live
 
     @pytest.mark.slow
-    def test_another_server_is_used_when_one_is_connected_and_answers_nothing(self, run: Run, nodes: NatsNodes) -> Any:
+    def test_another_server_is_used_when_the_connected_one_does_not_answer(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             frozen = log.connected_to
             pid = nodes.pid(next(node for node, url in enumerate(nodes.urls) if url.endswith(frozen)))
@@ -172,7 +172,7 @@ class TestWithRealServers:
 
         return run(test)
 
-    def test_the_only_server_is_connected_to_again_when_it_has_refused_the_connection(
+    def test_the_only_server_is_tried_again_after_it_has_refused_the_connection(
         self, run: Run, nodes: NatsNodes
     ) -> Any:
         """The client gives up for ever, for example when a server that starts does not know the password yet."""
@@ -325,7 +325,7 @@ def test_a_stream_that_would_lose_entries_is_refused(change: dict[str, Any], sai
         judged(**change)
 
 
-def test_a_stream_that_refuses_what_is_too_much_is_accepted() -> None:
+def test_a_stream_that_refuses_entries_above_its_limit_is_accepted() -> None:
     assert judged(max_bytes=1 << 20, discard="new") == []
 
 
@@ -339,7 +339,7 @@ def test_a_stream_that_refuses_what_is_too_much_is_accepted() -> None:
         (TimeoutError(), ""),
     ],
 )
-def test_what_nats_answers_is_said_and_what_is_no_answer_is_not(answer: Exception, said: str) -> None:
+def test_only_errors_that_nats_has_answered_are_told_as_its_answers(answer: Exception, said: str) -> None:
     assert refusal(answer) == said
 
 

@@ -157,7 +157,7 @@ def test_events_are_stored_once_when_another_server_takes_over(servers: list[Ser
 
 
 @pytest.mark.parametrize("acknowledge", ["local"])
-def test_event_that_the_shared_log_lacks_proves_nothing(servers: list[Server]) -> None:
+def test_an_event_that_the_shared_log_lacks_does_not_count_as_stored(servers: list[Server]) -> None:
     """It is acknowledged by the leader alone, and lost if another server takes over now."""
     old, _ = servers
     first = old.connect()

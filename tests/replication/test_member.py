@@ -334,7 +334,7 @@ def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twic
     assert sink.payloads == [b"4"]
 
 
-def test_another_clusters_journal_of_the_same_length_is_refused_and_the_others_go_on(
+def test_a_journal_of_another_cluster_of_the_same_length_is_refused(
     cluster: Cluster, tmp_path: Path, logged_errors: list[Any]
 ) -> None:
     other = Cluster(tmp_path / "other")
@@ -369,7 +369,7 @@ def test_another_clusters_journal_of_the_same_length_is_refused_and_the_others_g
     stray.up = False
 
 
-def test_another_server_takes_over_when_the_leader_is_away(cluster: Cluster) -> None:
+def test_another_server_takes_over_when_the_leader_is_silent(cluster: Cluster) -> None:
     old = cluster.elect("abc")
     old.publish(b"kept")
     cluster.settle()
@@ -441,9 +441,7 @@ def test_a_leader_without_the_shared_log_soon_refuses_messages_with_local_acknow
     assert leader.read() == leader.acknowledged == [b"first", b"second"]
 
 
-def test_a_take_over_loses_what_was_acknowledged_by_the_old_leader_alone(
-    cluster: Cluster, log_lines: list[str]
-) -> None:
+def test_with_local_acknowledgements_a_take_over_may_lose_messages(cluster: Cluster, log_lines: list[str]) -> None:
     """That is what `acknowledge = "local"` gives up; the journals are the same all the same."""
     cluster.acknowledge = "local"
     old = cluster.elect("abc")
@@ -467,7 +465,7 @@ def test_a_take_over_loses_what_was_acknowledged_by_the_old_leader_alone(
     assert any("not confirmed 1 of the messages" in line for line in log_lines)
 
 
-def test_a_leader_whose_messages_are_late_is_known_by_what_it_appends(
+def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two servers that miss the leader at once would depose each other again and again."""
@@ -508,7 +506,7 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
 
 
-def test_a_server_that_takes_over_has_nothing_to_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
     old = cluster.elect("abc")
     for number in range(20):
@@ -602,12 +600,12 @@ def test_a_leader_whose_process_has_ended_is_replaced_within_two_seconds(cluster
     assert 0.75 < seconds_without_a_leader(cluster) < 1.75
 
 
-def test_a_leader_that_is_connected_and_silent_is_waited_for(cluster: Cluster) -> None:
+def test_a_silent_leader_that_is_still_connected_is_waited_for_longer(cluster: Cluster) -> None:
     cluster.hub.answers = True
     assert seconds_without_a_leader(cluster) > 2.75
 
 
-def test_a_leader_that_was_never_found_is_waited_for(cluster: Cluster) -> None:
+def test_a_silent_leader_that_nats_has_never_shown_is_waited_for_longer(cluster: Cluster) -> None:
     """The permissions of NATS may hide every server."""
     cluster.hub.answers = False
     assert seconds_without_a_leader(cluster) > 2.75
@@ -651,7 +649,7 @@ def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, l
     logged_errors.clear()
 
 
-def test_a_new_server_follows_after_a_copy_of_anothers_journal(cluster: Cluster) -> None:
+def test_a_new_server_follows_after_the_journal_of_another_was_copied(cluster: Cluster) -> None:
     leader = cluster.elect_of_two()
     cluster.publish_five(leader)
     source, target = leader.journal.directory, cluster.directory / "c"
@@ -866,7 +864,7 @@ def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
     assert new.read() == leader.acknowledged
 
 
-def test_a_server_opens_its_journal_without_the_shared_log(cluster: Cluster) -> None:
+def test_a_server_opens_its_journal_although_the_shared_log_does_not_answer(cluster: Cluster) -> None:
     leader = trimmed(cluster)
     other = next(server for server in cluster.servers.values() if server is not leader)
     other.stop()
@@ -913,7 +911,7 @@ def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, lo
         raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
 
 
-def test_a_server_goes_on_after_outdated_answers_of_some_seconds(
+def test_a_server_continues_after_outdated_answers_for_some_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A NATS server that was frozen believes for a while that it leads the stream, and says where it ended before."""
@@ -1005,7 +1003,7 @@ def test_followers_that_lack_what_something_else_purged_are_filled(cluster: Clus
         assert server.read() == leader.acknowledged == [b"1", b"2", b"3"]
 
 
-def test_a_deposed_leader_tells_its_process(cluster: Cluster) -> None:
+def test_a_deposed_leader_asks_its_process_to_reopen_the_journal(cluster: Cluster) -> None:
     old = cluster.elect("ab")
     told: list[str] = []
     old.journal.gate.cluster.on_reopen = told.append
@@ -1093,7 +1091,7 @@ def test_settings_that_cannot_be_replicated_are_refused(cluster: Cluster, settin
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_acknowledged_is_lost_when_servers_and_answers_come_and_go(cluster: Cluster, seed: int) -> None:
+def test_no_acknowledged_message_is_lost_while_servers_and_answers_fail(cluster: Cluster, seed: int) -> None:
     rnd = Random(seed)
     cluster.hub.rnd = Random(seed)
     for name in "abc":

@@ -33,7 +33,7 @@ def test_each_change_has_the_next_version() -> None:
     assert change(ChangeKind.CLOSE).apply(Members(5, ("a", "b"), 2)) == Members(6, ("a", "b"))
 
 
-def test_doing_a_change_again_changes_nothing_whatever_the_version() -> None:
+def test_a_repeated_change_changes_nothing_whatever_its_version() -> None:
     for kind, name, by in (
         (ChangeKind.ADD, "c", ""),
         (ChangeKind.REMOVE, "d", ""),
@@ -54,7 +54,7 @@ def test_two_members_have_to_be_left() -> None:
         change(ChangeKind.REMOVE, "a").apply(Members(5, ("a", "b")))
 
 
-def test_a_member_is_replaced_by_a_server_that_is_none() -> None:
+def test_only_a_server_that_is_no_member_can_replace_a_member() -> None:
     with pytest.raises(FyrehoseError, match="x is not a member; the members are a, b and c"):
         change(ChangeKind.REPLACE, "x", "y").apply(THREE)
     for name in "ab":
@@ -69,7 +69,7 @@ def test_the_number_of_members_is_bounded() -> None:
         change(ChangeKind.ADD, "one-more").apply(full)
 
 
-def test_a_list_is_shown_in_words() -> None:
+def test_a_list_of_members_is_shown_in_words() -> None:
     assert str(Members(1, ("a",))) == "a"
     assert str(Members(1, ("a", "b"))) == "a and b"
     assert str(THREE) == "a, b and c"
@@ -106,12 +106,12 @@ def test_a_request_survives_a_round_trip(kind: ChangeKind) -> None:
         {"change": ["add"], "id": "1", "version": 1, "name": "a"},
     ],
 )
-def test_what_is_no_request_is_ignored(said: object) -> None:
+def test_a_message_that_is_no_request_is_ignored(said: object) -> None:
     assert MemberChange.unpack(json.dumps(said).encode()) is None
 
 
 @given(st.binary(max_size=80))
-def test_any_other_message_is_ignored(message: bytes) -> None:
+def test_random_messages_are_ignored(message: bytes) -> None:
     assert MemberChange.unpack(message) is None
 
 

@@ -194,7 +194,7 @@ def test_member_with_one_of_two_copies_stays_unless_it_is_silent() -> None:
         made.peers.hear(json.dumps(said).encode(), 10.0)
     request = MemberChange("r", 4, ChangeKind.REMOVE, "b").pack()
     made.ask(request, role, 10.0)
-    assert "b has to stay a member until two others have on disk what was trimmed" in made.answer["refused"]
+    assert "b has to stay a member until two others have the trimmed entries on disk" in made.answer["refused"]
     made.ask(MemberChange("s", 4, ChangeKind.REMOVE, "c").pack(), role, 10.0)
     assert role.changes_members, "a and b have everything"
     role = leading(Members(4, ("a", "b", "c")))
@@ -209,7 +209,7 @@ def test_another_change_waits_until_the_first_is_confirmed() -> None:
     assert [item.entry.members for item in role.inflight] == [Members(5, ("a", "b", "c"))]
 
 
-def test_what_is_no_request_and_requests_to_a_follower_are_ignored() -> None:
+def test_invalid_requests_and_requests_to_a_follower_are_ignored() -> None:
     made, role = membership(), leading(Members(4, ("a", "b")))
     made.ask(b"{}", role, 10.0)
     made.ask(MemberChange("r", 4, ChangeKind.ADD, "c").pack(), Role(EntryWriter("a", 1), 0), 10.0)

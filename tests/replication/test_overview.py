@@ -28,7 +28,7 @@ def role(name: str, position: int = 0, state: State = State.FOLLOWER) -> Role:
 
 
 class TestGrowth:
-    def test_a_server_that_has_everything_lacks_nothing(self) -> None:
+    def test_a_server_with_the_whole_journal_lacks_nothing(self) -> None:
         growth = Growth()
         growth.note(100, 0, 1.0)
         assert growth.since(100, 50.0) == (0, 0.0)
@@ -51,7 +51,7 @@ class TestGrowth:
         assert growth.since(200, 63.0) == (10, 3.0)
         assert growth.since(299, 63.0) == (1, 3.0)
 
-    def test_what_is_earlier_than_all_samples_is_unknown(self) -> None:
+    def test_the_lag_from_before_all_samples_is_unknown(self) -> None:
         growth = Growth()
         assert growth.since(0, 1.0) == (None, None)
         growth.note(100, 0, 1.0)
@@ -108,7 +108,7 @@ def following(name: str, leader: EntryWriter) -> Role:
     return made
 
 
-def test_a_follower_knows_what_the_leader_says_while_it_is_heard() -> None:
+def test_a_follower_shows_the_leaders_table_while_it_gets_messages() -> None:
     here = peers("b")
     said = [MemberStatus(name="a", role="leader", behind=0), MemberStatus(name="c", role="follower", behind=7)]
     heard(here, "a", 300, 1.0, packed(said))
@@ -127,7 +127,7 @@ def test_an_invalid_table_of_a_leader_is_empty(listed: Any) -> None:
     assert parsed({"servers": listed}) == []
 
 
-def test_of_a_table_only_what_is_valid_printable_and_bounded_is_used() -> None:
+def test_only_valid_printable_and_bounded_rows_of_a_leaders_table_are_used() -> None:
     valid = packed([MemberStatus(name="b\x1b[2J", role="follower", behind=1)])
     invalid = {**valid[0], "behind": "much"}
     (found,) = parsed({"servers": [invalid, *valid]})

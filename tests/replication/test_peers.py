@@ -21,7 +21,7 @@ def said(by: Peers, position: int = 0, leaving: bool = False) -> bytes:
     return by.pack(Role(EntryWriter(by.settings.name, by.incarnation), position), leaving)
 
 
-def test_a_server_is_known_by_what_it_has_said() -> None:
+def test_a_server_is_described_by_its_last_message() -> None:
     here, there = peers("a"), peers("b")
     heard = here.hear(said(there, position=7), 12.0)
     assert heard is not None

@@ -97,7 +97,7 @@ def test_a_server_that_has_not_synced_everything_does_not_take_over() -> None:
     assert role.take_over(2)
 
 
-def test_a_follower_writes_what_counts_and_releases_what_is_synced() -> None:
+def test_a_follower_writes_entries_that_count_and_releases_synced_ones() -> None:
     role = Role(ME, 0)
     role.read(1, takeover(1, 0))
     role.read(2, data(1, 0, b"abc"))
@@ -139,7 +139,7 @@ def test_batches_that_the_journal_has_are_compared_and_not_written_again() -> No
     assert role.state is State.STOPPED
 
 
-def test_the_leader_acknowledges_what_is_synced_and_accepted() -> None:
+def test_a_leader_acknowledges_messages_that_are_synced_and_accepted() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     (entry,) = appends(role)
@@ -152,7 +152,7 @@ def test_the_leader_acknowledges_what_is_synced_and_accepted() -> None:
     assert role.mark == 3
 
 
-def test_a_leader_acknowledges_ahead_what_is_synced_up_to_a_limit() -> None:
+def test_a_leader_may_acknowledge_synced_messages_ahead_up_to_a_limit() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     role.append(3, whole(b"defgh"))
@@ -219,7 +219,7 @@ def test_a_refusal_before_the_appends_in_front_have_arrived_changes_nothing() ->
     assert role.state is State.LEADER
 
 
-def test_a_leader_steps_down_and_truncates_when_somebody_elses_entry_is_in_the_place() -> None:
+def test_a_leader_steps_down_when_another_leaders_entry_has_the_expected_number() -> None:
     role = leader(most=3)
     role.append(0, whole(b"abc", b"def"))
     first, second = appends(role)
@@ -237,7 +237,7 @@ def test_a_leader_steps_down_and_truncates_when_somebody_elses_entry_is_in_the_p
     assert not role.pending
 
 
-def test_a_leader_steps_down_when_the_place_was_purged() -> None:
+def test_a_leader_steps_down_when_the_expected_number_was_purged() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     role.take()
@@ -258,7 +258,7 @@ def test_an_idle_leader_looks_at_what_another_server_has_written_and_steps_down_
     assert role.leader == OTHER
 
 
-def test_a_void_entry_costs_an_idle_leader_nothing() -> None:
+def test_an_idle_leader_continues_after_an_entry_that_does_not_count() -> None:
     role = leader()
     role.learned_last(2, 1)
     role.found(2, data(0, 0, b"late"))
@@ -267,7 +267,7 @@ def test_a_void_entry_costs_an_idle_leader_nothing() -> None:
     assert actions(role) == [LookAt(2), Append(data(1, 0, b"abc", ME), 2, 2)]
 
 
-def test_a_leader_numbers_what_is_in_flight_anew_behind_a_void_entry() -> None:
+def test_a_leader_renumbers_appends_in_flight_behind_an_entry_that_does_not_count() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     role.append(3, whole(b"def"))
@@ -286,7 +286,7 @@ def test_a_leader_numbers_what_is_in_flight_anew_behind_a_void_entry() -> None:
     assert (role.applied, role.position, role.pending) == (5, 6, False)
 
 
-def test_an_answer_to_what_was_numbered_anew_confirms_nothing() -> None:
+def test_an_answer_to_an_append_with_an_old_number_confirms_nothing() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     (first,) = appends(role)
@@ -299,7 +299,7 @@ def test_an_answer_to_what_was_numbered_anew_confirms_nothing() -> None:
     assert not role.pending
 
 
-def test_a_candidate_tries_again_behind_a_void_entry() -> None:
+def test_a_candidate_tries_again_behind_an_entry_that_does_not_count() -> None:
     role = Role(ME, 0)
     role.read(1, takeover(1, 0))
     assert role.take_over(1)
@@ -325,7 +325,7 @@ def test_a_server_whose_journal_is_another_one_of_the_same_length_stops() -> Non
     assert role.reported == 0, "nobody may believe that it has the other journal's bytes"
 
 
-def test_a_server_whose_copy_went_on_by_itself_stops_where_it_ends() -> None:
+def test_a_server_whose_journal_was_continued_outside_the_cluster_stops() -> None:
     role = Role(ME, 64, identity=MINE, chain=8)
     role.read(1, of(takeover(1, 60), MINE, 5))
     assert role.state is State.FOLLOWER
@@ -356,7 +356,7 @@ def test_an_empty_server_takes_the_identity_of_the_log() -> None:
     assert role.state is State.FOLLOWER
 
 
-def test_a_candidate_follows_again_after_somebody_else_was_faster() -> None:
+def test_a_candidate_follows_again_after_another_server_took_over() -> None:
     role = Role(ME, 0)
     assert role.take_over(0)
     role.refused(takeover(1, 0, ME), 1, 0)
@@ -444,7 +444,7 @@ def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:
     assert not role.take_over(1)
 
 
-def test_a_server_stops_when_its_journal_goes_beyond_the_shared_log() -> None:
+def test_a_server_stops_when_its_journal_is_longer_than_the_shared_log() -> None:
     role = Role(ME, 10)
     role.read(1, takeover(1, 0))
     assert not role.take_over(1)
@@ -455,7 +455,7 @@ def test_a_server_stops_when_its_journal_goes_beyond_the_shared_log() -> None:
     assert "ends at position 0, and this journal is durable up to 10" in again.reason
 
 
-def test_a_leader_stops_when_the_shared_log_has_lost_what_was_confirmed() -> None:
+def test_a_leader_stops_when_the_shared_log_has_lost_confirmed_entries() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     (entry,) = appends(role)
@@ -569,7 +569,7 @@ def test_a_leader_that_was_removed_purges_nothing() -> None:
     assert actions(role) == []
 
 
-def test_what_was_trimmed_has_to_be_on_two_members() -> None:
+def test_trimmed_entries_have_to_be_on_two_members() -> None:
     role = Role(ME, 0)
     members = Members(1, ("me", "b", "c"))
     role.read(1, takeover(1, 0, members=members))
@@ -600,7 +600,7 @@ def test_a_follower_does_not_change_the_members() -> None:
     assert not Role(ME, 0).change_members(FOUNDED)
 
 
-def test_a_checkpoint_carries_the_members_of_its_place() -> None:
+def test_a_checkpoint_carries_the_members_that_apply_at_its_number() -> None:
     role = leader()
     two = Members(2, ("me", "b"))
     role.change_members(two)
@@ -620,7 +620,7 @@ def test_a_change_that_is_not_confirmed_does_not_count_after_a_step_down() -> No
     assert [entry.members for entry in appends(role)] == [FOUNDED]
 
 
-def test_a_change_is_numbered_anew_behind_a_void_entry() -> None:
+def test_a_change_of_members_is_renumbered_behind_an_entry_that_does_not_count() -> None:
     role = leader()
     two = Members(2, ("me", "b"))
     role.append(0, whole(b"abc"))

@@ -13,13 +13,13 @@ from fyrehose.replication.settings import parse
 TABLE = {"servers": ["nats://10.0.0.1:4222", "tls://10.0.0.2:4222"], "name": "a"}
 
 
-def test_a_table_with_servers_and_a_name_is_enough() -> None:
+def test_a_table_with_only_servers_and_a_name_is_valid() -> None:
     settings = parse(TABLE)
     assert settings.servers == ("nats://10.0.0.1:4222", "tls://10.0.0.2:4222")
     assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 3.0)
 
 
-def test_messages_are_acknowledged_by_both_unless_the_table_says_local() -> None:
+def test_messages_wait_for_disk_and_shared_log_unless_the_table_says_local() -> None:
     assert parse(TABLE).acknowledge == "both"
     assert parse(TABLE).ahead == 0
     assert parse({**TABLE, "acknowledge": "local"}).ahead == 16 << 20
@@ -64,7 +64,7 @@ def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.Monkey
         parse(table)
 
 
-def test_something_else_than_a_table_is_refused() -> None:
+def test_a_value_other_than_a_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a table"):
         parse("nats://10.0.0.1:4222")
 
@@ -82,7 +82,7 @@ def test_a_user_needs_a_password_file_that_can_be_read(tmp_path: Path) -> None:
     assert (options["user"], options["password"]()) == ("a", "secret")
 
 
-def test_answers_of_nats_come_to_an_inbox_of_the_server() -> None:
+def test_answers_of_nats_use_the_inbox_that_the_user_may_subscribe_to() -> None:
     assert parse({**TABLE, "cluster": "x"}).connect_options()["inbox_prefix"] == "fyrehose.x.inbox.a"
 
 

@@ -195,7 +195,7 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     assert shared.work.lanes["jobs"].progress.settled == 4
 
 
-def test_a_follower_does_not_show_how_far_the_work_was_when_it_started(cluster: Cluster) -> None:
+def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(cluster: Cluster) -> None:
     leader = begin(cluster, 10)
     cluster.settle()
     follower = next(server for server in cluster.servers.values() if server is not leader)
@@ -209,7 +209,7 @@ def test_a_follower_does_not_show_how_far_the_work_was_when_it_started(cluster: 
     assert [each["name"] for each in leader.broker.named.sharing.listed()] == ["work"]
 
 
-def test_nothing_is_shared_with_local_acknowledgements(cluster: Cluster) -> None:
+def test_no_subscription_is_shared_with_local_acknowledgements(cluster: Cluster) -> None:
     cluster.acknowledge = "local"
     cluster.add("a")
     leader = cluster.elect()
@@ -221,7 +221,7 @@ def test_nothing_is_shared_with_local_acknowledgements(cluster: Cluster) -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_record_has_one_holder_and_one_result(cluster: Cluster, seed: int, ladder: Any) -> None:
+def test_each_record_has_one_worker_and_one_result_over_take_overs(cluster: Cluster, seed: int, ladder: Any) -> None:
     dice, records = Random(seed), ladder(30, 200)
     cluster.hub.rnd = Random(seed)
     begin(cluster, records)

@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Iterator[NatsNodes]:
 
 @pytest.mark.live
 @pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
-def test_the_new_log_has_one_entry_whatever_the_old_one_had(node: NatsNodes) -> None:
+def test_a_new_shared_log_has_one_entry_whatever_the_old_one_had(node: NatsNodes) -> None:
     settings = ReplicationSettings(servers=tuple(node.urls), cluster="x", name="a", replicas=1)
 
     async def run() -> tuple[Any, Any]:
@@ -51,7 +51,7 @@ def test_the_new_log_has_one_entry_whatever_the_old_one_had(node: NatsNodes) -> 
 
 
 @pytest.mark.live
-def test_without_nats_it_says_which_servers_were_tried() -> None:
+def test_beginning_again_without_nats_names_the_servers_that_were_tried() -> None:
     port = free_port()
     settings = ReplicationSettings(servers=(f"nats://127.0.0.1:{port}",), name="a")
     with pytest.raises(FyrehoseError, match=f"no NATS server of nats://127.0.0.1:{port} can be reached"):

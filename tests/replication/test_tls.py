@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_without_files_nothing_is_said_of_tls() -> None:
+def test_without_certificate_files_nats_is_connected_without_tls() -> None:
     assert set(settings().connect_options()) == {"inbox_prefix"}
     assert settings(credentials="user.creds").connect_options()["user_credentials"] == "user.creds"
 
@@ -58,7 +58,7 @@ def test_a_certificate_needs_its_key(files: Path) -> None:
         settings(tls_certificate=str(files / "server.pem")).connect_options()
 
 
-def test_files_that_cannot_be_used_are_named(files: Path) -> None:
+def test_certificate_files_that_cannot_be_used_are_named(files: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.pem\): No such file"):
         settings(tls_authorities="missing.pem").connect_options()
     with pytest.raises(ConfigError, match="cannot use the files for TLS"):

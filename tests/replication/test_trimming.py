@@ -82,7 +82,7 @@ def test_the_log_is_trimmed_when_every_member_confirms(world: World) -> None:
     assert world.purged()
 
 
-def test_a_member_that_was_not_heard_for_long_is_not_waited_for(world: World) -> None:
+def test_trimming_does_not_wait_for_a_member_that_was_silent_for_long(world: World) -> None:
     world.hear("b", 4)
     world.now += 61
     assert not world.purged(), "nobody else has it, as far as was heard lately"
@@ -110,14 +110,14 @@ def test_a_server_that_cannot_begin_behind_a_purge_by_something_else_is_not_wait
     assert world.answer() == [], "the checkpoint is the first entry now"
 
 
-def test_a_server_that_was_removed_is_not_waited_for(world: World) -> None:
+def test_trimming_does_not_wait_for_a_server_that_was_removed(world: World) -> None:
     world.hear("b", 4)
     assert not world.purged(), "c was not heard"
     world.change_members(Members(4, ("a", "b")))
     assert world.purged()
 
 
-def test_a_server_that_was_added_is_waited_for(world: World) -> None:
+def test_trimming_waits_for_a_server_that_was_added(world: World) -> None:
     world.hear("b", 4)
     world.hear("c", 4)
     world.change_members(Members(4, ("a", "b", "c", "d")))
@@ -137,7 +137,7 @@ def test_a_server_that_is_no_member_does_not_confirm_anything(world: World) -> N
     assert not world.purged()
 
 
-def test_a_free_place_is_waited_for_like_a_silent_member(world: World, log_lines: list[str]) -> None:
+def test_trimming_waits_for_a_free_place_like_for_a_silent_member(world: World, log_lines: list[str]) -> None:
     world.change_members(Members(4, ("a", "b"), places=1))
     world.hear("b", 4)
     assert not world.purged()
@@ -148,7 +148,7 @@ def test_a_free_place_is_waited_for_like_a_silent_member(world: World, log_lines
     assert world.purged()
 
 
-def test_beyond_the_limit_only_servers_that_confirm_are_waited_for(world: World, log_lines: list[str]) -> None:
+def test_beyond_the_limit_trimming_waits_only_for_servers_that_confirm(world: World, log_lines: list[str]) -> None:
     world.hear("b", 4)
     world.hear("c", 1)
     assert world.trimmer.measured(world.role, 99 * MIB) == ""
@@ -212,7 +212,7 @@ def test_a_limit_of_the_engine_counts_if_it_is_less() -> None:
     assert world.purged(), "beyond it, the silent server is not waited for"
 
 
-def test_a_log_that_fills_up_while_a_member_is_away_has_a_late_checkpoint_in_it() -> None:
+def test_a_log_that_fills_up_while_a_member_is_away_has_a_checkpoint_near_its_end() -> None:
     """A full log takes none, and trimmed at the earliest one it would be as full as before, for good."""
     world = World()
     world.hear("b", 4)

@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path) -> None:
+def test_the_copy_ends_at_the_durable_mark_of_the_other_journal(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     end = copy_journal("", str(source), target, Files(), UNKNOWN, Event())
     assert end == scan.read_mark(source) == scan.read_mark(target) > 0
@@ -46,7 +46,7 @@ def test_the_copy_ends_where_the_journal_is_durable(source: Path, tmp_path: Path
     assert verify(target).records == verify(source).records
 
 
-def test_a_journal_that_is_not_there_is_an_error_of_journals(tmp_path: Path) -> None:
+def test_copying_a_journal_that_does_not_exist_raises_a_journal_error(tmp_path: Path) -> None:
     with pytest.raises(JournalError):
         copy_journal("", str(tmp_path / "nothing"), tmp_path / "target", Files(), UNKNOWN, Event())
 

@@ -60,7 +60,7 @@ def test_a_stream_is_retired_after_it_was_empty_for_long_enough() -> None:
     assert world.broker.bounds("idle") == (2, 2)
 
 
-def test_a_record_restarts_the_time() -> None:
+def test_a_record_restarts_the_time_until_a_stream_is_retired() -> None:
     world = World()
     world.publish("s")
     world.expire("s")
@@ -73,7 +73,7 @@ def test_a_record_restarts_the_time() -> None:
     assert world.streams == set()
 
 
-def test_a_record_that_is_being_written_keeps_its_stream() -> None:
+def test_a_stream_with_a_record_that_is_being_written_is_not_retired() -> None:
     world = World(auto=False)
     world.publish("s")
     world.expire("s")
@@ -85,7 +85,7 @@ def test_a_record_that_is_being_written_keeps_its_stream() -> None:
     assert world.broker.bounds("s") == (2, 2)
 
 
-def test_streams_of_the_server_and_of_listeners_stay() -> None:
+def test_streams_of_the_server_and_of_listeners_are_not_retired() -> None:
     world = World()
     world.broker.listeners.append(
         Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
@@ -113,7 +113,7 @@ def test_a_bounded_number_of_streams_is_retired_at_once_with_one_log_line(log_li
     assert world.broker.counters.counts["server", "streams-retired"] == len(names)
 
 
-def test_nothing_retires_while_the_disk_is_full() -> None:
+def test_no_stream_is_retired_while_the_disk_is_full() -> None:
     world = World()
     world.publish("s")
     world.expire("s")
@@ -125,7 +125,7 @@ def test_nothing_retires_while_the_disk_is_full() -> None:
     assert world.streams == set()
 
 
-def test_a_stream_that_cannot_be_read_stays_and_the_others_retire(
+def test_a_stream_that_cannot_be_read_stays_and_others_are_retired(
     monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
     world = World()
@@ -144,7 +144,7 @@ def test_a_stream_that_cannot_be_read_stays_and_the_others_retire(
     assert any("idle-stream-unreadable from bad: its index is damaged" in line for line in log_lines)
 
 
-def test_a_stopped_service_retires_nothing() -> None:
+def test_a_stopped_service_retires_no_streams() -> None:
     world = World()
     world.publish("s")
     world.expire("s")

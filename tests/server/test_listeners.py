@@ -27,7 +27,7 @@ def configured(*listen: tuple[str, str]) -> Config:
         ("figg", "tcp:8119", False),
     ],
 )
-def test_a_listener_that_others_can_reach_needs_a_policy(name: str, endpoint: str, guarded: bool) -> None:
+def test_a_listener_that_other_machines_can_reach_needs_a_policy(name: str, endpoint: str, guarded: bool) -> None:
     config = configured((name, endpoint))
     (listener,) = config.listeners
     if guarded:
@@ -37,7 +37,7 @@ def test_a_listener_that_others_can_reach_needs_a_policy(name: str, endpoint: st
             check_guarded(listener, config)
 
 
-def test_operators_see_the_present_settings_in_the_place_of_the_listener() -> None:
+def test_operators_see_the_present_settings_of_a_listener_after_a_reload() -> None:
     reactor = MemoryReactorClock()
     listeners = Listeners(reactor, Fyrehose(reactor, MemoryJournal()))
     config = configured(("lumberjack", "tcp:1:interface=127.0.0.1"), ("figg", "tcp:2:interface=127.0.0.1"))

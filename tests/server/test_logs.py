@@ -83,7 +83,7 @@ def test_text_lines_look_like_those_of_twistd() -> None:
     assert text_line({"log_time": 0.0}) is None, "there is nothing to say"
 
 
-def test_fields_keep_their_types_and_long_ones_are_truncated() -> None:
+def test_fields_of_events_keep_their_types_and_long_values_are_truncated() -> None:
     fields = {
         "yes": True,
         "none": None,
@@ -121,7 +121,7 @@ def test_lines_of_twisted_about_ports_are_left_out() -> None:
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()))
-def test_every_event_is_one_object(fields: dict[str, Any]) -> None:
+def test_every_event_is_logged_as_one_json_object(fields: dict[str, Any]) -> None:
     line = json_line({**fields, "log_format": "said", "log_level": LogLevel.info, "log_time": 1.0})
     assert line.count("\n") == 1
     assert line.isascii()

@@ -83,7 +83,7 @@ def test_a_second_signal_ends_draining(number: signal.Signals, log_lines: list[s
     assert log_lines == [f"stopping: {number.name}"]
 
 
-def test_ctrl_c_does_not_drain() -> None:
+def test_ctrl_c_stops_the_server_without_draining() -> None:
     reactor = DrainingReactor()
     process.stop_on_signals(reactor, lambda: 5.0)
     os.kill(os.getpid(), signal.SIGINT)
@@ -96,7 +96,7 @@ def test_a_background_job_still_ignores_sigint() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_a_hangup_reloads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_reloads_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (False, True):
         reactor = FakeReactor()
         monkeypatch.setattr(os, "isatty", lambda fd, terminal=terminal: terminal)
@@ -115,7 +115,7 @@ def test_the_loss_of_the_terminal_stops_the_reactor(monkeypatch: pytest.MonkeyPa
     assert log_lines == ["stopping: the terminal was closed"]
 
 
-def test_exit_with_overrides_any_later_exit_status() -> None:
+def test_exit_with_sets_the_status_whatever_twistd_exits_with() -> None:
     code = (
         "import atexit, sys; from fyrehose.server import process\n"
         "atexit.register(print, 'those before are not called')\n"

@@ -133,7 +133,7 @@ def test_limits_of_the_server_and_retention_change_at_once(world: World) -> None
     assert journal.stream_age("debug.x") == 86400
 
 
-def test_limits_of_peers_apply_to_what_comes_next(world: World) -> None:
+def test_reloaded_limits_of_peers_apply_to_later_requests(world: World) -> None:
     peer = world.server.fyrehose.broker.identified(Identity())
     peer.subscribe("a", 0, RecordingSink())
     world.reload(PAGE + "[option.server]\nsubscriptions-per-address = 1\nnamed-subscriptions = 1\n")
@@ -147,7 +147,7 @@ def test_limits_of_peers_apply_to_what_comes_next(world: World) -> None:
     peer.subscribe("a", 0, RecordingSink())
 
 
-def test_every_changeable_option_exists() -> None:
+def test_every_option_that_a_reload_may_change_exists() -> None:
     for scope, settings in (("journal", JournalSettings), ("server", ServerSettings)):
         assert set(CHANGEABLE[scope]) <= {field.name for field in attrs.fields(settings)}
 
@@ -236,7 +236,7 @@ def test_the_policy_is_read_again_and_ends_what_it_forbids(world: World) -> None
     assert world.server.fyrehose.broker.guard.policy is LOOPBACK
 
 
-def test_streams_are_retired_from_a_reload_on(world: World) -> None:
+def test_idle_streams_are_retired_after_a_reload_that_enables_it(world: World) -> None:
     world.reload(PAGE + '[option.server]\nretire-idle = "1d"\n')
     names = [service.name for service in world.server.fyrehose]
     assert "idle streams" in names
@@ -252,7 +252,7 @@ def test_reloads_are_counted_and_logged(world: World, log_lines: list[str]) -> N
     assert (counts["server", "reloads"], counts["server", "reload-failures"]) == (2, 1)
 
 
-def test_an_unexpected_error_is_an_answer_too(world: World) -> None:
+def test_an_unexpected_error_is_written_into_the_answer(world: World) -> None:
     def broken() -> Any:
         raise RuntimeError("a bug")
 
@@ -260,7 +260,7 @@ def test_an_unexpected_error_is_an_answer_too(world: World) -> None:
     assert world.reload().error.startswith("unexpected error: a bug")
 
 
-def test_a_damaged_answer_is_named(world: World) -> None:
+def test_a_damaged_answer_is_reported_with_its_path(world: World) -> None:
     (world.folder / "data" / ANSWER).write_text("{")
     with pytest.raises(Exception, match="is damaged"):
         read_answer(world.folder / "data")

@@ -178,7 +178,7 @@ def test_the_error_of_a_child_that_cannot_listen_is_one_line(error: Exception, s
     assert str(failures[0].value) == f"a cannot listen: {said}"
 
 
-def test_stopping_while_the_journal_opens(server: Server) -> None:
+def test_a_stop_while_the_journal_opens_waits_and_closes_it(server: Server) -> None:
     started = server.service.startService()
     stopped = server.service.stopService()
     assert not stopped.called
@@ -200,7 +200,7 @@ def test_stopping_before_the_journal_is_recovered_is_no_failure(server: Server) 
     assert isinstance(opened[0], Closed)
 
 
-def test_stopping_while_a_child_starts(server: Server) -> None:
+def test_a_stop_while_a_child_starts_waits_and_stops_it(server: Server) -> None:
     server.service.startService()
     server.journal.opening.callback(None)
     stopped = server.service.stopService()

@@ -146,7 +146,7 @@ def test_only_the_first_of_several_reasons_opens_the_journal_again(world: World)
     assert len(world.journals) == 2
 
 
-def test_a_server_that_is_stopped_meanwhile_stays_closed(world: World) -> None:
+def test_a_server_that_is_stopped_while_it_reopens_stays_closed(world: World) -> None:
     server = world.start()
     world.journals[0].closing = closing = Deferred()
     server.stack.on_reopen("another server has taken over")
@@ -158,7 +158,7 @@ def test_a_server_that_is_stopped_meanwhile_stays_closed(world: World) -> None:
     assert len(world.journals) == 1
 
 
-def test_a_server_that_drains_goes_on_draining(world: World) -> None:
+def test_a_server_that_drains_continues_draining_after_it_was_reopened(world: World) -> None:
     server = world.start()
     server.fyrehose.broker.draining = True
     server.stack.on_reopen("another server has taken over")
@@ -166,7 +166,7 @@ def test_a_server_that_drains_goes_on_draining(world: World) -> None:
     assert server.fyrehose.broker.draining
 
 
-def test_a_configuration_that_was_reloaded_is_used_again(world: World) -> None:
+def test_reopening_uses_the_configuration_of_the_last_reload(world: World) -> None:
     server = world.start()
     world.options["option"] = {"server": {"max_streams": "7"}}
     server.reload()
@@ -174,7 +174,7 @@ def test_a_configuration_that_was_reloaded_is_used_again(world: World) -> None:
     assert server.fyrehose.broker.max_streams == 7
 
 
-def test_a_reload_during_the_change_concerns_the_new_stack(world: World) -> None:
+def test_a_reload_during_a_reopening_applies_to_the_new_stack(world: World) -> None:
     server = world.start()
     world.journals[0].closing = closing = Deferred()
     server.stack.on_reopen("another server has taken over")
@@ -187,7 +187,7 @@ def test_a_reload_during_the_change_concerns_the_new_stack(world: World) -> None
     assert server.fyrehose.broker.max_streams == 7
 
 
-def test_a_disk_that_is_full_is_waited_for(world: World) -> None:
+def test_reopening_waits_while_the_disk_is_full(world: World) -> None:
     server = world.start()
     full, opened = Journal(), Journal()
     full.opening = Deferred()

@@ -43,7 +43,7 @@ def parsed(*words: str) -> Options:
     return options
 
 
-def test_defaults_without_options() -> None:
+def test_without_options_the_defaults_apply() -> None:
     assert parsed() == {
         "data-dir": None,
         "config": None,
@@ -147,7 +147,7 @@ def test_help_names_every_protocol_and_version_is_printed(capsys: pytest.Capture
     assert capsys.readouterr().out == f"fyrehose {__version__}\n"
 
 
-def test_the_plugin_is_one_expression_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_of_twistd_is_one_expression_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / "twisted" / "plugins" / "fyrehose_plugin.py"
     names: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
@@ -365,7 +365,7 @@ class TestLog:
         options.parseOptions(list(words))
         return options.log_observer
 
-    def test_log_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_log_can_be_written_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
         try:
             make = self.under("--log-format", "json", nodaemon=True, logfile=None)
@@ -375,7 +375,7 @@ class TestLog:
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
-    def test_log_to_a_file_that_sigusr1_rotates(self, tmp_path: Path) -> None:
+    def test_sigusr1_rotates_the_log_file(self, tmp_path: Path) -> None:
         kept = signal.getsignal(signal.SIGUSR1)
         try:
             observer = self.under(logfile=str(tmp_path / "log"))()
@@ -507,7 +507,9 @@ class TestLog:
         ServerProcess(StoppingReactor(), config).setServiceParent(MultiService())
 
 
-def test_the_service_manager_is_notified(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_manager_is_notified_of_the_start_and_the_stop(
+    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10)
@@ -588,7 +590,7 @@ class TestDraining:
         monkeypatch.setattr(os, "isatty", lambda descriptor: True)
         assert self.serving()._drain() == 0, "in a terminal"
 
-    def test_the_option_holds_everywhere_but_only_while_the_server_serves(self, ending: list[Any]) -> None:
+    def test_a_given_drain_time_applies_everywhere_but_only_while_the_server_serves(self, ending: list[Any]) -> None:
         server = self.serving("--option", "server.drain=3s")
         assert server._drain() == 3
         assert server._drain() == 0, "it drains already"

@@ -122,7 +122,7 @@ def test_stopped_process_is_not_stalled(machine: Machine, log_lines: list[str]) 
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["the thread runs first", "the reactor runs first"])
-def test_call_that_lets_no_other_thread_run_is_a_stall(
+def test_a_call_that_lets_no_other_thread_run_counts_as_a_stall(
     machine: Machine, log_lines: list[str], logged_errors: Any, looks: bool
 ) -> None:
     machine.run(3)
@@ -131,7 +131,7 @@ def test_call_that_lets_no_other_thread_run_is_a_stall(
     machine.cpu += 29
     if looks:
         machine.dog.look()
-        assert "in test_call_that_lets_no_other_thread_run_is_a_stall" in log_lines[0]
+        assert "in test_a_call_that_lets_no_other_thread_run_counts_as_a_stall" in log_lines[0]
         assert len(logged_errors.take()) == 1
     machine.turn_ends()
     assert machine.stalls[0] == 1
@@ -147,7 +147,7 @@ def test_duration_of_a_stall_is_exact(machine: Machine, logged_errors: Any) -> N
     assert len(logged_errors.take()) == 2
 
 
-def test_looks_in_quick_succession_count_their_own_time_only(
+def test_looks_in_quick_succession_count_only_the_time_between_them(
     machine: Machine, log_lines: list[str], logged_errors: Any
 ) -> None:
     machine.run(3)
@@ -178,7 +178,7 @@ def test_part_of_a_long_turn_in_which_the_process_was_stopped_does_not_count(
     assert len(logged_errors.take()) == 1
 
 
-def test_log_names_the_peer_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_stall_names_the_peer_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
@@ -222,7 +222,7 @@ def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
     assert Named().deliver(None) == "figg 10.0.0.1:5"
 
 
-def test_thread_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_looks_at_the_reactor_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "LOOK", 0.001)
     clock, machine, looks, enough = Clock(), Machine(), [0], threading.Event()
 
@@ -239,7 +239,7 @@ def test_thread_looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.dog.stop()
 
 
-def test_thread_runs_from_start_to_stop(logged_errors: Any) -> None:
+def test_the_thread_of_the_watchdog_runs_from_start_to_stop(logged_errors: Any) -> None:
     clock, statuses = Clock(), Machine()
     dog = Watchdog(clock, Stalls(), statuses)
     dog.start()

@@ -170,11 +170,11 @@ def request_with(value: str | None) -> RequestHead:
         ("Digest abc", None),
     ],
 )
-def test_token_of_an_authorization_header(value: str | None, token: str | None) -> None:
+def test_the_token_of_an_authorization_header_is_found(value: str | None, token: str | None) -> None:
     assert token_of(request_with(value)) == token
 
 
-def test_tokens_are_compared() -> None:
+def test_tokens_are_equal_only_if_all_characters_match() -> None:
     assert same("secret", "secret")
     assert not same("Secret", "secret")
     assert not same("", "secret")
@@ -183,5 +183,5 @@ def test_tokens_are_compared() -> None:
     assert not same("\udcff", "?")
 
 
-def test_host_names_are_split_and_lowered() -> None:
+def test_host_names_are_split_at_commas_and_converted_to_lower_case() -> None:
     assert host_names("A.example, b ,") == ("a.example", "b")

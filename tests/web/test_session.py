@@ -47,7 +47,7 @@ def answer(session: WebSession) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}, body
 
 
-def test_request_is_parsed_and_answered() -> None:
+def test_a_request_is_parsed_and_answered() -> None:
     session = WebSession()
     (request,) = session.receive_data(GET)
     assert request == RequestHead(
@@ -289,7 +289,7 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("data", AMBIGUOUS)
 @pytest.mark.parametrize("before", [b"", POST], ids=["first", "second"])
-def test_a_head_that_parsers_read_differently_is_refused_however_it_is_cut(data: bytes, before: bytes) -> None:
+def test_an_ambiguous_head_is_refused_however_the_bytes_are_cut(data: bytes, before: bytes) -> None:
     for chunks in every_chunking(before + data):
         session, events = Echo(), []
         for chunk in chunks:
@@ -304,7 +304,7 @@ def test_a_head_that_parsers_read_differently_is_refused_however_it_is_cut(data:
         assert session.over
 
 
-def test_lines_of_a_body_may_end_in_any_way() -> None:
+def test_bodies_may_have_any_line_ends() -> None:
     body = b"a\nb\r\n c\n\td\n\n"
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     for chunks in every_chunking(head + body):
@@ -386,7 +386,7 @@ def test_requests_of_foreign_pages_are_refused(header: str, allowed: bool) -> No
     assert isinstance(event, RequestHead) is allowed
 
 
-def test_expected_size_of_an_incomplete_head() -> None:
+def test_an_incomplete_head_reports_the_size_that_it_may_reach() -> None:
     session = WebSession()
     assert session.expected == 0
     session.receive_data(GET[:10])
@@ -395,7 +395,7 @@ def test_expected_size_of_an_incomplete_head() -> None:
     assert session.expected == 0
 
 
-def test_output_without_a_request_is_a_local_error() -> None:
+def test_an_answer_without_a_request_is_an_error_of_the_program() -> None:
     session = WebSession()
     session.receive_data(GET)
     session.respond(200, b"")

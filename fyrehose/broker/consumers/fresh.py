@@ -1,4 +1,4 @@
-"""Ranges of records in their first lease, which most records need only once: no object exists for a single one.
+"""Ranges of records in their first lease, without an object for each record, because most are settled in that lease.
 
 add -> cut, which splits ranges where an action begins or ends -> remove
 """
@@ -13,7 +13,10 @@ import attrs
 
 @attrs.define(eq=False)
 class FreshLease:
-    """The first lease of the records from *first* to *last*, as far as :class:`FreshRange` still refer to it."""
+    """The lease of the records from *first* to *last*, which nobody had before.
+
+    It holds for those records for which a :class:`FreshRange` still refers to it.
+    """
 
     first: int
     last: int
@@ -61,12 +64,12 @@ class FreshRanges:
         return self._ranges[at] if at >= 0 and seq <= self._ranges[at].last else None
 
     def cut(self, first: int, last: int) -> list[FreshRange]:
-        """Return the ranges of the records from *first* to *last*, after splitting those that reach beyond these."""
+        """Return the ranges of the records from *first* to *last*; split ranges that reach beyond these records."""
         begin = self._split(first)
         return self._ranges[begin : self._split(last + 1)]
 
     def _split(self, seq: int) -> int:
-        """Split the range that has records on both sides of *seq*; return the index of the first one from *seq* on."""
+        """Split the range that record *seq* is inside of; return the index of the first range from *seq* on."""
         at = bisect_right(self._firsts, seq - 1)
         if at and self._ranges[at - 1].last >= seq:
             before = self._ranges[at - 1]

@@ -2,26 +2,27 @@
 
     lease, act, tick -> LaneChange -> the caller appends it -> committed(batch) or undone(batch)
 
-The rules, which a checked model has as well:
+A *lane* is one stream of a shared subscription.  The *reach* of a lane is the highest number that may have been leased;
+a *dead letter* is a copy of a record that workers failed to handle.  The rules, which a checked model has as well:
 
 1.  Only a durable record is leased, lowest number first.
 2.  A record is leased to nobody else until its lease has ended.
 3.  Settling, returning and extending need the token ``EPOCH.NUMBER`` of the record's last lease.
-4.  A late settling counts while nobody else has had the record.  Returning and extending late do not.
-5.  What is appended counts at once and is answered when it is durable.  What could not be written is undone.
+4.  A late settling counts while nobody else has had the record.  Late returning and extending do not count.
+5.  A change counts when it is appended, and is answered when it is durable.  If it cannot be written, it is undone.
 6.  Settling with results is one batch, all or nothing.
 7.  A dead letter and the end of its record are one batch.
 8.  The end of a lease is durable before the record is leased again.
 9.  The ``limit``-th failure makes a record a dead letter.
 10. Each start of a server has an epoch, which is durable before its first lease.
-11. A record is leased first when a durable ``reach`` includes it.
+11. A record is leased for the first time only when a durable ``reach`` includes it.
 12. After a start, records up to ``reach`` wait for one lease time.  A worker of the epoch before can settle or extend
     them meanwhile, if the number of its token is the next one after those that were written.
 13. A server leases and extends only while no other can have taken over.
 14. Leases count on a clock that does not step.
 15. A record waits while an earlier one of its key is not final, durably.
 16. A new record is leased while fewer than ``window`` records at or below it are not final.
-17. Retention ends what it deletes: a waiting record at once, another one when its lease or the grace ends.
+17. A record that retention deletes expires: at once if it waits, else when its lease or the wait of rule 12 ends.
 18. A checkpoint holds what was appended, see :meth:`Lane.appended`.
 """
 
@@ -51,8 +52,7 @@ UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
-#: A heap of times is rebuilt when it has more than so many entries beside two for each record: most are of records that
-#: were settled since.
+#: A heap of times is rebuilt when it has more entries than this, and two for each record: most of them are outdated.
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
@@ -68,7 +68,7 @@ def backoff(failures: int) -> float:
 
 @attrs.define(eq=False)
 class Lease:
-    """One record, one worker, until a moment."""
+    """The lease of one record by one worker, until the time *end*."""
 
     number: int
     end: float
@@ -77,12 +77,12 @@ class Lease:
 
 @attrs.define(eq=False)
 class OpenRecord:
-    """A record that is not final, at or below the highest one that was looked at, and not in its first lease.
+    """A record that the lane tracks by itself: it is not final, and not in a range of records in their first lease.
 
-    :ivar ended: deliveries that have ended, and how many of them failed; durable
-    :ivar ending: the same, while the end of its lease is being written
+    :ivar ended: how many of its leases have ended, and how many of them failed; durable
+    :ivar ending: the next value of ``ended``, while that is being written
     :ivar closing: how it becomes final (``settled``, ``dead`` or ``expired``), while that is being written
-    :ivar letter: the dead letter that it becomes, while that is being written; see :attr:`LaneChange.letter`
+    :ivar letter: the dead letter that the record becomes, while that is being written; see :attr:`LaneChange.letter`
     :ivar not_before: when it may be leased again
     :ivar queued: whether it is in the heap of delayed or of ready records
     """
@@ -100,9 +100,9 @@ class OpenRecord:
 
 @attrs.frozen
 class Leased:
-    """Consecutive records that a worker has.
+    """Consecutive records that are leased to a worker.
 
-    :ivar failures: how many of the leases of each have failed
+    :ivar failures: how many earlier leases of each of these records have failed
     """
 
     lane: Lane
@@ -117,10 +117,11 @@ class Leased:
 
 @attrs.define(eq=False)
 class LaneChange:
-    """The records of one append: all of them become durable, or none.
+    """A change of a lane, to be appended as one record: all of it becomes durable, or nothing.
 
+    :ivar ended: the leases that end without a settling, see :attr:`OpenRecord.ended`, by the number of the record
     :ivar epoch: the epoch that begins; 0: none does
-    :ivar proof: whether its append only shows that no other server has taken over
+    :ivar proof: whether the change is empty, and is appended only to show that no other server has taken over
     :ivar letter: the record that becomes a dead letter
     """
 
@@ -134,7 +135,7 @@ class LaneChange:
     proof: bool = False
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of its record."""
+        """Return the fields of the record that stores the change."""
         found: dict[str, object] = {
             "epoch": self.epoch,
             "reach": self.reach,
@@ -151,16 +152,16 @@ class LaneChange:
 class Group:
     """The state that all lanes of one subscription share.
 
-    :ivar append: appends what is to become durable together; the caller then calls :meth:`committed` or :meth:`undone`
-        with each part, in the order of appends
+    :ivar append: appends changes that are to become durable together; the caller then calls :meth:`committed` or
+        :meth:`undone` with each change, in the order of appends
     :ivar now: the monotonic clock, in seconds
     :ivar trusted: whether no other server can have taken over
     :ivar wall: the time for people, in microseconds since 1970 UTC
-    :ivar epoch: the epoch of this server, and *before* the one of the server before
-    :ivar hold_until: until when records that may have been leased before the start wait
-    :ivar open: records of all lanes that are not final
-    :ivar held: how many records each consumer holds, and *leased* all of them
-    :ivar stirred: the lanes that may have something to lease, by stream; the next one to be asked first
+    :ivar epoch: the epoch of this server; *before* is the epoch of the server that led before
+    :ivar hold_until: until when records that may have been leased before the start wait (rule 12)
+    :ivar open: how many records of all lanes are not final, of those that were leased or may have been
+    :ivar held: how many records each consumer has; *leased* is their sum
+    :ivar stirred: the lanes that may have records to lease, by stream, in the order in which they are asked for some
     :ivar alarms: a heap of the times at which a lane has to look at its leases and delays
     """
 
@@ -183,7 +184,7 @@ class Group:
     order: Iterator[int] = attrs.field(factory=count, init=False)
     redelivered: int = attrs.field(default=0, init=False)
     late: int = attrs.field(default=0, init=False)
-    #: whether a rewind or the deletion is being written: nothing may be appended for records of before
+    #: whether a rewind or the deletion is being written: until then no change of a record may be appended
     rewinding: bool = attrs.field(default=False, init=False)
     _beginning: bool = attrs.field(default=False, init=False)
     _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended
@@ -195,7 +196,8 @@ class Group:
     def may_lease(self) -> bool:
         """Return whether this server may lease and extend (rules 10 and 13).
 
-        If not, what is missing is appended: the beginning of its epoch, or a proof that nobody has taken over.
+        If not, the missing record is appended: the beginning of its epoch, or an empty change, which becomes durable
+        only if no other server has taken over.
         """
         if self.stored_epoch != self.epoch and not self._beginning:
             self.append([self.begin()])
@@ -206,7 +208,7 @@ class Group:
         return trusted and self.stored_epoch == self.epoch and not self.rewinding
 
     def begin(self) -> LaneChange:
-        """Return what has to be durable before this server may lease and extend: its epoch, or a proof of its lead."""
+        """Return the change that must be durable before this server may lease and extend, see :meth:`may_lease`."""
         if self.stored_epoch == self.epoch or self._beginning:
             return LaneChange(proof=True)
         self._beginning = True
@@ -218,7 +220,7 @@ class Group:
         return self.epoch if self._beginning else self.stored_epoch
 
     def in_grace(self) -> bool:
-        """Return whether records of the epoch before still wait (rule 12)."""
+        """Return whether records that the server before may have leased still wait (rule 12)."""
         return self.now() < self.hold_until
 
     def room(self) -> int:
@@ -233,7 +235,7 @@ class Group:
             batch.lane.committed(batch)
 
     def undone(self, batch: LaneChange) -> None:
-        """Record that *batch* could not be written, so that everything is as before."""
+        """Undo *batch*, which could not be written."""
         if batch.epoch:
             self._beginning = False
         if batch.lane is not None:
@@ -246,10 +248,11 @@ class Lane:
 
     :ivar progress: what is durable
     :ivar bounds: returns the oldest and the last durable number of the stream
-    :ivar keys: returns the keys of the records from a number to another one; those that are missing have none
-    :ivar seen: no record above it was looked at
+    :ivar keys: returns the keys of the records from a number to another one, without those that are missing; None:
+        records have no keys
+    :ivar seen: the highest number that was leased, or was skipped because its record is final or missing
     :ivar entries: the records up to *seen* that are not final, except for those in *fresh*
-    :ivar fresh: the records without a key that nobody had before those who have them now
+    :ivar fresh: the records without a key in their first lease
     """
 
     group: Group
@@ -258,8 +261,8 @@ class Lane:
     bounds: Callable[[], tuple[int, int]]
     keys: Callable[[int, int], dict[int, str]] | None = None
     seen: int = attrs.field(init=False)
-    reach: int = attrs.field(init=False)  #: appended
-    hold: int = attrs.field(init=False)  #: records up to here wait for the grace
+    reach: int = attrs.field(init=False)  #: the last reach that was appended, durable or not
+    hold: int = attrs.field(init=False)  #: records up to this number wait after a start (rule 12)
     entries: dict[int, OpenRecord] = attrs.field(factory=dict, init=False)
     fresh: FreshRanges = attrs.field(factory=FreshRanges, init=False)
     _fresh_ends: list[tuple[float, int, FreshLease]] = attrs.field(factory=list, init=False)
@@ -273,8 +276,10 @@ class Lane:
     _oldest: int = attrs.field(default=0, init=False)
     _holding: bool = attrs.field(default=True, init=False)
     _abandoned: bool = attrs.field(default=False, init=False)
-    _expiring: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: records that nobody has looked at
-    _unwritten: list[tuple[int, int]] = attrs.field(factory=list, init=False)  #: the same, to be appended again
+    #: ranges that expire without an entry, because they were never leased; their change is being written
+    _expiring: list[tuple[int, int]] = attrs.field(factory=list, init=False)
+    #: such ranges whose change could not be written, and is to be appended again
+    _unwritten: list[tuple[int, int]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.reach = self.hold = self.progress.reach
@@ -286,12 +291,12 @@ class Lane:
         self._tick_at(self.group.hold_until)
 
     def stir(self) -> None:
-        """Ask this lane when records are wanted: it may have some, since something has changed."""
+        """Note that this lane may have records to lease after a change, so that requests ask it for some."""
         if not self._abandoned:
             self.group.stirred.setdefault(self.stream, self)
 
     def has_more(self) -> bool:
-        """Return whether it has records to lease, as far as window, reach and delays allow it."""
+        """Return whether the lane has records to lease, as soon as window and reach allow it."""
         return bool(self._ready) or self.seen < self.bounds()[1]
 
     def _tick_at(self, when: float) -> None:
@@ -306,7 +311,7 @@ class Lane:
         self.tick()
         unknown = self._blind or (
             self.keys is not None and (self._expiring or self._unwritten)
-        )  # Deleted records, whose keys are unknown.
+        )  # Deleted records may have any key: rule 15 forbids leases until they are final.
         if not self.group.may_lease() or self.group.paused or unknown:
             return []
         picked: list[Leased] = []
@@ -323,7 +328,7 @@ class Lane:
                 picked.append(found)
                 left -= len(found)
             elif returned < most:
-                returned = most  # There are no new ones.
+                returned = most  # There are no new records, so returned ones may fill the rest.
             else:
                 break
         return picked
@@ -336,7 +341,7 @@ class Lane:
         return Leased(self, entry.seq, entry.seq, (self.group.epoch, number), entry.ended[1])
 
     def _is_unused(self, seq: int) -> bool:
-        """Return whether no worker can have leased the record *seq* or a later one, which have no keys."""
+        """Return whether *seq* and all later records were never leased and have no keys, so that ranges suffice."""
         return self.keys is None and seq > self.hold and not self.progress.final.reaches(seq)
 
     def _lease_fresh(self, consumer: str, most: int, last: int) -> Leased | None:
@@ -375,7 +380,7 @@ class Lane:
         self._tick_at(end)
 
     def is_waiting(self, entry: OpenRecord) -> bool:
-        """Return whether *entry* is neither leased nor being written, and nothing holds it (rules 2, 5, 8, 12, 15)."""
+        """Return whether the record of *entry* may be leased, apart from its delay (rules 2, 5, 8, 12, 15)."""
         if entry.lease is not None or entry.ending is not None or entry.closing:
             return False
         return not self._is_held(entry) and self._is_first(entry)
@@ -388,7 +393,7 @@ class Lane:
         return entry.key is None or self._queues[entry.key][0] == entry.seq
 
     def _next_ready(self) -> OpenRecord | None:
-        """Return the next record that was returned, or has waited for the grace or its key."""
+        """Return the next record whose wait is over: it was returned, or waited after a start or for its key."""
         while self._ready:
             entry = self.entries.get(heappop(self._ready))
             if entry is None or not entry.queued:
@@ -421,11 +426,11 @@ class Lane:
             self._append(LaneChange(self, reach=self._next_reach()))
 
     def _next_reach(self) -> int:
-        """Return the highest record that the window allows, so that a start finds no more than a window open."""
+        """Return the highest number that the window allows: after a start, no more records than a window are open."""
         return self.seen + self.group.room()
 
     def _enter(self, seq: int) -> OpenRecord:
-        """Begin to look at record *seq*."""
+        """Create the entry of record *seq*, and read its key."""
         entry = self.entries[seq] = OpenRecord(seq, ended=self.progress.ends.get(seq, (0, 0)))
         self.group.open += 1
         if self.keys is not None:
@@ -441,7 +446,7 @@ class Lane:
     def _release(self, entry: OpenRecord) -> None:
         """Let *entry* be leased again when its delay is over, if nothing else holds it."""
         if self.group.rewinding:
-            return  # See :meth:`resume`.
+            return  # If the rewind cannot be written, resume() calls this again.
         if entry.seq < self._oldest:
             self._expire_deleted([entry])
         elif self.is_waiting(entry) and not entry.queued:
@@ -490,11 +495,11 @@ class Lane:
         if entry.lease is not None:
             return token == (self.group.epoch, entry.lease.number)
         if epoch == self.group.epoch:
-            return number == entry.ended[0]  # Its lease has ended, and nobody else has had the record.
+            return number == entry.ended[0]  # The lease of *token* was the last one, and has ended (rule 4).
         return epoch == self.group.before > 0 and number == entry.ended[0] + 1
 
     def holds(self, seq: int, token: Token) -> bool:
-        """Return whether *token* is the one of a lease that has not ended."""
+        """Return whether *token* belongs to the present lease of record *seq*, which has not ended."""
         if self.group.rewinding:
             return False
         entry = self.entries.get(seq)
@@ -506,7 +511,7 @@ class Lane:
         return token == (self.group.epoch, entry.lease.number)
 
     def settle(self, ranges: Ranges, batch: LaneChange) -> None:
-        """Add the end of *ranges*, which do not overlap and have no :meth:`refusals`, to *batch*."""
+        """Settle *ranges*, which do not overlap and have no :meth:`refusals`: add them to *batch*."""
         for first, last in ranges:
             for fresh in self.fresh.cut(first, last):
                 fresh.closing = True
@@ -514,7 +519,7 @@ class Lane:
             for entry in self._entries_in(first, last):
                 self._close(entry, "settled")
         batch.settled += ranges
-        self.reach = batch.reach = max(self.reach, self._next_reach())  # It costs nothing to write it now.
+        self.reach = batch.reach = max(self.reach, self._next_reach())  # This saves an append for the reach alone.
 
     def _entries_in(self, first: int, last: int) -> list[OpenRecord]:
         """Return the entries from *first* to *last*."""
@@ -523,7 +528,7 @@ class Lane:
         return [entry for seq, entry in self.entries.items() if first <= seq <= last]
 
     def _single(self, seq: int) -> OpenRecord:
-        """Return the entry of *seq*, which is open; one that was in a range becomes an entry."""
+        """Return the entry of *seq*, which is open; a record of a range in its first lease gets an entry of its own."""
         for fresh in self.fresh.remove(seq, seq):
             lease = fresh.lease
             self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
@@ -535,10 +540,10 @@ class Lane:
     ) -> None:
         """End the lease of *seq*, which :meth:`holds`, without settling it.
 
-        :param batch: the end is added to it, unless the record becomes final, which is a batch of its own
-        :param failed: whether it counts as a failure
-        :param delay: until it may be leased again, in seconds; None: longer with each failure
-        :param why: makes it a dead letter at once
+        :param batch: the end of the lease is added to it; a dead letter or an expired record is appended by itself
+        :param failed: whether the end of the lease counts as a failure
+        :param delay: until the record may be leased again, in seconds; None: longer with each failure
+        :param why: why the record becomes a dead letter at once; empty: it does not
         """
         entry = self._single(seq)
         assert entry.lease is not None, "the lease has not ended"
@@ -559,7 +564,7 @@ class Lane:
         return 0 < self.group.options.limit <= failures
 
     def extend(self, seq: int, token: Token, consumer: str) -> Token | None:
-        """Let a lease last for another lease time from now on, also one of the epoch before; return its token."""
+        """Extend a lease, perhaps one of the epoch before, by a lease time from now; return its token, or None."""
         if not self.group.may_lease():
             return None
         entry = self.entries.get(seq)
@@ -574,7 +579,7 @@ class Lane:
         return self.group.epoch, entry.lease.number
 
     def renew(self, leased: Leased, consumer: str) -> Iterator[Leased]:
-        """Let the leases of *leased* that have not ended last for another lease time, and yield their records."""
+        """Extend the leases of *leased* that have not ended by a lease time from now, and yield their records."""
         if not self.group.may_lease():
             return
         for fresh in self.fresh.cut(leased.first, leased.last):
@@ -586,7 +591,7 @@ class Lane:
                 yield attrs.evolve(leased, first=entry.seq, last=entry.seq)
 
     def missing(self, first: int, last: int) -> None:
-        """End records that were just leased as expired: the journal does not have them any more."""
+        """Let records that were just leased expire, because the journal does not have them any more."""
         for seq in range(first, last + 1):
             self._expire(self._single(seq))
 
@@ -616,7 +621,7 @@ class Lane:
         self._forget_unwritten()
         self._expiring.clear()
         self.group.stirred.pop(self.stream, None)
-        self._abandoned = True  # Appends that are under way may still end.
+        self._abandoned = True  # Appends that are under way still call committed() or undone().
 
     def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
         """Yield stream, number, consumer, end and failures of each record that is leased."""
@@ -628,7 +633,7 @@ class Lane:
                 yield self.stream, seq, fresh.lease.consumer, fresh.lease.end, 0
 
     def delayed(self) -> int:
-        """Return about how many records wait for their delay; those that are settled late meanwhile count, too."""
+        """Return about how many records wait for their delay, including those that were settled late meanwhile."""
         return len(self._delayed)
 
     def available(self) -> int:
@@ -639,7 +644,7 @@ class Lane:
     # Time and retention.
 
     def tick(self) -> None:
-        """End the leases whose time is over, and what retention has deleted (rules 9, 14 and 17)."""
+        """End the leases whose time is over, and let deleted records expire (rules 9, 14 and 17)."""
         if self.group.rewinding:
             return
         now, oldest = self.group.now(), self.bounds()[0]
@@ -651,7 +656,7 @@ class Lane:
         due = []
         while self._ends and self._ends[0][0] <= now:
             due.append(heappop(self._ends)[1])
-        for seq in dict.fromkeys(due):  # Not in the loop above: what cannot be written is due again at once.
+        for seq in dict.fromkeys(due):  # Not in the loop above: an end that cannot be written is due again at once.
             lease = None if seq not in self.entries else self.entries[seq].lease
             if lease is not None and lease.end <= now and self.holds(seq, (self.group.epoch, lease.number)):
                 self.give_back(seq, batch, failed=True)
@@ -674,7 +679,7 @@ class Lane:
             self._tick_at(min([*times, self.group.hold_until if self._holding else inf]))
 
     def _ended(self, lease: FreshLease) -> list[int]:
-        """Return the records whose lease is *lease*, if it has ended."""
+        """Return the records that still have *lease*, if its time is over."""
         ranges = self.fresh.cut(lease.first, lease.last) if lease.end <= self.group.now() else []
         due = [fresh for fresh in ranges if fresh.lease is lease and not fresh.closing]
         return [seq for fresh in due for seq in range(fresh.first, fresh.last + 1)]
@@ -690,7 +695,7 @@ class Lane:
         self._append(LaneChange(self, expired=[(entry.seq, entry.seq)]))
 
     def expire_unseen(self, last: int) -> None:
-        """End the numbers up to *last* that nobody has looked at: the journal does not have their records."""
+        """Let the numbers up to *last* that were never leased expire: the journal does not have their records."""
         first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
         self._forget_unwritten()
@@ -734,7 +739,7 @@ class Lane:
                 self._release(entry)
 
     def undone(self, batch: LaneChange) -> None:
-        """Make everything as it was before *batch*, which could not be written."""
+        """Undo *batch*, which could not be written."""
         self.stir()
         if batch.reach:
             self.reach = self.progress.reach
@@ -752,7 +757,7 @@ class Lane:
                 self._expiring.remove(unseen)
                 self._unwritten.append(unseen)
                 self.group.open += unseen[1] - unseen[0] + 1
-                self._oldest = 0  # The next tick tries again.
+                self._oldest = 0  # So the next tick appends the range again.
 
     def _single_ends(self, batch: LaneChange) -> list[OpenRecord]:
         """Return the entries that *batch* makes final one by one: a dead letter, and records that have expired."""
@@ -762,7 +767,7 @@ class Lane:
         return [self.entries[seq] for seq in numbers if seq in self.entries]
 
     def _reopen(self, entry: OpenRecord) -> None:
-        """Make *entry* as it was before an append that could not be written."""
+        """Undo the change of *entry* whose append could not be written."""
         if entry.ending is not None:
             entry.ending = None
         elif entry.closing:
@@ -771,7 +776,7 @@ class Lane:
         if entry.lease is not None:
             self._end_one_at(entry.lease.end, entry.seq)
         else:
-            self._oldest = 0  # The next tick looks for what retention has deleted.
+            self._oldest = 0  # So the next tick looks for deleted records again.
             self._release(entry)
 
     def _begin_lease(self, entry: OpenRecord, lease: Lease) -> None:
@@ -809,7 +814,7 @@ class Lane:
                 del self._queues[entry.key]
 
     def appended(self) -> StreamProgress:
-        """Return what was appended, durable or not, for a checkpoint (rule 18)."""
+        """Return the progress with all changes that were appended, durable or not, for a checkpoint (rule 18)."""
         now = self.progress
         found = StreamProgress(
             FinalNumbers(now.final.floor, now.final.above()), self.reach, {}, now.settled, now.dead, now.expired

@@ -9,10 +9,10 @@
     {"v": 1, "since": 17, "name": "billing", "redriven": 300}                  see SavedShare.redriven
     {"v": 1, "all": [INDEX, COUNT], "shared": {"billing": {...}}}                                    a checkpoint
 
-``ends`` has, by number, the deliveries of a record that have ended, and how many of them failed.  ``rewind`` in a
-change forgets everything about the stream, and continues behind that number.  ``letters`` says of each dead letter its
-failures, why it became one (``limit``, or what the worker that rejected it wrote), and when.  How such a stream is
-replayed is the theory of :mod:`~fyrehose.broker.state_stream`.
+``ends`` has, by the number of a record, how many of its leases have ended, and how many of them failed.  ``rewind`` in
+a change forgets everything about the stream, and continues behind that number.  ``letters`` has for each dead letter
+its failures, why it became one (``limit``, or the reason that a worker gave with its rejection), and when.
+:mod:`~fyrehose.broker.state_stream` explains how such a stream is replayed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
 #: A checkpoint begins a new record when the last one is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
-#: The most dead letters of one stream about which more is remembered than their number.
+#: The most dead letters of one stream whose details are kept; of older ones only the count.
 KEPT_LETTERS = 20
 
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
 DeadLetter = tuple[int, int, str, int]
-#: The first and the last number of each.
+#: Ranges of records: the first and the last number of each.
 Ranges = list[tuple[int, int]]
 
 
 class FinalNumbers:
-    """Numbers that are final, as a floor, and ranges above it."""
+    """Numbers of final records: all up to a floor, and ranges above the floor."""
 
     def __init__(self, floor: int = 0, above: Iterable[tuple[int, int]] = ()) -> None:
         self.floor = floor
@@ -59,7 +59,7 @@ class FinalNumbers:
         return list(zip(self._firsts, self._lasts, strict=True))
 
     def all(self) -> Ranges:
-        """Return the ranges, also the one up to the floor."""
+        """Return all ranges of final numbers, beginning with the range up to the floor."""
         return ([(1, self.floor)] if self.floor else []) + self.above()
 
     def reaches(self, seq: int) -> bool:
@@ -123,9 +123,9 @@ class ShareOptions:
 class StreamProgress:
     """The progress of a subscription in one stream.
 
-    :ivar reach: no record above it was ever leased
-    :ivar ends: of records that are not final: the deliveries that have ended, and how many of them failed
-    :ivar letters: the last dead letters
+    :ivar reach: no record with a higher number was ever leased
+    :ivar ends: for each record that is not final: how many of its leases have ended, and how many of them failed
+    :ivar letters: the details of the last dead letters
     """
 
     final: FinalNumbers = attrs.field(factory=FinalNumbers)
@@ -194,8 +194,8 @@ class StreamProgress:
 class SavedShare:
     """The durable state of one shared subscription.
 
-    :ivar epoch: the number of the last server that has leased; raised by a rewind, too.  It begins above those of
-        earlier subscriptions of the name
+    :ivar epoch: a number that is raised by each server that leases records, and by each rewind; it begins above the
+        epochs of earlier subscriptions of this name
     :ivar streams: its progress by stream; a stream that is not here begins with its first record
     :ivar redriven: the dead letters up to this number, in their stream, were published again, or are of an earlier
         subscription of the name
@@ -238,14 +238,17 @@ class SavedShares:
         self.shares = {}
 
     def begin(self, newest: Record) -> int:
-        """Return the number at which the last checkpoint begins; ``all`` counts back from *newest* to it."""
+        """Return the number at which the last checkpoint begins.
+
+        If *newest* is a record of a checkpoint, its ``all`` says how many records of that checkpoint come before.
+        """
         fields = _parsed(newest.payload)
         try:
             begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"it is invalid: {error!r}") from error
         if not isinstance(begin, int):
-            raise ValueError(f"it has the checkpoint {begin!r}; expected a number")
+            raise ValueError(f'invalid "since" {begin!r}: expected the number of the last checkpoint')
         return begin
 
     def apply(self, record: Record) -> bool:
@@ -324,7 +327,7 @@ def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
     for each in ranges:
         first, last = (each, each) if isinstance(each, int) else each
         if not 0 < first <= last <= LAST_SEQ:
-            raise ValueError(f"it has the invalid range {each!r}")
+            raise ValueError(f"invalid range {each!r}: expected a number, or [first, last], from 1 to {LAST_SEQ}")
         yield first, last
 
 
@@ -344,7 +347,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is invalid: {error!r}") from error
     if version != VERSION:
-        raise ValueError(f"it has version {version!r}; this Fyrehose reads version {VERSION}")
+        raise ValueError(f"the record has version {version!r}; this Fyrehose reads version {VERSION}")
     if not any(key in fields for key in ("all", "name")):
-        raise ValueError("it names no subscription")
+        raise ValueError(f'expected "name" or "all" in the record, not only {", ".join(sorted(fields))[:80]!r}')
     return fields

@@ -1,4 +1,4 @@
-"""What workers say of the records that they have, and the answers, as JSON; each protocol carries the same objects.
+"""Requests of workers to settle their leased records, and the answers, as JSON; each protocol carries the same objects.
 
 {"done": [[7, "3.1"], [[8, 20], "3.1"]], "failed": [[21, "3.1", {"delay": 60}]], "publish": [...]}
     -> {"settled": [[7, 20]], "refused": [{"seq": 21, "why": "lease-lost"}], "extended": []}
@@ -51,7 +51,7 @@ class Settling:
 
 
 def settling(fields: dict[str, Any]) -> Settling:
-    """Return the request to settle that the object *fields* is.
+    """Return the request to settle that a peer sent as the JSON object *fields*.
 
     :raises ValueError: it is invalid
     """
@@ -120,7 +120,7 @@ def answer_to(
 def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
     """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind.
 
-    Records that are done need one item, all others one each.
+    A range of records that are done becomes one item; all other records become one item each.
     """
     expected = f'expected [7, "3.1"] or [[7, 9], "3.1"] in "{kind}", not {each!r:.80}'
     if not isinstance(each, list):
@@ -148,7 +148,7 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
 def _token(text: object) -> tuple[int, int]:
     epoch, _, number = text.partition(".") if isinstance(text, str) else ("", "", "")
     if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in (epoch, number)):
-        raise ValueError(f"invalid token {text!r:.80}: expected one as the answer to a lease has it")
+        raise ValueError(f'invalid token {text!r:.80}: expected one from the answer to a lease, such as "3.1"')
     return int(epoch), int(number)
 
 

@@ -23,7 +23,7 @@ from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
 
-#: The most leases, and the most dead letters, that are shown of one subscription.
+#: How many leases, and how many dead letters, of one subscription are shown at most.
 MOST_LEASES, MOST_LETTERS = 1_000, 100
 
 
@@ -68,7 +68,7 @@ class Sharing:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
-        :raises Following: another server leads, and this one does not know how far the work is
+        :raises Following: another server leads, and only that one knows which records are leased or settled
         :raises Forbidden: the peer may not consume its stream
         """
         shared = self.table.find(name)
@@ -140,7 +140,12 @@ class Sharing:
         numbers = seq if isinstance(seq, Mapping) else {each: bounds(each)[1] if seq is None else seq for each in lanes}
         for stream, number in numbers.items():
             if stream not in lanes or number > bounds(stream)[1]:
-                return fail(InvalidPosition(f"a position in stream {stream[:80]!r} cannot be {number}"))
+                return fail(
+                    InvalidPosition(
+                        f"invalid position {number} in stream {stream[:80]!r}: expected a stream of the subscription, "
+                        "and not more than its last number"
+                    )
+                )
         return self.table.rewind(shared, numbers)
 
     def redrive(self, shared: SharedSubscription) -> Deferred[tuple[int, int]]:
@@ -171,7 +176,7 @@ class Sharing:
 
 
 def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str, object]:
-    """Return the state of *shared* as an object for JSON; nothing here looks at single records."""
+    """Return the state of *shared* as an object for JSON, at a cost that does not grow with the number of records."""
     options, group, lanes = shared.options, shared.group, list(shared.work.lanes.values())
     delayed = sum(lane.delayed() for lane in lanes)
     age = table.lags.of(shared)[1]

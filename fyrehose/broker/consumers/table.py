@@ -50,7 +50,7 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: Seconds between two looks at leases that end, delays that are over, and retention.
+#: Seconds between two checks for leases that have ended, delays that are over, and deleted records.
 CHECK = 0.5
 #: Memory that a subscription is charged for each record of its window, in bytes.
 ENTRY_BYTES = 256
@@ -78,7 +78,7 @@ class LeasedRun:
 
 @attrs.define(eq=False)
 class Waiting:
-    """A request for records that waits."""
+    """A request for records that waits until there are some."""
 
     consumer: str
     request: int | None
@@ -121,7 +121,7 @@ class SharedSubscription:
 
     @property
     def places(self) -> dict[str, int]:
-        """Return the floor of each stream."""
+        """Return the floor of each stream: the number up to which all records are final."""
         return {stream: lane.progress.final.floor for stream, lane in self.work.lanes.items()}
 
 
@@ -131,7 +131,7 @@ class SharedSubscriptions:
 
     :ivar publish: publishes runs, and records of the server's own, in one batch
     :ivar refusal: returns why nothing can be leased at present, or None
-    :ivar taken: whether an exclusive subscription has a name
+    :ivar taken: returns whether a named subscription that is not shared has a name
     :ivar most: the most subscriptions
     """
 
@@ -148,7 +148,7 @@ class SharedSubscriptions:
     lags: SubscriptionLags = attrs.field(init=False)
     _saved: SavedShares = attrs.field(factory=SavedShares, init=False)
     _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
-    #: changes of whole subscriptions that are being written, which a checkpoint would not have
+    #: how many changes of whole subscriptions are being written: a checkpoint now would not contain them
     _changing: int = attrs.field(default=0, init=False)
     _lanes: int = attrs.field(default=0, init=False)
     #: by the name of a subscription that is being written: the requests for the same name, which wait
@@ -176,7 +176,7 @@ class SharedSubscriptions:
     # Opening and closing.
 
     def open(self) -> None:
-        """Recover the subscriptions from the journal, which is open; those that are known are forgotten.
+        """Recover the subscriptions from the journal, which is open; they replace those in memory.
 
         :raises JournalCorrupt: their records cannot be read
         """
@@ -201,7 +201,7 @@ class SharedSubscriptions:
         """Return the subscription *name*.
 
         :raises NoSuchSubscription: there is none
-        :raises Following: another server leads, and this one does not know what there is by now
+        :raises Following: another server leads, and only that one knows which subscriptions exist
         """
         if not self.taken(name):
             self._check_leading()
@@ -248,7 +248,7 @@ class SharedSubscriptions:
                 )
         except FyrehoseError as refusal:
             return fail(refusal)
-        self.budget.forget(ENTRY_BYTES * options.window)  # _add keeps it.
+        self.budget.forget(ENTRY_BYTES * options.window)  # Only a check so far: _add() charges it for good.
         self._creating[name] = []
         # Each epoch of an earlier subscription of this name was a record, so none is as large as this number.
         epoch = self.journal.bounds(STREAM)[1]
@@ -270,9 +270,9 @@ class SharedSubscriptions:
         return self._change(payload).addCallback(created).addBoth(ended)
 
     def _check_durable(self) -> None:
-        """Check that what is acknowledged survives the loss of this server: rules 8, 10 and 11 need it.
+        """Check that acknowledged changes survive the loss of this server, as rules 8, 10 and 11 of the lanes need it.
 
-        :raises SubscriptionError: it may be lost
+        :raises SubscriptionError: a configured option lets them be lost
         """
         if self.journal.early:
             raise SubscriptionError(
@@ -303,7 +303,7 @@ class SharedSubscriptions:
             paused=saved.paused,
         )
         if new:
-            group.hold_until = 0.0  # Nobody has had a record.
+            group.hold_until = 0.0  # No record of a new subscription was leased, so none has to wait.
         work = Work(group, OrderedDict())
         shared = SharedSubscription(name, options, group, work, active=self.now(), redriven=saved.redriven)
         if options.pattern:
@@ -367,7 +367,7 @@ class SharedSubscriptions:
             self._fail(shared, waiting, gone)
 
     def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
-        """Lease nothing more, or lease again; fires when that is durable."""
+        """Stop leasing (*paused*), or lease again; fires when that is durable."""
 
         def written(_: Any) -> None:
             shared.group.paused = paused
@@ -403,7 +403,10 @@ class SharedSubscriptions:
     def _forgetting(
         self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
     ) -> Deferred[Any]:
-        """Append a change that forgets records, after which nothing may be appended for them; then call *then*."""
+        """Append a change that forgets records, and call *then* when it is durable.
+
+        From now on until then, no change of a record may be appended.
+        """
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
             return fail(SubscriptionConflict(f"shared subscription {shared.name!r} {why}"))
@@ -425,7 +428,7 @@ class SharedSubscriptions:
         """Publish the next dead letters to the streams that they come from, and note that in the same commit.
 
         :param publish: publishes with the rights of the peer
-        :return: fires with the number of letters that were published, and about how many are left, when that is
+        :return: fires with the number of dead letters that were published, and about how many are left, when that is
             durable; fails with a SubscriptionError or a PublishError
         """
         try:
@@ -496,7 +499,8 @@ class SharedSubscriptions:
     ) -> Deferred[list[LeasedRun]]:
         """Lease up to *most* records, waiting up to *wait* seconds for the first one.
 
-        :return: fires with the leased records; cancelling it takes the request back
+        :param request: see :meth:`.work.Work.lease`
+        :return: fires with the leased records; cancelling it ends the request, so that nothing is leased
         """
         try:
             self._check_durable()
@@ -514,7 +518,7 @@ class SharedSubscriptions:
         return found
 
     def wake(self, shared: SharedSubscription) -> None:
-        """Answer the requests that wait, first come, first served, as far as there are records."""
+        """Answer the waiting requests in their order, as long as there are records to lease."""
         shared._again = True
         if shared._waking:
             return
@@ -537,12 +541,12 @@ class SharedSubscriptions:
             found: list[LeasedRun] = []
             if not empty or shared.work.repeats(waiting.consumer, waiting.request):
                 found = self._take(shared, waiting, min(waiting.most, share))
-            if waiting.answer.called:  # the journal has refused what a lease needs
+            if waiting.answer.called:  # the request failed, because a record that its lease needs was not written
                 continue
             if found or (waiting.deadline <= now and not shared.appending and not shared._again):
                 self._answer(shared, waiting, found)
             elif held < shared.options.most:
-                empty = True  # Others would find nothing either, except for leases that they have already.
+                empty = True  # Other requests would find nothing either, except for a repetition of an earlier one.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
         leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
@@ -553,7 +557,8 @@ class SharedSubscriptions:
             run = self._reader.holding(first.lane.stream, first.first)
             if run is None:
                 first.lane.missing(first.first, first.first)
-                first.lane.expire_unseen(self._reader.behind(first.first) - 1)  # A gap may be of any size.
+                # A gap may have any number of records, so its end is looked up.
+                first.lane.expire_unseen(self._reader.behind(first.first) - 1)
                 _cut(leased, first.first)
                 continue
             leases = _within(leased, run.last_seq)
@@ -601,14 +606,15 @@ class SharedSubscriptions:
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
             (rules 10 and 13)
-        :return: fires when all is durable, with what was refused, and the extended leases; with *runs* nothing is done
-            if anything is refused.  It fails with a PublishError, or if the subscription was deleted meanwhile.
+        :return: fires when all is durable, with the refused actions, and the extended leases.  With *runs*, nothing is
+            done if any action is refused.  Fails with a PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
         if not proven and not ready and any(action.kind == "extend" for action in actions):
-            # Nobody can extend a lease while another server may have given it to somebody else, or before its epoch.
+            # A lease must not be extended while another server may have leased the record again, or before the epoch
+            # of this server is durable.
             written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
         outcome = shared.work.act(actions, consumer, whole=bool(runs))
@@ -660,10 +666,10 @@ class SharedSubscriptions:
         return (publish or self.publish)(runs, own).addCallbacks(durable, refused)
 
     def _letter(self, dead: str, stream: str, seq: int) -> list[Run]:
-        """Return a copy of the record *seq* for the stream of dead letters; its producer is where it comes from."""
+        """Return a copy of record *seq* for *dead*, the stream of dead letters; its producer is ``stream/seq``."""
         run = self._reader.holding(stream, seq)
         if run is None:
-            return []  # Retention was faster; the record ends all the same.
+            return []  # Retention has deleted the record, which becomes final without a copy.
         record = next(iter(run.slice(seq - run.first_seq, seq - run.first_seq + 1).records()))
         fields = {"producer": f"{stream}/{seq}"[-255:], "topic": record.topic, "content_type": record.content_type}
         return [Run.of(dead, [record.payload], source=SOURCE, **fields)]
@@ -709,7 +715,7 @@ class SharedSubscriptions:
             for lane in lanes:
                 lane.tick()
             if all(lane.progress.final.floor >= lane.bounds()[1] for lane in lanes):
-                shared.active = self.now()  # Nothing is left to do, so nobody can be late.
+                shared.active = self.now()  # All records are final, so the subscription is not abandoned.
             if shared.waiting:
                 self.wake(shared)
         self.lags.look(self.entries.values())
@@ -719,7 +725,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads the runs that hold records; records that follow each other come from one read, until it is forgotten."""
+    """Reads the runs that hold given records, and keeps the runs of the last read for the records that follow."""
 
     journal: IJournal
     _stream: str = ""
@@ -736,7 +742,7 @@ class RunReader:
         return found
 
     def behind(self, seq: int) -> int:
-        """Return the next number behind *seq*, which was not found, of which the journal has a record, or will have."""
+        """Return the first number behind *seq*, which :meth:`holding` did not find, whose record exists or may come."""
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 
@@ -760,14 +766,14 @@ def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leas
 
 
 def _cut(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove the part up to record *last* from the first of *leased*, and return it."""
+    """Remove the part up to record *last* from the first lease in *leased*, and return that part."""
     before, behind = _split([leased.popleft()], last)
     leased.extendleft(behind)
     return before
 
 
 def _within(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove those that follow each other, up to record *last*, from the beginning of *leased*, and return them."""
+    """Remove the first leases, as long as they are consecutive, up to record *last* from *leased*; return them."""
     found = _cut(leased, last)
     while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
         found += _cut(leased, last)
@@ -786,7 +792,7 @@ def _fitting(run: Run, size: int) -> int:
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
-    """Return the keys of the records from *first* to *last*; a record without a key has one of its own."""
+    """Return the keys of the records from *first* to *last*; a record without a key gets a key that no other has."""
     found: dict[int, str] = {}
     for run in journal.read(stream, first, 1 << 20):
         for record in run.records():

@@ -15,13 +15,13 @@ import attrs
 from fyrehose.broker.consumers.lane import Group, Lane, LaneChange, Leased, Token
 from fyrehose.broker.consumers.progress import Ranges, merged
 
-#: The most consumers whose last request is remembered.
+#: How many consumers' last requests are remembered at most.
 MOST_CONSUMERS = 1_000
 
 
 @attrs.define(eq=False)
 class WorkerAction:
-    """The verdict of a worker on consecutive records; several are only ``done``.
+    """The verdict of a worker on a record or, if the verdict is ``done``, on consecutive records.
 
     :ivar kind: ``done``, ``failed``, ``untried``, ``reject`` or ``extend``
     :ivar delay: until a returned record may be leased again, in seconds; None: longer with each failure
@@ -40,7 +40,7 @@ class WorkerAction:
         return self.last - self.first + 1
 
     def refusals(self) -> list[tuple[WorkerAction, str]]:
-        """Return the parts of it that are refused, and why."""
+        """Return the parts of this action that are refused, and why."""
         lane, seq, token = self.lane, self.first, self.token
         if self.kind not in ("done", "extend") or (self.kind == "extend" and token[0] == lane.group.epoch):
             if lane.holds(seq, token):
@@ -56,7 +56,7 @@ class WorkerAction:
 class Item:
     """The verdict of a worker on consecutive records; see :class:`WorkerAction`.
 
-    :ivar stream: the stream of the records; empty: the only one
+    :ivar stream: the stream of the records; empty: the subscription has only one
     """
 
     kind: str
@@ -74,7 +74,7 @@ class WorkOutcome:
 
     :ivar batches: what is to be appended together, with the results of the request
     :ivar refused: the actions that were refused, and why
-    :ivar extended: the tokens of the leases that last longer
+    :ivar extended: the actions that extended a lease, each with its token
     """
 
     batches: list[LaneChange] = attrs.field(factory=list)
@@ -96,8 +96,8 @@ class Work:
     def lease(self, consumer: str, request: int | None, most: int) -> list[Leased]:
         """Lease up to *most* records to *consumer*.
 
-        :param request: the same number gets the same leases again, from now on, as long as they last: the answer may
-            have been lost; None: there are new ones each time
+        :param request: a number of the request: a repetition with the same number, after a lost answer, gets the same
+            leases again, extended from now on; None: each request gets new leases
         """
         repeated = self._repeated(consumer) if self.repeats(consumer, request) else []
         if repeated:
@@ -128,11 +128,11 @@ class Work:
         return sum(lane.available() for lane in self.group.stirred.values())
 
     def tick(self) -> None:
-        """Let the lanes end what is due by now."""
+        """Let the lanes end the leases and delays whose time is over."""
         now, alarms, due = self.group.now(), self.group.alarms, []
         while alarms and alarms[0][0] <= now:
             due.append(heappop(alarms)[2])
-        for lane in dict.fromkeys(due):  # Not in the loop above: what cannot be written is due again at once.
+        for lane in dict.fromkeys(due):  # Not in the loop above: a lane whose change cannot be written is due at once.
             if self.lanes.get(lane.stream) is lane:
                 lane.tick()
 
@@ -141,14 +141,14 @@ class Work:
         return request is not None and consumer in self._requests and self._requests[consumer][0] == request
 
     def _repeated(self, consumer: str) -> list[Leased]:
-        """Return the leases of the last request of *consumer*, from now on."""
+        """Extend the leases of the last request of *consumer* that have not ended, and return them."""
         leased = self._requests[consumer][1]
         return [renewed for each in leased for renewed in each.lane.renew(each, consumer)]
 
     def act(self, actions: Sequence[WorkerAction], consumer: str, whole: bool = False) -> WorkOutcome:
-        """Do *actions*, and return what is to be appended for them; dead letters are appended by themselves.
+        """Apply *actions*, and return the changes to append for them; dead letters were appended already.
 
-        :param whole: do nothing if one of them is refused
+        :param whole: do nothing if one of *actions* is refused
         """
         for lane in dict.fromkeys(action.lane for action in actions):
             lane.tick()
@@ -190,7 +190,7 @@ class Work:
 
 
 def _without(action: WorkerAction, refused: Sequence[tuple[WorkerAction, str]]) -> Ranges:
-    """Return the ranges of *action* between those that were *refused*, which are in order."""
+    """Return the ranges of *action* that were not *refused*; those that were are in order."""
     found, at = [], action.first
     for part, _ in refused:
         if at < part.first:

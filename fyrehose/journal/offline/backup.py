@@ -1,6 +1,6 @@
-"""Back up a journal into a directory, incrementally, and restore one from a backup.
+"""Back up a journal into a directory, incrementally, and restore a journal from a backup.
 
-    in: a place (a directory, or `fyrehose journal serve`), a directory      out: the same log in that directory
+    in: a source (a directory, or `fyrehose journal serve`), a directory      out: the same log in that directory
 
 The source's server keeps writing, rolling and deleting segments meanwhile.  Each run copies the new part of the log,
 after it has checked that the source still has the batch with which the backup ends.
@@ -46,13 +46,13 @@ class SourceBehind(JournalError):
 
 @attrs.define(eq=False)
 class Backup:
-    """Copies *source* into *replica*, which must be open.
+    """Copies the journal *source* into *replica*, the open copy of it.
 
     :ivar mirror: whether to delete segments that the source has deleted
     :ivar subscription: name of the subscription to the source's files; None: there is none
     :ivar progress: called with the number of bytes that are copied, and their total
     :ivar mark: the durable mark of the source when it was looked at last
-    :ivar looked: when the source was looked at whose durable part is complete in the backup (monotonic, seconds)
+    :ivar looked: the time (monotonic, seconds) of the last look whose durable part is complete in the backup
     """
 
     source: Place
@@ -154,7 +154,7 @@ class Backup:
         return view
 
     def _compare(self, view: View) -> None:
-        """Check that the source continues the log of the backup.
+        """Check that the log of the source begins with the log of the backup.
 
         :raises SourceBehind: the source ends before the backup does
         :raises JournalGap: the source begins after the end of the backup
@@ -187,7 +187,7 @@ class Backup:
             )
 
     def _agrees(self, view: View, tail: CheckedTail) -> bool:
-        """Return whether the source has the last batch of the backup; its checksum covers all batches before it."""
+        """Return whether the source has the last batch of the backup, whose checksum covers all batches before it."""
         for extent in view.segments:
             if extent.base == tail.index.base and tail.position <= extent.end:
                 with self._opened(extent) as reader:
@@ -237,14 +237,14 @@ class Backup:
             self.replica.copy(reader, extent.end, self.source.name(extent.base), progress)
 
     def _copy_snapshots(self) -> None:
-        """Copy the snapshots of all streams that the backup lacks; they never change."""
+        """Copy those snapshots of all streams that the backup lacks; a snapshot never changes."""
         for position in self.source.snapshots():
             path = scan.snapshot_path_of(self.replica.directory, position)
             if not path.exists():
                 try:
                     data = checked_snapshot(self.source.snapshot(position), position)
                 except Missing:
-                    continue  # retention deleted it with the last segment that referred to it
+                    continue  # retention deleted the snapshot with the last segment that referred to it
                 except fmt.Damage as damage:
                     raise JournalCorrupt(
                         f"{path.name} of {self.source} is damaged: {damage}; put it back from a copy"
@@ -252,7 +252,7 @@ class Backup:
                 self.replica.files.store(path, data)
 
     def _copy_subscriptions(self) -> None:
-        """Copy the subscriptions, so that they count after a restore, before their readers update them again."""
+        """Copy the subscriptions, so that retention respects them after a restore, before their readers return."""
         directory = self.replica.directory
         there = {each.name: each for each in self.source.subscriptions() if each.name != self.subscription}
         here = {each.name: each for each in subscriptions.registered(directory)}
@@ -263,7 +263,7 @@ class Backup:
                 subscriptions.update(directory, name, subscription.position, subscription.time)
 
     def _delete(self, position: int) -> None:
-        """Delete what the source has deleted, segments before the snapshots that they refer to."""
+        """Delete the files that the source has deleted, segments before the snapshots that they refer to."""
         self.replica.delete_before(position)
         directory = self.replica.directory
         for snapshot in sorted(set(scan.snapshots(directory)) - set(self.source.snapshots())):
@@ -285,7 +285,7 @@ def checked_snapshot(data: bytes, position: int) -> bytes:
     """
     found = Snapshot.of(data)
     if found.position != position:
-        raise fmt.Damage(f"it is the snapshot at position {found.position}")
+        raise fmt.Damage(f"the file contains the snapshot at position {found.position}, not at {position}")
     return data
 
 

@@ -41,9 +41,9 @@ class Importer:
 
     :ivar added: records that were written
     :ivar present: records that the journal had already
-    :ivar gone: records whose numbers are used up, and which the journal does not have: they were missing in an earlier
-        import, or retention has deleted them
-    :ivar missing: numbers that were noted as gaps
+    :ivar gone: records that were not written because the journal has used their numbers: an earlier import lacked them,
+        or retention has deleted them
+    :ivar missing: numbers without a record, which were noted as gaps
     """
 
     directory: Path
@@ -58,7 +58,7 @@ class Importer:
     #: The last number of the stream in the journal.
     _last: int = attrs.field(default=0, init=False)
     _synced: int = attrs.field(default=0, init=False)
-    #: The records that the journal had before, from the first that is compared on; None: none is compared yet.
+    #: The records that the journal had before, beginning with the first that is compared; None: not read yet.
     _before: Iterator[Record] | None = attrs.field(default=None, init=False)
     _record: Record | None = attrs.field(default=None, init=False)
 
@@ -87,7 +87,11 @@ class Importer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal: with the present time, or, if there was an error, so that the next import continues."""
+        """Close the journal, in order unless its disk failed.
+
+        The closing batch has the present time or, after an error, the time of the last record, because the next import
+        continues with records of that time.
+        """
         failed = isinstance(error, JournalFailed)
         try:
             with self._explained():
@@ -117,7 +121,7 @@ class Importer:
                 self._synced = self._writer.sync()
 
     def _skip_to(self, seq: int) -> None:
-        """Note numbers before *seq* that nothing has as a gap."""
+        """Append a gap for the numbers before *seq* that no record has."""
         streams = self._writer.streams
         if self.stream not in streams.ends:
             begin = streams.retired.get(self.stream, streams.floor)
@@ -132,7 +136,7 @@ class Importer:
             self.missing += seq - 1 - self._last
 
     def _compare(self, run: Run) -> None:
-        """Check that the journal has no other records of the numbers of *run*."""
+        """Check that records of the journal with numbers of *run* are equal to those of *run*."""
         if self._before is None:
             runs = dump.runs(self.directory, self.stream, run.first_seq)
             self._before = (record for found in runs for record in found.records())
@@ -144,7 +148,7 @@ class Importer:
             if self._record is None or self._record.seq != record.seq:
                 self.gone += 1
                 continue
-            # The time of acceptance is left out: another import may not have been able to keep it.
+            # The time of acceptance is not compared: an earlier import may have had to change it.
             if attrs.evolve(self._record, time=0) != attrs.evolve(record, time=0):
                 raise JournalError(
                     f"number {record.seq} of stream {self.stream!r} in the journal {self.directory} is another record; "

@@ -1,6 +1,6 @@
-"""Offsets: positions that are bound to their journal, for everything that remembers how far it has read.
+"""Offsets: positions that are bound to their journal, for programs that remember how far they have read.
 
-    in: a journal's place, a position      out: {position, identity, chain}, and whether a journal has it
+    in: a source (see places.py), a position      out: {position, identity, chain}, and whether a journal has it
 
 A position is a number of bytes, which any journal may have.  The identity tells one journal from another, and the chain
 - the checksum of all batches before the position - tells a journal from a copy of it that went on differently.
@@ -40,9 +40,11 @@ class Offset:
         try:
             position, identity, chain = fields["position"], bytes.fromhex(fields["identity"]), fields["chain"]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{fields} has no position, identity and chain") from error
+            raise ValueError(f"invalid offset {fields!r}: expected position, identity and chain") from error
         if type(position) is not int or position < 0 or (chain is not None and type(chain) is not int):
-            raise ValueError(f"{fields} has an invalid position or chain")
+            raise ValueError(
+                f"invalid offset {fields!r}: expected a position of 0 or more, and a number or null as the chain"
+            )
         return cls(position, identity, chain)
 
     @property
@@ -71,7 +73,7 @@ class Offsets:
     def check(self, offset: Offset, view: View, remedy: str) -> None:
         """Check that the journal has the batches that were before an offset.
 
-        :param remedy: what the user can do if it has not
+        :param remedy: for the error: what the user can do if the journal does not have them
         :raises JournalCorrupt: the offset is of another journal, or of another copy of this one
         """
         if differ(offset.identity, view.identity):
@@ -99,14 +101,14 @@ class Offsets:
                 first = extent.base + fmt.SEGMENT_HEADER.size
                 if position <= first:
                     header = reader.header()
-                    # One that --quarantine has replaced has no time, and no chain.
+                    # A header that --quarantine has replaced has no time of creation, and no known chain.
                     return header.chain if position in (extent.base, first) and header.created else None
                 if position < extent.end:
                     batch = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
                     return None if batch.mended else batch.chain
                 return self._at_end(reader, first, extent)
             except fmt.Damage:
-                return None  # reading the batches raises the error
+                return None  # whoever reads the batches gets the error
             finally:
                 reader.close()
         return None

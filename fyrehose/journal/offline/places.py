@@ -30,7 +30,7 @@ from fyrehose.web.tokens import authorization, read_token
 
 #: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
 CHUNK = 4 << 20
-#: How many bytes of a file are read for the headers of batches: less than a large batch, whose body is not needed.
+#: How many bytes of a file are read at once for the headers of batches, so that few bodies of large batches are read.
 HEADERS = 64 << 10
 #: Timeout of a request, in seconds.
 TIMEOUT = 30.0
@@ -170,7 +170,7 @@ class RemoteJournal:
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
-    for_headers: ClassVar[int] = CHUNK  # Each read is a request.
+    for_headers: ClassVar[int] = CHUNK  # Each read is a request, so few large ones cost less.
 
     def __str__(self) -> str:
         return self.url
@@ -219,10 +219,10 @@ class RemoteJournal:
 
 
 def check_identity(place: Place, identity: bytes, view: View | None = None) -> None:
-    """Check that the journal at a place is the one that was read, unless its identity is unknown.
+    """Check that the journal at *place* has *identity*, that of the journal that was read, unless either is unknown.
 
-    :param view: of the journal; None: as it is now
-    :raises JournalCorrupt: it is another one
+    :param view: a view of the journal; None: a new one
+    :raises JournalCorrupt: it is another journal
     """
     if identity != UNKNOWN and differ(found := (view or place.view()).identity, identity):
         raise JournalCorrupt(
@@ -232,7 +232,7 @@ def check_identity(place: Place, identity: bytes, view: View | None = None) -> N
 
 
 class _Remote(Files):
-    """Gives a segment reader its one file over HTTP."""
+    """Reads one segment file over HTTP, in place of the system calls of a segment reader."""
 
     def __init__(self, server: RemoteJournal) -> None:
         self._server = server
@@ -304,7 +304,7 @@ class _Connection:
         try:
             parts = urlsplit(self.url)
             if not parts.hostname:
-                raise ValueError("no host")
+                raise ValueError("expected a host name behind http://")
             return kind(parts.hostname, parts.port, timeout=TIMEOUT)
         except (ValueError, InvalidURL) as error:
             raise ConfigError(f"invalid address {self.url!r}: expected http://HOST:PORT") from error

@@ -1,4 +1,4 @@
-"""A replica: a journal's directory into which the batches of another journal are copied, byte by byte.
+"""A replica: the directory of a backup or a standby, into which the batches of a journal are copied byte by byte.
 
 MARK has the position up to which batches were copied and checked, and is written after they were synced.  If copying is
 interrupted, only bytes behind the mark are copied again.  A new segment has another name until it is complete, so that
@@ -50,7 +50,7 @@ class Copied:
 class Replica:
     """A replica in *directory*; a context manager that holds the lock of the directory.
 
-    :ivar done: statistics of this object's copying
+    :ivar done: how much this object has copied and deleted
     :ivar tail: the end of the replica's log; None while it is empty
     :ivar position: everything below this position is on disk, according to MARK
     """
@@ -176,7 +176,7 @@ class Replica:
         name: str,
         progress: Callable[[int], object],
     ) -> Exception | None:
-        """Copy batches up to *stop* or the first damaged one, and sync them; return the error in the latter case."""
+        """Copy batches up to *stop* or the first damaged one, and sync them; return the error about the damaged one."""
         start = tail.position - len(head)
         at, size = start - reader.base, len(head)
         pieces: list[Buffer] = [head] if head else []
@@ -248,7 +248,9 @@ class Replica:
         self.note()
 
     def settle(self) -> None:
-        """Check that no segment is missing, sync the last one, and write MARK: a copied directory was never synced.
+        """Check that no segment is missing, sync the last one, and write MARK.
+
+        This makes a directory that was copied with other tools a replica: its files were perhaps never synced.
 
         :raises JournalCorrupt: a segment is missing, and the source does not have it either
         """

@@ -53,7 +53,7 @@ _BYTES = "application/octet-stream"
 class Asked:
     """A request that was received completely.
 
-    :ivar body: the first bytes of its body, one more than a position can have
+    :ivar body: the first bytes of its body: one more than a position can have digits, so that a longer one shows
     """
 
     request: RequestHead
@@ -62,7 +62,7 @@ class Asked:
 
 @attrs.define(eq=False)
 class ServeSession(WebSession):
-    """Checks the token of requests, and keeps no more of their bodies than a position can have."""
+    """Checks the token of requests, and keeps only as much of their bodies as a position can have digits."""
 
     token: str | None = attrs.field(default=None, kw_only=True)
     _request: RequestHead | None = attrs.field(default=None, init=False)

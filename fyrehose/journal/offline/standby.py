@@ -2,13 +2,13 @@
 
     in: a journal that is served, a directory      out: the same log there; after promote(), a journal of its own
 
-The bytes are copied as those of a backup are.  Until the standby is promoted, a file in its directory says what it
+The bytes are copied as for a backup.  Until the standby is promoted, a file in its directory names the journal that it
 follows, and no server starts there.
 
 The server that is followed may have given out numbers that the standby does not have: those of messages that it has
 acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
-so that no number means two messages.  The batch that notes this is where the two logs part: whatever remembers a
-position remembers the checksum of the log before it, too, and so finds out whether both logs have it.
+so that no number means two messages.  The batch that notes the skipped numbers is where the two logs part.  A program
+that remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
 
 This module does not import Twisted.
 """
@@ -45,7 +45,7 @@ PATIENCE = 3.0
 class Lag:
     """The lag of a standby.
 
-    :ivar size: bytes that are durable at the source and not in the standby, as far as is known
+    :ivar size: how many bytes the standby lacks of those that were durable at the source at the last look
     :ivar seconds: how long ago the standby had everything that was durable at the source
     :ivar reachable: whether the source answers
     """
@@ -69,7 +69,7 @@ class Standby:
 
     @property
     def lag(self) -> Lag:
-        """Return how far the standby is behind; before it was complete, the seconds count from its start."""
+        """Return how far the standby is behind; until it is complete once, the seconds count from the start."""
         copying = self.copying
         since = max(self._began, copying.looked)
         return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
@@ -77,7 +77,7 @@ class Standby:
     def catch_up(self, run: Callable[[], object]) -> None:
         """Copy the missing bytes by *run*, a method of the backup, and mark the directory as a standby.
 
-        A directory that has a journal is marked when it was found to be the beginning of the source's.
+        A directory that has a journal already is marked only after its log was found to begin like that of the source.
 
         :raises JournalError: see :meth:`.Backup.run`
         """
@@ -90,7 +90,7 @@ class Standby:
         self.observe(self.lag)
 
     def follow(self, every: float, say: Callable[[str], object]) -> None:
-        """Copy what is new, until an exception such as KeyboardInterrupt ends it; see :meth:`.Backup.follow`."""
+        """Copy new bytes again and again, until an exception such as KeyboardInterrupt; see :meth:`.Backup.follow`."""
 
         def sleep(seconds: float) -> None:
             self.observe(self.lag)
@@ -155,7 +155,7 @@ def _part(writer: Writer, time: int) -> None:
     """Note durably, at the end of the log, that numbers are skipped, and close the log in order."""
     try:
         writer.open(time)
-        # A checksum covers how many they are.  It is not the same for two standbys that are promoted at one position.
+        # The random part makes the checksums of two standbys differ that are promoted at the same position.
         writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
     except BaseException:
         writer.close(in_order=False)

@@ -1,6 +1,6 @@
 """Read and check the batches of a source, and find the end of a log: the reading half of a backup.
 
-    in: a segment      out: the bytes of its checked batches, and the tail behind them
+    in: a segment      out: the bytes of its checked batches, and a description of their end (a *tail*)
 
 This module does not import Twisted.
 """
@@ -116,7 +116,7 @@ def tail_of(directory: Path) -> CheckedTail | None:
 
 
 def reach(source: Place) -> View:
-    """Return the part of *source* that may be copied: the durable part, or all intact batches if it is a copy.
+    """Return the part of *source* that may be copied: the durable part or, of a copied journal, all intact batches.
 
     MARK in a directory that was copied file by file is ignored, and no process writes there.  So the log ends at the
     last intact batch, as it does when a server starts there.
@@ -155,9 +155,9 @@ def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | 
 
 
 def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
-    """Check, as recovery does, that nothing durable follows the last intact batch of a copy.
+    """Check, as recovery does, that nothing durable follows the last intact batch of a copied segment.
 
-    :raises JournalCorrupt: something durable does, and copying during a write does not explain the damage
+    :raises JournalCorrupt: durable batches follow, and a copy during a write does not explain the damage
     """
     reader = scan.SegmentReader(segment.path, segment.base)
     try:

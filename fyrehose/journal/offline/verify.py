@@ -27,7 +27,7 @@ from fyrehose.journal.streams import streams_at_start
 from fyrehose.options import counted
 from fyrehose.records import Run
 
-#: How many problems are reported; if there are more, they have a common cause.
+#: How many problems are reported at most; if there are more, they mostly have a common cause.
 MAX_PROBLEMS = 1000
 
 
@@ -106,10 +106,10 @@ class _Verifier:
     done: int = 0
     #: (base, end) of the sealed segments that were checked
     _sealed: list[tuple[int, int]] = attrs.field(factory=list)
-    #: The index of the last of them, until its records are read through the store; None: nothing is left to read.
+    #: The index of the last sealed segment, until its records are read through the store; None: they were read.
     _unread: SegmentIndex | None = None
     _last: SegmentStart | None = None
-    _whole: bool = True  #: no damage was found in the segment
+    _whole: bool = True  #: no damage was found in the present segment
     _index: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0))
     _chain: int | None = None  #: checksum from which the next segment must continue; None: unknown
     _identity: bytes = fmt.UNKNOWN
@@ -146,7 +146,7 @@ class _Verifier:
             self._batch(found)
 
     def finish(self) -> None:
-        """Complete the report."""
+        """Check the last segment, and complete the report."""
         self._end_segment()
         if self._last is not None and not self._last.sealed:
             self.store.open(self._sealed, self._index)
@@ -325,7 +325,7 @@ class _Verifier:
     def _read_previous(self) -> None:
         """Read the records of the segment before the one that has just begun.
 
-        This waits for the first batch of the next segment, because a reader decides by it where to look.
+        This waits for the first batch of the next segment, from which a reader learns which segment has a record.
         """
         unread, self._unread = self._unread, None
         if unread is not None:
@@ -335,7 +335,7 @@ class _Verifier:
     def _read(self, index: SegmentIndex) -> None:
         """Read the first and the last record of each stream of a segment, as a server reads them.
 
-        Readers cannot get past damage, so after a problem was found nothing more is read.
+        Readers stop at damage, so nothing more is read after a problem was found.
         """
         path = scan.path_of(self.directory, index.base)
         for stream, seq in (*index.firsts(), *index.lasts()):

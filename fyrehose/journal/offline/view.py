@@ -99,7 +99,7 @@ def believed_mark(directory: Path) -> scan.Mark:
 
 
 def durable_by_batches(directory: Path) -> int:
-    """Return the durable position according to the headers of batches; MARK has the same, a little newer.
+    """Return the durable position that the headers of batches state; the position in MARK is a little newer.
 
     :raises JournalCorrupt: a newer version has written a batch
     """

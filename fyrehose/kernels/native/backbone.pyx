@@ -118,7 +118,7 @@ cdef bytes encode(unsigned char kind, uint64_t seq, const unsigned char[::1] len
     for i in range(count):
         length = length_at(column, i)
         if length > MOST:
-            raise ValueError(f"{length} bytes of DATA do not fit into a datagram; {MOST} do")
+            raise ValueError(f"{length} bytes of DATA do not fit into a datagram; expected at most {MOST}")
         begin += length
     if begin != size:
         raise ValueError("the lengths do not add up to the payload")

@@ -242,7 +242,10 @@ def frames(kind, bytes topic not None, first, lengths, payload):
         or first < 0
         or first + count > 1 << 64
     ):
-        raise ValueError("a run whose columns, topic or numbers cannot be framed")
+        raise ValueError(
+            "the records cannot be framed: expected lengths that add up to the payload, "
+            "a topic of 1 to 255 bytes, and numbers of 64 bits"
+        )
 
     cdef uint64_t number = first if count else 0
     cdef uint32_t head = (<uint32_t>kind << 16) | VERSION

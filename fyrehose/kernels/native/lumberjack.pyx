@@ -109,7 +109,10 @@ def frames(version, first, lengths, payload):
         or not 0 <= version < 256
         or not 0 <= first < 1 << 32
     ):
-        raise ValueError("columns, a version or a sequence that cannot be framed")
+        raise ValueError(
+            "the documents cannot be framed: expected lengths that add up to the payload, "
+            "a version of 8 bits, and a sequence of 32 bits"
+        )
     cdef uint8_t digit = version
     cdef uint32_t sequence = first
     cdef bytes result = PyBytes_FromStringAndSize(NULL, count * HEAD + source.shape[0])
@@ -363,7 +366,7 @@ def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef Py_ssize_t i, k
     cdef Py_ssize_t wanted = len(paths)
     if wanted > MOST_PATHS:
-        raise ValueError("too many paths")
+        raise ValueError(f"too many paths: {wanted}, and at most {MOST_PATHS} are possible")
 
     cdef list segments = []
     # The strings of the segment, and those of the document.
@@ -411,7 +414,7 @@ def classify(lengths, payload, tuple paths not None, Py_ssize_t most):
     cdef Py_ssize_t i, k, g
     cdef Py_ssize_t wanted = len(paths)
     if wanted > MOST_PATHS:
-        raise ValueError("too many paths")
+        raise ValueError(f"too many paths: {wanted}, and at most {MOST_PATHS} are possible")
     cdef bytes of = PyBytes_FromStringAndSize(NULL, count)
     cdef uint8_t* class_of = <uint8_t*>PyBytes_AS_STRING(of)
     # The strings of each class, and those of the document.
@@ -456,13 +459,13 @@ def scatter(const uint8_t[::1] of not None, Py_ssize_t parts, sequences, lengths
     cdef Py_ssize_t counts[256]
     cdef Py_ssize_t bytes_of[256]
     if not 0 <= parts <= 256 or of.shape[0] != count or (not numbered and numbers.shape[0] != 8 * count):
-        raise ValueError("columns that do not fit together")
+        raise ValueError("expected one sequence and one valid part for each length")
     for g in range(parts):
         counts[g] = bytes_of[g] = 0
     for i in range(count):
         g = of[i]
         if g >= parts:
-            raise ValueError("columns that do not fit together")
+            raise ValueError("expected one sequence and one valid part for each length")
         memcpy(&size, &sizes[4 * i], 4)
         counts[g] += 1
         bytes_of[g] += size

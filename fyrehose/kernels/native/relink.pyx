@@ -158,7 +158,10 @@ def frames(Py_ssize_t id_size, channel, lengths, payload):
         if size > MAX_SMALL:
             whole += 8
     if sizes.shape[0] % 4 or total != <uint64_t>source.shape[0] or channel < 0 or channel >> (8 * id_size):
-        raise ValueError("a run whose columns or channel cannot be framed")
+        raise ValueError(
+            "the payloads cannot be framed: expected lengths that add up to the payload, "
+            f"and a channel that fits into {id_size} bytes"
+        )
 
     cdef uint64_t id_ = channel
     cdef bytes result = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>whole)

@@ -150,7 +150,7 @@ def _encode(kind: int, seq: int, lengths: Buffer, payload: Buffer) -> bytes:
     begin = 0
     for length in _column(lengths):
         if length > MAX_DATA:
-            raise ValueError(f"{length} bytes of DATA do not fit into a datagram; {MAX_DATA} do")
+            raise ValueError(f"{length} bytes of DATA do not fit into a datagram; expected at most {MAX_DATA}")
         parts.append(_HEAD.pack(kind, length, seq >> 32, seq & 0xFFFFFFFF))
         parts.append(view[begin : begin + length])
         begin += length

@@ -81,7 +81,7 @@ def gather(
 
 
 def _whole(buffer: bytes | bytearray, start: int, kind: int, largest: int) -> Iterator[tuple[int, bytes, int, Buffer]]:
-    """Yield end, topic, number and data of each complete, well-formed frame, up to the first other one."""
+    """Yield end, topic, number and data of each frame of type *kind*, up to one that is incomplete or malformed."""
     end = len(buffer)
     while end - start >= _HEAD.size:
         type_, version, size, topic_size = _HEAD.unpack_from(buffer, start)
@@ -128,7 +128,10 @@ def frames(kind: int, topic: bytes, first: int, lengths: Buffer, payload: Buffer
     ends = [0, *accumulate(sizes)]
     whole = 4 * len(sizes) == len(lengths) and ends[-1] == len(payload)
     if not whole or not 1 <= len(topic) <= MAX_TOPIC or first < 0 or first + len(sizes) > 1 << 64:
-        raise ValueError("a run whose columns, topic or numbers cannot be framed")
+        raise ValueError(
+            "the records cannot be framed: expected lengths that add up to the payload, "
+            "a topic of 1 to 255 bytes, and numbers of 64 bits"
+        )
     view = memoryview(payload)
     fixed = _HEAD.size - _HEADER + len(topic) + _TAIL.size
     parts: list[Buffer] = []

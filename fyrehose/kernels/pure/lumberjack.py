@@ -89,7 +89,10 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
     ends = [0, *accumulate(sizes)]
     whole = 4 * len(sizes) == len(lengths) and ends[-1] == len(payload)
     if not whole or not 0 <= version < 256 or not 0 <= first < _SEQUENCES:
-        raise ValueError("columns, a version or a sequence that cannot be framed")
+        raise ValueError(
+            "the documents cannot be framed: expected lengths that add up to the payload, "
+            "a version of 8 bits, and a sequence of 32 bits"
+        )
     view = memoryview(payload)
     parts: list[Buffer] = []
     for number, (begin, end) in enumerate(pairwise(ends), first):
@@ -111,7 +114,7 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
     if sum(sizes) != len(whole):
         raise ValueError("the lengths do not add up to the payload")
     if len(paths) > MOST_PATHS:
-        raise ValueError("too many paths")
+        raise ValueError(f"too many paths: {len(paths)}, and at most {MOST_PATHS} are possible")
     segments: list[Segment] = []
     begin = 0
     for size in sizes:
@@ -160,10 +163,10 @@ def scatter(
         raise ValueError("the lengths do not add up to the payload")
     fits = isinstance(sequences, int) or len(sequences) == 8 * count
     if not 0 <= parts <= 256 or len(sizes) != count or not fits:
-        raise ValueError("columns that do not fit together")
+        raise ValueError("expected one sequence and one valid part for each length")
     numbers = range(sequences, sequences + count) if isinstance(sequences, int) else unpack(f"<{count}Q", sequences)
     if any(part >= parts for part in of):
-        raise ValueError("columns that do not fit together")
+        raise ValueError("expected one sequence and one valid part for each length")
     whole, ends = bytes(payload), [0, *accumulate(sizes)]
     made = []
     for part in range(parts):

@@ -81,7 +81,10 @@ def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> byte
     sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
     ends = [0, *accumulate(sizes)]
     if 4 * len(sizes) != len(lengths) or ends[-1] != len(payload) or not 0 <= channel < 1 << 8 * id_size:
-        raise ValueError("a run whose columns or channel cannot be framed")
+        raise ValueError(
+            "the payloads cannot be framed: expected lengths that add up to the payload, "
+            f"and a channel that fits into {id_size} bytes"
+        )
     name = channel.to_bytes(id_size, "little")
     small, large = bytes([_SMALL, 1]) + name, bytes([_LARGE, 1]) + name
     small += bytes(place - len(small))

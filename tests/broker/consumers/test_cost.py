@@ -73,7 +73,7 @@ def calls_of(action: Callable[[], object]) -> int:
         return calls()
 
 
-def test_a_record_costs_no_call() -> None:
+def test_leasing_and_settling_100_records_takes_as_many_calls_as_10() -> None:
     world = World("s", last=1_000_000, window=100_000)
     world.work_once()
     hundred = calls_of(world.work_once)
@@ -82,7 +82,7 @@ def test_a_record_costs_no_call() -> None:
     assert hundred == calls_of(few.work_once), "those of 10 records"
 
 
-def test_a_million_records_behind_a_stuck_one_cost_nothing() -> None:
+def test_a_million_records_behind_an_unsettled_one_slow_nothing_down() -> None:
     world = World("s", last=2_000_000, most=1_000)
     world.work_once()
     first = calls_of(world.work_once)
@@ -97,7 +97,7 @@ def test_a_million_records_behind_a_stuck_one_cost_nothing() -> None:
     assert lane.extend(1, (1, 1), "first")
 
 
-def test_what_was_settled_leaves_nothing_in_memory_until_its_lease_would_have_ended() -> None:
+def test_settled_records_take_no_memory_until_their_leases_would_have_ended() -> None:
     world = World("s", last=2_000_000, lease=3_600)
     lane = world.work.lanes["s"]
     for _ in range(1_000):
@@ -112,7 +112,7 @@ def test_what_was_settled_leaves_nothing_in_memory_until_its_lease_would_have_en
     assert max(len(lane._fresh_ends), len(lane._ends), len(lane._delayed), len(world.group.alarms)) < 500
 
 
-def test_records_that_nobody_has_had_cost_nothing() -> None:
+def test_records_that_were_never_leased_cost_nothing() -> None:
     few, many = World("s", last=10_000), World("s", last=1_000_000_000)
     assert few.work_once() == many.work_once() == 100
     assert calls_of(few.work_once) == calls_of(many.work_once)

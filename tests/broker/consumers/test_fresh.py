@@ -34,13 +34,13 @@ def test_parts_of_a_split_range_have_its_lease_and_its_state() -> None:
     assert all(each.closing for each in found)
 
 
-def test_what_is_removed_is_found_no_more() -> None:
+def test_removed_records_are_not_found_any_more() -> None:
     found = ranges((1, 9))
     assert bounds(found.remove(4, 5)) == [(4, 5)]
     assert [found.find(seq) is None for seq in (3, 4, 5, 6, 10)] == [False, True, True, False, True]
 
 
-def test_random_actions_agree_with_sets() -> None:
+def test_random_actions_have_the_same_results_as_with_sets() -> None:
     dice = random.Random(1)
     for _ in range(300):
         found, truth, last = FreshRanges(), set[int](), 0

@@ -80,7 +80,7 @@ def test_epoch_and_reach_are_durable_before_the_first_lease() -> None:
     assert numbers(world.lane.lease("w", 1)) == [1]
 
 
-def test_settling_raises_the_reach_at_no_cost() -> None:
+def test_settling_raises_the_reach_in_the_same_append() -> None:
     world = World()
     world.lease(4)
     world.settle(1, 2)
@@ -90,7 +90,7 @@ def test_settling_raises_the_reach_at_no_cost() -> None:
     assert numbers(world.lane.lease("w", 9)) == [5, 6]
 
 
-def test_the_window_bounds_what_is_open() -> None:
+def test_at_most_a_window_of_records_is_open() -> None:
     world = World()
     assert world.lease(9) == [1, 2, 3, 4]
     assert world.lease(9) == []
@@ -98,7 +98,7 @@ def test_the_window_bounds_what_is_open() -> None:
     assert world.lease(9) == [5], "a settling counts at once"
 
 
-def test_what_is_being_settled_is_settled_only_once() -> None:
+def test_a_record_whose_settling_is_being_written_cannot_be_settled_again() -> None:
     world = World()
     world.lease()
     world.settle(1)
@@ -187,7 +187,7 @@ def test_without_a_limit_there_are_no_dead_letters() -> None:
     assert world.entry(1).ended == (20, 20)
 
 
-def test_not_tried_does_not_count_until_it_is_too_often() -> None:
+def test_a_record_returned_untried_counts_as_failed_only_after_many_times() -> None:
     world = World(limit=2)
     for _ in range(20):
         world.lease()
@@ -224,14 +224,14 @@ def started(**options: int) -> World:
     return World(before, before=1, window=8, **options)
 
 
-def test_after_a_start_records_within_reach_wait_for_the_grace() -> None:
+def test_after_a_start_records_up_to_the_reach_wait_for_a_lease_time() -> None:
     world = started()
     assert world.lease(9) == [5, 6, 7, 8, 9], "nobody has had them"
     world.now = 10.0
     assert world.lease(9)[:3] == [2, 3, 4]
 
 
-def test_a_worker_of_the_epoch_before_settles_or_extends_what_it_has() -> None:
+def test_a_worker_of_the_epoch_before_settles_or_extends_its_records() -> None:
     world = started()
     assert world.lane.why_not(3, (1, 1)) == ""
     assert world.lane.why_not(2, (1, 1)) == "lease-lost", "the delivery 1 had ended"
@@ -267,7 +267,7 @@ def test_records_of_a_key_are_leased_one_at_a_time() -> None:
     assert world.lease(9) == [2], "4 waits for it"
 
 
-def test_retention_ends_a_waiting_record_at_once_and_a_leased_one_with_its_lease() -> None:
+def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -> None:
     world = World()
     world.lease()
     world.oldest = 8
@@ -281,7 +281,7 @@ def test_retention_ends_a_waiting_record_at_once_and_a_leased_one_with_its_lease
     assert (world.lane.progress.expired, world.lane.progress.final.floor) == (7, 7)
 
 
-def test_retention_ends_a_record_of_the_epoch_before_after_the_grace() -> None:
+def test_a_deleted_record_of_the_epoch_before_expires_after_a_lease_time() -> None:
     world = started()
     world.oldest = 4
     world.lane.tick()
@@ -292,7 +292,7 @@ def test_retention_ends_a_record_of_the_epoch_before_after_the_grace() -> None:
     assert world.lane.progress.expired == 2
 
 
-def test_a_deleted_record_of_the_epoch_before_may_have_any_key() -> None:
+def test_nothing_is_leased_while_a_deleted_record_may_have_any_key() -> None:
     """While a worker may be at it, nothing is leased: its key is not known any more."""
     before = StreamProgress()
     before.apply({"reach": 2})
@@ -315,7 +315,7 @@ def test_a_refused_expiry_is_tried_again() -> None:
     assert world.lane.progress.expired == 2
 
 
-def test_a_checkpoint_has_what_was_appended() -> None:
+def test_a_checkpoint_has_all_changes_that_were_appended() -> None:
     world = World()
     world.lease(4)
     world.settle(1)
@@ -342,7 +342,7 @@ def test_nothing_is_appended_or_forgotten_while_a_rewind_is_written() -> None:
     assert world.lane.progress.expired == 1
 
 
-def test_a_missing_record_expires() -> None:
+def test_a_leased_record_that_the_journal_lacks_expires() -> None:
     world = World()
     world.lease(2)
     world.lane.missing(1, 1)
@@ -350,7 +350,7 @@ def test_a_missing_record_expires() -> None:
     assert (world.lane.progress.expired, world.group.held["w"]) == (1, 1)
 
 
-def test_a_withdrawn_lease_counts_for_nothing() -> None:
+def test_a_withdrawn_lease_does_not_count_as_a_failure() -> None:
     world = World()
     world.lease(2)
     world.lane.withdraw(2, 2)
@@ -360,5 +360,5 @@ def test_a_withdrawn_lease_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("failures", "delay"), [(1, 1), (2, 2), (5, 16), (99, 300)])
-def test_delays_double(failures: int, delay: float) -> None:
+def test_the_delay_doubles_with_each_failure(failures: int, delay: float) -> None:
     assert backoff(failures) == delay

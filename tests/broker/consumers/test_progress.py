@@ -30,7 +30,7 @@ OPTIONS = ShareOptions(stream="s")
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ranges_agree_with_a_set(seed: int) -> None:
+def test_random_ranges_of_final_numbers_agree_with_a_set(seed: int) -> None:
     dice = random.Random(seed)
     ranges, known = FinalNumbers(3), {1, 2, 3}
     for _ in range(40):
@@ -47,7 +47,7 @@ def test_ranges_agree_with_a_set(seed: int) -> None:
         assert gaps == [number for number in range(5, 31) if number not in known]
 
 
-def test_numbers_become_ranges() -> None:
+def test_single_numbers_are_merged_into_ranges() -> None:
     assert packed_ranges(merged([(7, 8), (5, 5), (1, 2), (2, 3)])) == [(1, 3), 5, (7, 8)]
 
 
@@ -65,7 +65,7 @@ def created(**floors: int) -> bytes:
     return pack("work", 0, set=attrs.asdict(OPTIONS), floors=floors)
 
 
-def test_changes_add_up() -> None:
+def test_the_progress_is_the_sum_of_all_changes() -> None:
     change = {"epoch": 2, "reach": 9, "final": [[6, 7]], "dead": [9], "expired": [], "ends": {"8": [2, 1]}}
     saved, _ = found(created(s=5), pack("work", 0, stream="s", **change), pack("other", 0, stream="s", epoch=9))
     share = saved.shares["work"]
@@ -74,7 +74,7 @@ def test_changes_add_up() -> None:
     assert (done.settled, done.dead, done.expired, done.ends) == (2, 1, 0, {8: (2, 1)})
 
 
-def test_the_end_of_a_record_forgets_its_failures() -> None:
+def test_a_record_that_becomes_final_loses_its_failures() -> None:
     saved, _ = found(
         created(s=0), pack("work", 0, stream="s", ends={"1": [1, 1]}), pack("work", 0, stream="s", dead=[1])
     )
@@ -95,7 +95,7 @@ def test_pauses_and_deletions_are_remembered() -> None:
     assert found(created(s=0), pack("work", 0, set=None))[0].shares == {}
 
 
-def test_a_checkpoint_of_several_records_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_several_records_has_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "RECORD_SIZE", 10)
     done = StreamProgress(FinalNumbers(3, [(5, 6)]), 9, {7: (2, 1)}, 4, 1, 0)
     shares = {name: SavedShare(OPTIONS, 3, True, {"s": done}) for name in "abc"}

@@ -13,7 +13,7 @@ from fyrehose.broker.consumers.work import Item, WorkerAction
 from .test_work import World as Requests
 
 
-def test_a_settling_has_numbers_ranges_streams_and_options() -> None:
+def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> None:
     fields = {
         "done": [[7, "3.1"], [[8, 9], "3.2"], ["logs.a", 4, "3.1"]],
         "failed": [[5, "3.1", {"delay": 60}]],
@@ -65,7 +65,7 @@ def test_results_carry_the_name_of_their_worker() -> None:
     )
 
 
-def test_an_answer_has_ranges_and_what_was_refused() -> None:
+def test_an_answer_has_the_settled_ranges_and_the_refused_records() -> None:
     work = settling({"done": [[[1, 4], "1.1"], [6, "1.1"]], "extend": [[9, "1.1"]]})
     lane = Requests("s").work.lanes["s"]
     refused = [(WorkerAction("done", lane, 2, 3, (1, 1)), "final")]
@@ -79,7 +79,7 @@ def test_an_answer_has_ranges_and_what_was_refused() -> None:
     assert named["settled"] == [{"stream": "s", "seq": 1}]
 
 
-def test_nothing_is_done_with_results_if_anything_is_refused() -> None:
+def test_a_request_with_results_does_nothing_if_any_record_is_refused() -> None:
     work = settling({"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x"}]})
     answer = answer_to(work, False, [(WorkerAction("done", Requests("s").work.lanes["s"], 1, 1, (1, 1)), "final")], [])
     assert answer.keys() == {"error", "refused"}

@@ -96,7 +96,7 @@ def test_numbers_beyond_the_stream_are_refused() -> None:
     assert failed(sharing.act(sharing.find("work"), [Item("done", 1, 1, (1, 1), "other")], "w"), InvalidPosition)
 
 
-def test_a_server_without_messages_has_none() -> None:
+def test_a_server_that_keeps_no_messages_has_no_shared_subscriptions() -> None:
     none = NoSharing()
     with pytest.raises(NoSuchSubscription):
         none.find("x")

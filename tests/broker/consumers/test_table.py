@@ -59,7 +59,7 @@ def failure(deferred: Any) -> Any:
     return found[0].value if found and isinstance(found[0], Failure) else None
 
 
-def test_requests_that_wait_share_what_comes() -> None:
+def test_waiting_requests_share_the_records_that_arrive() -> None:
     world = World()
     shared = world.create(first=10)
     waiting = [world.lease(shared, 100, f"w{number}", 30) for number in range(4)]
@@ -112,7 +112,7 @@ def test_a_gap_of_any_size_expires_at_once(key: str | None) -> None:
     assert shared.work.lanes["s"].progress.expired == end - 10
 
 
-def test_what_is_refused_is_tried_again_when_the_disk_has_room() -> None:
+def test_a_refused_append_is_tried_again_when_the_disk_has_room() -> None:
     world = World()
     shared = world.create(lease=5)
     world.lease(shared, 2)
@@ -138,7 +138,7 @@ def test_a_refused_first_lease_fails_and_the_next_one_succeeds() -> None:
     assert seqs(world.lease(shared)) == [1]
 
 
-def test_memory_is_charged_and_given_back() -> None:
+def test_memory_of_a_subscription_is_charged_and_released() -> None:
     world = World(budget=Budget(limit=1 << 20))
     shared = world.create(window=1_000)
     assert world.broker.budget.kept == 1_000 * ENTRY_BYTES
@@ -169,7 +169,7 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     assert isinstance(failure(other), SubscriptionConflict)
 
 
-def test_nothing_is_shared_where_a_take_over_loses_what_was_acknowledged() -> None:
+def test_no_subscription_is_shared_if_a_take_over_may_lose_acknowledged_changes() -> None:
     world = World()
     shared = world.create()
     world.journal.early = True
@@ -177,7 +177,7 @@ def test_nothing_is_shared_where_a_take_over_loses_what_was_acknowledged() -> No
     assert isinstance(failure(world.lease(shared)), SubscriptionError)
 
 
-def test_nothing_is_leased_or_extended_until_nobody_can_have_taken_over() -> None:
+def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, consumer="w1").result
@@ -192,7 +192,7 @@ def test_nothing_is_leased_or_extended_until_nobody_can_have_taken_over() -> Non
     assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
 
 
-def test_a_server_that_may_be_deposed_does_not_ask_again_and_again() -> None:
+def test_a_server_that_may_be_deposed_appends_one_proof_for_a_waiting_request() -> None:
     world = World()
     shared = world.create()
     world.journal.leads_alone = False
@@ -244,7 +244,7 @@ def test_no_checkpoint_is_written_while_a_subscription_is_created() -> None:
     assert sorted(World(world.journal).table.entries) == ["other", "work"]
 
 
-def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
+def test_settling_is_refused_while_a_rewind_is_being_written() -> None:
     world = World()
     shared = world.create()
     found = world.lease(shared, 2).result
@@ -258,7 +258,7 @@ def test_what_is_settled_while_a_rewind_is_written_is_refused() -> None:
     assert seqs(world.lease(shared, 2)) == [1, 2]
 
 
-def test_a_start_knows_the_same_as_the_server_before() -> None:
+def test_the_state_is_the_same_after_a_restart() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, 4).result
@@ -270,7 +270,7 @@ def test_a_start_knows_the_same_as_the_server_before() -> None:
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
 
 
-def test_a_stream_that_is_created_while_a_pattern_is_belongs_to_it() -> None:
+def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it() -> None:
     world = World()
     world.journal.auto = False
     world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})

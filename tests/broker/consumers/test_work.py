@@ -67,7 +67,7 @@ def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
     assert numbers(world.lease(1, request=2)) == [4]
 
 
-def test_requests_of_many_consumers_are_forgotten() -> None:
+def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None:
     world = World()
     world.lease(1, request=1, consumer="first")
     for number in range(MOST_CONSUMERS):
@@ -76,7 +76,7 @@ def test_requests_of_many_consumers_are_forgotten() -> None:
     assert "first" not in world.work._requests
 
 
-def test_a_whole_request_does_nothing_if_one_record_is_refused() -> None:
+def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
     world = World()
     first, second = actions("done", world.lease(2))
     bad = WorkerAction("done", second.lane, second.first, second.last, (7, 7))
@@ -86,7 +86,7 @@ def test_a_whole_request_does_nothing_if_one_record_is_refused() -> None:
     assert ([batch.settled for batch in outcome.batches], outcome.refused) == ([[(1, 1)]], [(bad, "lease-lost")])
 
 
-def test_of_a_range_what_cannot_be_settled_is_refused() -> None:
+def test_only_the_part_of_a_range_that_cannot_be_settled_is_refused() -> None:
     world = World()
     world.lease(6)
     lane = world.work.lanes["s"]
@@ -106,7 +106,7 @@ def test_settling_records_of_several_streams_is_appended_together() -> None:
     assert sorted(batch.lane.stream for batch in outcome.batches if batch.lane) == ["a", "b"]
 
 
-def test_one_request_says_one_thing_about_a_record() -> None:
+def test_a_second_action_on_the_same_record_in_a_request_is_refused() -> None:
     world = World()
     leased = world.lease(1)
     outcome = world.work.act([*actions("done", leased), *actions("failed", leased)], "w")
@@ -114,7 +114,7 @@ def test_one_request_says_one_thing_about_a_record() -> None:
     assert [(action.kind, why) for action, why in outcome.refused] == [("failed", "being-settled")]
 
 
-def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_each_time() -> None:
+def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_at_each_tick() -> None:
     world = World()
     world.lease(2)
     tried: list[LaneChange] = []

@@ -205,7 +205,7 @@ class TestCopying:
         assert is_same_log(source.directory, target)
         assert verify(target).problems == []
 
-    def test_segment_missing_in_source_and_backup_is_reported(self, source: Any, tmp_path: Path) -> None:
+    def test_a_segment_that_source_and_backup_lack_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         second = scan.segments(target)[1]
@@ -241,7 +241,7 @@ class TestCopying:
         backed_up(copy, target)
         assert is_same_log(source.directory, target)
 
-    def test_a_copy_is_not_copied_if_something_durable_in_its_last_segment_is_damaged(
+    def test_a_copied_journal_with_durable_damage_in_its_last_segment_is_refused(
         self, open_journal: Opener, tmp_path: Path
     ) -> None:
         source = open_journal()
@@ -317,7 +317,7 @@ class TestSnapshotsAndReaders:
             assert verify(directory).problems == []
             assert recover(directory, Files()).streams.ends == dict(bench.journal.ends())
 
-    def test_a_snapshot_that_is_deleted_meanwhile_is_not_needed(
+    def test_a_snapshot_that_is_deleted_during_the_copy_is_skipped(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Directory, "snapshots", lambda self: [4096])
@@ -641,7 +641,7 @@ class TestRefusals:
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
 
-    def test_damage_that_was_set_aside_at_the_source_is_copied_as_a_gap(
+    def test_damage_that_quarantine_has_replaced_at_the_source_is_copied_as_a_gap(
         self, source: Any, open_journal: Opener, tmp_path: Path
     ) -> None:
         target = tmp_path / "b"
@@ -700,7 +700,7 @@ class TestRefusals:
         ):
             raise AssertionError("it was let in")
 
-    def test_invalid_targets_are_refused(self, source: Any, tmp_path: Path) -> None:
+    def test_directories_that_cannot_become_a_backup_are_refused(self, source: Any, tmp_path: Path) -> None:
         home = tmp_path / "home"
         home.mkdir()
         (home / "thesis.tex").write_text("years of work")

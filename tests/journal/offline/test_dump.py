@@ -108,7 +108,7 @@ def test_missing_numbers_are_counted(open_journal) -> None:
     assert of.missing == of.last - 2 == 1 << 20
 
 
-def test_streams_that_retention_has_emptied_are_known(open_journal) -> None:
+def test_streams_whose_records_retention_has_deleted_are_listed(open_journal) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=8000)
     bench.append(b"once", b"twice", stream="rare")
     for i in range(100):
@@ -122,7 +122,7 @@ def test_streams_that_retention_has_emptied_are_known(open_journal) -> None:
     assert told[:-1] == [batch.header.end - begin for batch in dump.batches(bench.directory)]
 
 
-def test_data_not_known_to_be_durable_is_shown_only_with_everything(bench) -> None:
+def test_data_beyond_the_durable_mark_is_shown_only_on_request(bench) -> None:
     mark = scan.read_mark(bench.directory)
     bench.append(b"a moment ago", stream="new")
     (bench.directory / "MARK").write_bytes(scan.pack_mark(mark))
@@ -140,7 +140,7 @@ def test_missing_journal_is_reported(tmp_path) -> None:
         dump.stats(tmp_path)
 
 
-def test_a_log_of_which_nothing_can_be_read_ends_at_its_beginning(open_journal) -> None:
+def test_statistics_of_a_log_without_a_readable_batch_end_at_its_beginning(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
     bench.crash()

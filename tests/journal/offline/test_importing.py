@@ -35,14 +35,14 @@ def records(directory: Path, stream: str = "bus") -> list[tuple[int, int, bytes]
     return [(record.seq, record.time, record.payload) for record in found]
 
 
-def test_numbers_and_times_are_kept(tmp_path: Path) -> None:
+def test_an_import_keeps_the_numbers_and_the_times_of_records(tmp_path: Path) -> None:
     assert imported(tmp_path, run(1, 2), run(3, time=T + 5), run(4, time=T + 9)) == (4, 0, 0)
     assert records(tmp_path) == [(1, T, b"1"), (2, T, b"2"), (3, T + 5, b"3"), (4, T + 9, b"4")]
     report = verify(tmp_path)
     assert (report.problems, report.gaps) == ([], [])
 
 
-def test_missing_numbers_are_gaps(tmp_path: Path) -> None:
+def test_numbers_missing_in_an_import_become_gaps(tmp_path: Path) -> None:
     assert imported(tmp_path, run(5, 2), run(10)) == (3, 0, 7)
     report = verify(tmp_path)
     assert report.problems == []
@@ -77,7 +77,7 @@ def test_other_records_of_the_same_numbers_are_refused(tmp_path: Path) -> None:
     assert len(records(tmp_path)) == 3
 
 
-def test_numbers_that_were_missing_stay_missing(tmp_path: Path) -> None:
+def test_records_of_numbers_that_were_missing_before_are_not_added_later(tmp_path: Path) -> None:
     imported(tmp_path, run(1), run(4))
     with Importer(tmp_path, "bus") as importer:
         importer.add(run(1, 4))
@@ -85,7 +85,7 @@ def test_numbers_that_were_missing_stay_missing(tmp_path: Path) -> None:
     assert [seq for seq, _, _ in records(tmp_path)] == [1, 4]
 
 
-def test_other_streams_of_the_journal_stay(tmp_path: Path) -> None:
+def test_an_import_leaves_other_streams_unchanged(tmp_path: Path) -> None:
     imported(tmp_path, run(1, 3, stream="log", time=T + 100), stream="log")
     assert imported(tmp_path, run(7)) == (1, 0, 6)
     assert len(records(tmp_path, "log")) == 3
@@ -93,12 +93,12 @@ def test_other_streams_of_the_journal_stay(tmp_path: Path) -> None:
     assert verify(tmp_path).problems == []
 
 
-def test_journal_in_use_is_refused(tmp_path: Path) -> None:
+def test_an_import_into_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     with Importer(tmp_path, "bus"), pytest.raises(JournalLocked):
         imported(tmp_path, run(1))
 
 
-def test_lock_is_released_after_a_failure_to_open(tmp_path: Path) -> None:
+def test_a_failed_import_releases_the_lock(tmp_path: Path) -> None:
     (tmp_path / "RESTORING").touch()
     with pytest.raises(JournalError, match="not complete"):
         imported(tmp_path, run(1))
@@ -114,7 +114,7 @@ def test_numbers_that_retired_streams_have_used_are_refused(tmp_path: Path) -> N
         imported(tmp_path, run(2))
 
 
-def test_segments_are_sealed_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_seals_segments_and_reads_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "SYNC_BYTES", 1 << 10)
     with Importer(tmp_path, "bus") as importer:
         importer._writer.segment_size = 64 << 10
@@ -127,7 +127,7 @@ def test_segments_are_sealed_and_read_again(tmp_path: Path, monkeypatch: pytest.
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(-5, 50)), max_size=12), st.data())
-def test_import_in_pieces_equals_one_import(
+def test_an_import_in_pieces_has_the_result_of_one_import(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     runs, seq, time = [], 1, T

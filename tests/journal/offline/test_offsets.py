@@ -9,7 +9,7 @@ import pytest
 from fyrehose.journal.offline.offsets import Offset
 
 
-def test_offset_survives_json() -> None:
+def test_an_offset_survives_a_round_trip_through_json() -> None:
     for chain in (None, 0, (1 << 32) - 1):
         offset = Offset(77, bytes(range(16)), chain)
         assert Offset.parse(offset.fields) == offset
@@ -27,6 +27,6 @@ def test_offset_survives_json() -> None:
     ],
     ids=repr,
 )
-def test_anything_else_is_no_offset(fields: Any) -> None:
-    with pytest.raises(ValueError, match=r"has|hex"):
+def test_other_json_values_are_refused_as_an_offset(fields: Any) -> None:
+    with pytest.raises(ValueError, match=r"invalid offset|hex"):
         Offset.parse(fields)

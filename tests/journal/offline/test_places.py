@@ -45,7 +45,7 @@ def written(open_journal: Opener) -> Any:
 
 
 @pytest.mark.live
-def test_server_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
+def test_a_served_journal_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
     server, directory = place(serve(written.directory)), place(str(written.directory))
     assert server.view() == directory.view()
     for extent in directory.view().segments:
@@ -144,7 +144,7 @@ def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, loc
     assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
 
 
-def test_a_segment_is_asked_for_in_pieces_that_were_read_ahead(
+def test_a_segment_is_requested_over_http_in_large_pieces(
     written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = place("http://here:80").open(0, 1 << 30)
@@ -193,7 +193,7 @@ def test_server_requires_its_token(
 
 
 @pytest.mark.live
-def test_deleted_segment_is_missing(written: Any, serve: Callable[[Path], str]) -> None:
+def test_opening_a_deleted_segment_raises_missing(written: Any, serve: Callable[[Path], str]) -> None:
     url = serve(written.directory)
     scan.path_of(written.directory, 0).unlink()
     for there in (place(url), place(str(written.directory))):

@@ -262,7 +262,7 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pyte
     assert len(bench.clock.getDelayedCalls()) == timers
 
 
-def test_many_clients_that_read_nothing_hold_a_piece_each(open_journal: Any) -> None:
+def test_each_of_many_clients_that_read_nothing_holds_one_piece_in_memory(open_journal: Any) -> None:
     bench = open_journal()
     bench.append(b"x" * (2 << 20))
     written: list[int] = []
@@ -323,7 +323,7 @@ def test_an_answer_says_which_bytes_it_has_and_leaves_no_file_open(
         assert (status, said["content-range"]) == (206, f"bytes {first}-{behind - 1}/{size}")
 
 
-def test_a_request_for_the_size_reads_nothing_of_the_file(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_request_reads_nothing_of_the_file(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
     resume = serve.FileSending.resumeProducing
     monkeypatch.setattr(serve.FileSending, "resumeProducing", lambda self: read.append(self) or resume(self))

@@ -76,7 +76,7 @@ def standby(source: Any, tmp_path: Path) -> Path:
 
 
 class TestFollowing:
-    def test_standby_is_the_same_log_and_no_server_starts_there(
+    def test_a_standby_has_the_same_log_and_no_server_starts_in_it(
         self, source: Any, standby: Path, open_journal: Opener
     ) -> None:
         assert is_same_log(source.directory, standby)
@@ -109,7 +109,7 @@ class TestFollowing:
         assert followed(tmp_path / "b") == URL
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_lag_is_what_the_source_had_when_it_was_reached_last(
+    def test_the_lag_is_measured_when_the_source_answers(
         self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now, lags, away = [100.0], [], tmp_path / "away"
@@ -164,7 +164,9 @@ class TestFollowing:
 
 
 class TestPromoting:
-    def test_no_number_of_the_source_is_used_again(self, source: Any, tmp_path: Path, open_journal: Opener) -> None:
+    def test_a_promoted_standby_uses_no_number_of_the_source_again(
+        self, source: Any, tmp_path: Path, open_journal: Opener
+    ) -> None:
         for stream in ("quiet", "retired", "forgotten"):
             fill(source, 2, stream)
         source.journal.retire(["retired"])
@@ -196,7 +198,7 @@ class TestPromoting:
         promoted.close()
         assert verify(standby).problems == []
 
-    def test_positions_are_valid_up_to_where_the_logs_part(self, source: Any, standby: Path) -> None:
+    def test_positions_are_valid_in_both_logs_up_to_the_promotion(self, source: Any, standby: Path) -> None:
         """What remembers a position, such as a lake or a checkpoint of Spark, continues, or refuses."""
         offsets = Offsets(Directory(source.directory))
         common = offsets.at(look(standby).mark)
@@ -216,7 +218,7 @@ class TestPromoting:
         with pytest.raises(JournalCorrupt, match="does not continue at position"):
             promoted.check(attrs.evolve(beyond, position=writer.position), look(standby), "begin anew")
 
-    def test_two_standbys_of_one_source_part_from_each_other(self, source: Any, tmp_path: Path) -> None:
+    def test_the_logs_of_two_promoted_standbys_differ(self, source: Any, tmp_path: Path) -> None:
         for name in ("b", "c"):
             follow(source.directory, tmp_path / name)
             promote(tmp_path / name, Files())
@@ -224,7 +226,7 @@ class TestPromoting:
         assert first.identity == second.identity
         assert first.chain != second.chain
 
-    def test_promoted_journal_follows_its_old_source_no_longer(self, source: Any, standby: Path) -> None:
+    def test_a_promoted_journal_does_not_follow_its_source_again(self, source: Any, standby: Path) -> None:
         promote(standby, Files())
         fill(source, 30)
         with pytest.raises(JournalError, match="differ at position"):
@@ -248,13 +250,13 @@ class TestPromoting:
         with pytest.raises(ConfigError, match=f"nothing was copied from {URL}"):
             promote(tmp_path, Files())
 
-    def test_torn_end_is_truncated(self, source: Any, standby: Path) -> None:
+    def test_promoting_truncates_a_torn_end(self, source: Any, standby: Path) -> None:
         with scan.segments(standby)[-1].path.open("ab") as file:
             file.write(b"half a batch")
         promote(standby, Files())
         assert verify(standby).problems == []
 
-    def test_damage_is_not_promoted(self, standby: Path) -> None:
+    def test_a_damaged_standby_is_not_promoted(self, standby: Path) -> None:
         path = scan.segments(standby)[-1].path
         data = bytearray(path.read_bytes())
         data[-10] ^= 1
@@ -264,7 +266,7 @@ class TestPromoting:
         assert (standby / STANDBY).exists()
 
     @pytest.mark.parametrize(("failure", "kind"), [(NoRoom("full"), JournalFull), (SyncFailed("sync"), JournalError)])
-    def test_failure_of_the_disk_is_reported_and_promoting_goes_on_later(
+    def test_promoting_reports_a_failed_disk_and_can_be_repeated(
         self, standby: Path, failure: Exception, kind: type[JournalError], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: object) -> None:
@@ -294,7 +296,7 @@ class TestPromoting:
 
 
 class TestSkipping:
-    def test_numbers_end_with_the_last_one(self) -> None:
+    def test_promoting_skips_no_numbers_beyond_the_largest(self) -> None:
         streams = Streams({"full": LAST_SEQ, "nearly": LAST_SEQ - 1}, {"retired": LAST_SEQ - 2}, floor=LAST_SEQ)
         gaps, retired = streams.skipping(10)
         assert [(gap.stream, gap.first, gap.last) for gap in gaps] == [

@@ -16,7 +16,7 @@ def pack(changes: dict[str, Position | None], since: int | None) -> Run:
     return Run.of(STREAM, [positions.pack(changes, since)], source=SOURCE)
 
 
-def test_both_kinds_are_read_with_their_lag(open_journal) -> None:
+def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_journal) -> None:
     bench = open_journal()
     for stream in ("logs.a", "logs.b", "other"):
         bench.append(*[b"x"] * 10, stream=stream)
@@ -53,7 +53,7 @@ def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
     assert subscriptions(bench.directory) == []
 
 
-def test_records_before_the_last_checkpoint_are_not_needed(open_journal) -> None:
+def test_subscriptions_are_read_although_records_before_the_checkpoint_are_gone(open_journal) -> None:
     """Retention may have deleted those from which they continue."""
     bench = open_journal()
     bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])

@@ -87,7 +87,7 @@ def test_unreadable_disk_is_damage(source: Any) -> None:
     reader.close()
 
 
-def test_the_end_of_a_log_is_where_mark_says_or_the_last_whole_batch(source: Any) -> None:
+def test_the_end_of_a_log_is_found_by_the_mark_or_the_last_whole_batch(source: Any) -> None:
     mark = scan.read_mark(source.directory)
     source.crash()
     found = tail_of(source.directory)
@@ -112,7 +112,7 @@ def test_directory_without_a_log_has_no_tail(tmp_path: Path) -> None:
     assert tail_of(tmp_path) is None
 
 
-def test_identities_differ_only_where_both_are_known() -> None:
+def test_identities_differ_only_if_both_are_known() -> None:
     known, other, unknown = b"a" * 16, b"b" * 16, bytes(16)
     assert differ(known, other)
     assert not any(differ(*pair) for pair in ((known, known), (known, unknown), (unknown, other), (unknown, unknown)))
@@ -129,7 +129,7 @@ def test_identities_differ_only_where_both_are_known() -> None:
         (2, 4000, 4096, False),
     ],
 )
-def test_a_copy_is_read_up_to_what_was_being_written(
+def test_a_copied_journal_is_read_up_to_the_batch_that_was_being_written(
     open_journal: Any, tmp_path: Path, which: int, at: int, zeros: int, refused: bool
 ) -> None:
     """Damage before something that was durable is none of that, unless many zeros show that copying did it."""

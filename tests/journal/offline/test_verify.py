@@ -122,7 +122,7 @@ def test_after_damage_every_stream_may_have_lost_numbers_once(open_journal) -> N
     assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 5 to 5, and no gap is noted"]
 
 
-def test_a_stream_that_went_on_after_damage_has_lost_nothing_that_it_skips_later(open_journal) -> None:
+def test_numbers_skipped_after_a_record_behind_damage_are_a_separate_problem(open_journal) -> None:
     bench = open_journal()
     bench.append(b"1")
     bench.append(b"lost", stream="o")
@@ -163,7 +163,7 @@ def test_retired_streams_are_compared_with_the_records(open_journal, entries, sa
 
 
 @pytest.mark.parametrize("mode", ["batch", "never"])
-def test_crashes_leave_gaps_that_are_accounted_for(open_journal, mode: str) -> None:
+def test_gaps_that_crashes_leave_are_no_problems(open_journal, mode: str) -> None:
     for _ in range(3):
         bench = open_journal(segment_size=4096, durability=durability(mode))
         fill(bench, 30)
@@ -178,7 +178,7 @@ def test_crashes_leave_gaps_that_are_accounted_for(open_journal, mode: str) -> N
 
 
 @pytest.mark.parametrize("mark", [None, b"", "flipped"])
-def test_damage_is_found_without_a_mark_too(open_journal, mark: object) -> None:
+def test_damage_is_found_without_a_mark_file(open_journal, mark: object) -> None:
     bench = open_journal()
     fill(bench)
     bench.close()
@@ -241,7 +241,7 @@ def test_retention_is_no_damage(open_journal) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damage_is_reported_until_it_was_set_aside(open_journal, seed: int) -> None:
+def test_damage_is_reported_until_quarantine_has_replaced_it(open_journal, seed: int) -> None:
     rng = random.Random(seed)
     bench = open_journal(segment_size=4096)
     fill(bench, 100)
@@ -288,7 +288,7 @@ def run(first: int, *payloads: bytes, stream: str = "s") -> Run:
         ("new", 2, "skips 1 to 1"),
     ],
 )
-def test_jump_of_numbers_is_reported(open_journal, stream: str, first: int, said: str) -> None:
+def test_numbers_without_a_record_or_a_gap_are_reported(open_journal, stream: str, first: int, said: str) -> None:
     bench = open_journal()
     bench.append(b"1", b"2", b"3")
     forge(bench, run(first, b"x", stream=stream))
@@ -296,7 +296,7 @@ def test_jump_of_numbers_is_reported(open_journal, stream: str, first: int, said
     assert said in problem
 
 
-def test_gaps_account_for_numbers(open_journal) -> None:
+def test_numbers_that_a_gap_notes_are_not_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"1", b"2", b"3")
     forge(bench, kind=fmt.Kind.GAP, entries=[fmt.Entry("s", 4, 9), fmt.Entry("", 1, 100)])
@@ -386,7 +386,7 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
     assert 0 < report.records < 126
 
 
-def test_streams_that_are_gone_behind_segments_that_retention_deletes_meanwhile_are_not_counted(
+def test_streams_retired_in_segments_that_retention_deletes_meanwhile_are_not_counted(
     open_journal, monkeypatch
 ) -> None:
     monkeypatch.setattr(streams, "MOST_RETIRED", 1)
@@ -481,7 +481,7 @@ def places(directory: Path) -> list[tuple[scan.Segment, fmt.BatchHeader]]:
     return [(found.segment, found.header) for found in walk(Log.of(directory)) if isinstance(found, Batch)]
 
 
-def test_damage_of_one_batch_is_one_problem_whichever_it_is_and_none_when_it_was_set_aside(open_journal) -> None:
+def test_damage_of_any_batch_is_one_problem_and_none_after_quarantine(open_journal) -> None:
     """What follows continues from something that is not known, in the next segment too; nothing else is said of it."""
     bench = open_journal(segment_size=2048)
     for i in range(4):

@@ -23,7 +23,7 @@ def test_view_has_the_segments_up_to_the_mark(open_journal) -> None:
     assert seen.segments[-1].end == seen.mark
 
 
-def test_missing_segment_leaves_a_hole_in_the_view(open_journal) -> None:
+def test_a_view_has_a_hole_in_place_of_a_missing_segment(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(20):
         bench.append(b"%03d" % i * 300)
@@ -33,7 +33,7 @@ def test_missing_segment_leaves_a_hole_in_the_view(open_journal) -> None:
     assert seen.segments == whole.segments[:2] + whole.segments[3:]
 
 
-def test_retention_deletes_while_the_directory_is_read(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_is_consistent_while_retention_deletes_segments(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(20):
         bench.append(b"%03d" % i * 300)
@@ -53,7 +53,7 @@ def test_mark_is_read_again_while_it_is_being_written(open_journal, monkeypatch:
     assert marks == []
 
 
-def test_without_a_mark_the_log_says_what_was_durable(open_journal) -> None:
+def test_without_a_mark_file_the_batches_tell_the_durable_position(open_journal) -> None:
     bench = open_journal()
     bench.append(b"one")
     after_one = scan.read_mark(bench.directory)

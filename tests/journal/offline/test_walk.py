@@ -55,7 +55,7 @@ def test_nothing_beyond_the_mark_is_read(open_journal) -> None:
     assert payloads(bench.directory, everything=True) == [*wrote, b"beyond"]
 
 
-def test_a_torn_tail_is_no_damage(open_journal) -> None:
+def test_a_torn_tail_does_not_count_as_damage(open_journal) -> None:
     bench = open_journal()
     wrote = fill(bench, 10)
     end = bench.journal._writer.position
@@ -68,7 +68,7 @@ def test_a_torn_tail_is_no_damage(open_journal) -> None:
         assert not [part for part in walk(Log.of(bench.directory), everything) if isinstance(part, Damaged)]
 
 
-def test_without_a_mark_the_batches_say_what_was_durable(open_journal) -> None:
+def test_without_a_mark_file_the_batches_tell_how_far_to_walk(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     wrote = fill(bench)
     bench.close()

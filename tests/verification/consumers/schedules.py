@@ -232,7 +232,7 @@ class Server:
         self.write([pack(NAME, 0, stream="s", rewind=to, epoch=epoch)], then, (to, epoch))
 
     def committed(self):
-        """The oldest append has become durable."""
+        """Make the oldest append durable."""
         append = self.pending.pop(0)
         self.journal.durable(append)
         for batch in append.batches:
@@ -240,7 +240,7 @@ class Server:
         append.then(True)
 
     def refused(self):
-        """No append that waits could be written, because the disk is full."""
+        """Refuse all appends that wait, because the disk is full."""
         waiting, self.pending = self.pending, []
         for append in waiting:
             for batch in append.batches:
@@ -516,7 +516,7 @@ class World:
             server.rewind(rng.randint(0, journal.last))
 
     def drain(self):
-        """From now on nothing fails: everything has to come to an end."""
+        """Stop all faults, and check that every record becomes final."""
         self.old, self.journal.last = None, RECORDS
         if self.server is None:
             self.start()

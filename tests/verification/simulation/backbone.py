@@ -92,7 +92,7 @@ class Port:
                 self.owner.relieved()
 
     def leaves(self, datagram: bytes, destination: Address) -> None:
-        """A client may say what it likes."""
+        """Allow any datagram that a client sends."""
 
     def arrived(self, datagram: bytes, source: Address) -> None:
         if self.reading:
@@ -109,7 +109,7 @@ class Port:
 
 @attrs.define(eq=False)
 class ServerPort(Port):
-    """That of one life of the server: it judges what it does.
+    """The port of one life of the server, which checks every datagram that the server sends.
 
     :ivar arrivals: how often each PUSH has come, in all lives
     """
@@ -266,7 +266,7 @@ class Client:
 
 
 class Backbone:
-    """All of them.
+    """All backbone clients of a simulation.
 
     :param herd: how many clients there are, all at one address; 0: a few come and go
     """
@@ -324,7 +324,7 @@ class Backbone:
                     client.publish()
 
     def everybody(self) -> None:
-        """The publishers of a herd publish."""
+        """Let every publisher of a herd publish."""
         for client in self.clients:
             if client.publishes and client.ready:
                 client.publish()

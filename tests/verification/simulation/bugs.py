@@ -1,4 +1,4 @@
-"""Bugs to be put into the code that runs, one at a time: each has to be noticed, or the simulation proves nothing."""
+"""Bugs that are put into the running code, one at a time: a simulation that does not notice them proves nothing."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _forgets_what_is_being_settled(self: Lane, seq: int, token: Any) -> str:
 
 @attrs.frozen
 class Bug:
-    """What is changed, and the simulation that has to notice.
+    """A bug, and the simulation that has to notice it.
 
     :ivar patched: what takes the place of an attribute: (owner, name, new)
     :ivar servers: how many servers its cluster has; 0: one server alone
@@ -337,7 +337,7 @@ BUGS = {
 
 @contextmanager
 def having(bug: Bug | None) -> Iterator[None]:
-    """The code with *bug*."""
+    """Return a context in which the code has *bug*."""
     with ExitStack() as stack:
         if bug is not None:
             owner, attribute, new = bug.patched

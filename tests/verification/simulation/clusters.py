@@ -28,7 +28,7 @@ SPANS = (0.3, 2.0, 5.0, 5.0, 12.0)
 
 @attrs.frozen
 class ClusterOutcome(Outcome):
-    """What a simulation of a cluster has come to.
+    """The result of a simulation of a cluster.
 
     :ivar takeovers: how often a server became the leader
     :ivar voids: entries of the shared log that do not count
@@ -54,7 +54,7 @@ class ClusterOutcome(Outcome):
 
 
 class ClusterSimulation(Simulation):
-    """``servers`` servers, and clients that know all of them."""
+    """A simulation of ``servers`` servers, and clients that know the addresses of all."""
 
     server: Cluster
     history: ClusterHistory
@@ -95,7 +95,7 @@ class ClusterSimulation(Simulation):
         ]
 
     def run(self, steps: int | None) -> None:
-        """A server leads mostly before anything happens."""
+        """Run the simulation; mostly wait until a server leads before the first step."""
         if self.world.random.random() < 0.9:
             self.pass_time(4.5)
         super().run(steps)
@@ -136,7 +136,7 @@ class ClusterSimulation(Simulation):
         self._member().freeze(self._span())
 
     def _cut_off(self) -> None:
-        """A server does not reach the shared log for a while."""
+        """Cut a server off from the shared log for a while."""
         member = self._member()
         self.world.note(f"{member.name} does not reach the shared log")
         self.server.log.away.add(member.alias)
@@ -156,7 +156,7 @@ class ClusterSimulation(Simulation):
         log.away.discard(leader.alias)
 
     def _partition_server(self) -> None:
-        """Clients do not reach a server for a while."""
+        """Cut clients off from a server for a while."""
         member = self._member()
         self.world.note(f"{member.name} is cut off from clients")
         self.world.partition(member.name, self._span())
@@ -226,7 +226,7 @@ class ClusterSimulation(Simulation):
         super().close()
 
     def observe(self, event: LogEvent) -> None:
-        """A failed disk, and a server that has to be filled, are no mistakes."""
+        """Ignore errors in the log about a failed disk, or about a server that has to be filled."""
         text = f"{formatEvent(event)} {event.get('log_failure', '')}"
         if not any(reason in text for reason in REASONS):
             super().observe(event)

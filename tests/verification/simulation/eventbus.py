@@ -1,4 +1,4 @@
-"""The event bus's clients, and what sees every message that its server gets or sends.
+"""The event bus's clients, and judges that check every message that its server gets or sends.
 
 broadcasts follow on, one by one, in each life of the server
 a snapshot has all of its subtrees between what was asked for and its end, and that is no less than there was when asked
@@ -36,7 +36,7 @@ MISSES = 10
 
 @attrs.define(eq=False)
 class Asked:
-    """A request, and how much of its answer has come.
+    """A request, and the part of its answer that has arrived.
 
     :ivar end: where the stream ended, durably, when it came
     """
@@ -48,7 +48,7 @@ class Asked:
 
 
 class Judge:
-    """What one life of the server gets and sends."""
+    """Checks the messages that the server gets and sends between a start and its end."""
 
     def __init__(self, side: EventBus, life: int, broker: Any) -> None:
         self.side, self.history, self.life, self.broker = side, side.history, life, broker
@@ -158,7 +158,7 @@ class Threads:
 
 
 class Nothing:
-    """A context without sockets."""
+    """A ZeroMQ context without sockets."""
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -325,7 +325,7 @@ class Published:
 
 
 class EventBus:
-    """All of them.
+    """All event bus clients of a simulation.
 
     :param herd: how many clients there are, of a server with default options; 0: a few
     """
@@ -413,19 +413,19 @@ class EventBus:
             client.close()
 
     def everybody(self) -> None:
-        """All of a herd publish."""
+        """Let every client of a herd publish."""
         for client in self.clients:
             client.publish()
 
     def check(self, event: Broadcast) -> None:
-        """``event`` leaves the server, or reaches somebody."""
+        """Check ``event``, which leaves the server or reaches a client."""
         data = bytes(event.data)
         self.history.release(STREAM, event.sequence, data)
         if self.events[data].topic != event.topic:
             self.history.wrong(f"{event.sequence} has the topic {event.topic}, and not {self.events[data].topic}")
 
     def wanted(self, subtrees: Subtrees, after: int, upto: int) -> list[int]:
-        """The numbers behind ``after`` that are of ``subtrees``."""
+        """Return the numbers behind ``after`` of events in ``subtrees``."""
         truth = self.history.truth.get(STREAM, [])
         return [
             seq

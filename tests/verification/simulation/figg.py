@@ -1,4 +1,4 @@
-"""Figg's clients, and what sees every byte between them and the server.
+"""Figg's clients, and taps that check every byte between them and the server.
 
 A tap judges each connection by itself: acknowledgements rise and cover what is durable; behind ATTACHED the offsets
 rise one by one.
@@ -30,7 +30,7 @@ EXPECTED = Closed, Violation
 
 @attrs.define(eq=False)
 class Tap:
-    """One connection, as seen at the server."""
+    """Checks one connection, by the bytes that the server reads and writes."""
 
     history: History
     unsettled: list[tuple[int, str, bytes]] = attrs.field(factory=list)
@@ -159,7 +159,7 @@ class Client:
 
 
 class Figg:
-    """All of them.
+    """All Figg clients of a simulation.
 
     :param topics: what may be read besides what Figg's own clients publish
     :param herd: how many clients there are; 0: a few
@@ -191,7 +191,7 @@ class Figg:
             client.pause(dice.random() < 0.3)
 
     def everybody(self) -> None:
-        """All of a herd publish; one in ten reads."""
+        """Let every client of a herd publish, and one in ten read."""
         for client in self.clients[::10]:
             if not client.readers:
                 client.subscribe(self.world.random.choice(self.topics))
@@ -203,7 +203,7 @@ class Figg:
             client.pause(False)
 
     def settled(self) -> str:
-        """Return what is still owed; nothing if all is well."""
+        """Return which messages clients still wait for; nothing if they have all."""
         truth = self.history.truth
         for client in self.clients:
             if client.unacked:

@@ -30,7 +30,7 @@ class HerdSimulation(Simulation):
         ]
 
     def run(self, steps: int | None) -> None:
-        """They begin, and lose the server once or more often."""
+        """Let the clients begin, and lose the server once or several times."""
         dice = self.world.random
         self.settle(BACK)
         for _ in range(dice.choice((1, 2)) if steps is None else steps):

@@ -1,4 +1,4 @@
-"""What clients were promised and what they saw, and whether the journal agrees: the oracle of every simulation.
+"""Check that the journal, what clients were promised and what they received agree: the oracle of every simulation.
 
 a client sends    -> sent: nothing else may ever be stored, and nothing more often than it was sent
 durable           -> truth: number -> payload, for ever, crashes included; numbers follow on; time never goes back
@@ -21,9 +21,9 @@ from fyrehose.records import Run
 
 @attrs.define(eq=False)
 class Sent:
-    """One message.
+    """One message that a client has sent.
 
-    :ivar copies: says how often it may be stored by now
+    :ivar copies: returns how often the message may be stored by now
     :ivar order: which of the messages of one publisher it is; None where the protocol promises no order
     """
 
@@ -33,7 +33,7 @@ class Sent:
 
 
 class History:
-    """All of it, by stream.
+    """The messages that were sent, stored, acknowledged and received, by stream.
 
     :ivar truth: what each number belongs to, from 1 on; None where that was lost, or never was
     :ivar lost: what was durable and was lost since, as was allowed
@@ -89,7 +89,7 @@ class History:
         self.sent.setdefault(stream, {})[payload] = sent
 
     def look(self) -> None:
-        """Take in what became durable since the last look."""
+        """Record what became durable since the last call."""
         if self.journal is None:
             return
         for stream, end in self.journal.ends().items():
@@ -102,7 +102,7 @@ class History:
                     self.unsynced.append((self.seconds(), stream, end))
 
     def _take(self, stream: str, end: int) -> None:
-        """Take in the records of *stream* up to number *end*, where it ends."""
+        """Record the records of *stream* up to number *end*, its last."""
         truth = self.truth[stream]
         while (known := len(truth)) < end:
             runs = self.journal.read(stream, known + 1, 1 << 20)
@@ -112,7 +112,7 @@ class History:
                 self._store(stream, run)
 
     def _skip(self, stream: str, seq: int) -> None:
-        """There is nothing before *seq*: the log has to say so, or retention deleted it."""
+        """Check numbers without a record in front of *seq*: a gap notes them, or retention has deleted them."""
         truth = self.truth[stream]
         first, oldest = len(truth) + 1, self.journal.bounds(stream)[0]
         self.deleted[stream] = max(self.deleted.get(stream, 0), oldest - 1)
@@ -154,7 +154,7 @@ class History:
             truth.append(payload)
 
     def _count(self, stream: str, payload: bytes, seq: int) -> None:
-        """A message is stored once more."""
+        """Count one more stored copy of a message."""
         sent = self.sent.get(stream, {}).get(payload)
         if sent is None:
             self.wrong(f"{stream} {seq}: nobody sent {payload[:40]!r}")
@@ -171,7 +171,7 @@ class History:
             self.newest[stream, sent.publisher] = sent.order
 
     def acknowledge(self, stream: str, payload: bytes) -> None:
-        """A publisher was told that it is stored."""
+        """Record that a publisher got an acknowledgement of *payload*, which must be durable."""
         self.look()
         known = self.stored.get(stream, Counter())[payload] or payload in self.lost.get(stream, ())
         if not known and stream not in self.unseen:
@@ -179,7 +179,7 @@ class History:
         self.acked.setdefault(stream, set()).add(payload)
 
     def release(self, stream: str, seq: int, payload: bytes) -> None:
-        """The record of number ``seq`` leaves the server, or reaches somebody."""
+        """Check a record that leaves the server or reaches a client: it must be durable under number ``seq``."""
         truth = self.truth.setdefault(stream, [])
         if seq > len(truth):
             self.look()
@@ -195,7 +195,7 @@ class History:
             self.deleted[stream] = max(self.deleted.get(stream, 0), self.journal.bounds(stream)[0] - 1)
 
     def missing(self, stream: str, first: int, last: int) -> bool:
-        """Return whether a reader may be without these numbers: nothing belongs to them, or it is not kept."""
+        """Return whether a reader may lack these numbers, because they have no records, or no longer kept ones."""
         self.look()
         truth = self.truth.get(stream, ())
         if self.journal is not None:
@@ -209,7 +209,7 @@ class History:
         return first == position + 1 or (first > position and self.missing(stream, position + 1, first - 1))
 
     def is_complete(self, stream: str, position: int) -> bool:
-        """Return whether a reader that has everything up to *position* is owed nothing."""
+        """Return whether a reader that has everything up to *position* has all records of *stream*."""
         return position >= len(self.truth.get(stream, ())) or self.missing(
             stream, position + 1, len(self.truth.get(stream, ()))
         )
@@ -254,7 +254,7 @@ class History:
         return there
 
     def _forget(self, stream: str) -> None:
-        """Some of it was lost: count again."""
+        """Count the stored copies again, because some records were lost."""
         self.stored[stream] = stored = Counter()
         self.times.pop(stream, None)
         for key in [key for key in self.newest if key[0] == stream]:
@@ -270,9 +270,9 @@ class History:
 
 @attrs.define(eq=False)
 class Reader:
-    """What one subscriber was given: from its place on, in rising order, without a gap, as the journal has it.
+    """Checks the records of one subscriber: in rising order, without a gap, as the journal has them.
 
-    :ivar position: the last number that it was given; None before the first
+    :ivar position: the number of the last record that it got; None before the first
     """
 
     history: History

@@ -54,7 +54,7 @@ RELINK = (
 
 
 class Hostile:
-    """A peer that connects again whenever it has been parted with."""
+    """A hostile peer that connects again whenever it was disconnected."""
 
     port = 0
     says: tuple[tuple[bytes, bytes], ...] = ()
@@ -75,14 +75,14 @@ class Hostile:
         self.world.clock.callLater(0.05, self.connect)
 
     def check(self, history: History) -> None:
-        """Accept whatever the server did to this peer: only the others have to be served."""
+        """Check nothing: how a hostile peer is served does not matter as long as honest ones are."""
 
     def close(self) -> None:
         self.closed = True
 
 
 class HostileProtocol(Protocol):
-    """One of its connections."""
+    """One connection of a hostile peer."""
 
     def __init__(self, peer: Hostile) -> None:
         self.peer = peer
@@ -158,7 +158,7 @@ class HostileDatagrams:
 
 
 class HostileDealer:
-    """It asks whenever it is connected."""
+    """A hostile client of the event bus, which asks for everything whenever it is connected."""
 
     def __init__(self, world: World, side: Any, number: int) -> None:
         self.world, self.closed = world, False

@@ -23,7 +23,7 @@ PATIENCE = 3.0
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Endpoint:
-    """How the client on ``host`` connects to a port of a server.
+    """An endpoint with which the client on ``host`` connects to a port of a server.
 
     :ivar tap: makes, for each connection, what sees the server write and read
     :ivar address: where the server sees it come from
@@ -131,7 +131,7 @@ class End:
             self.link.world.clock.callLater(0, self.link.cut)
 
     def send(self) -> None:
-        """What is on its way, or the end of it, goes on after a while."""
+        """Deliver the bytes under way, or the end of the data, after a delay."""
         if self.timer is None and (self.flight or (self.disconnecting and not self.finished)):
             world = self.link.world
             delay = world.random.random() * (2.0 if self.link.slow else 0.02)
@@ -159,7 +159,7 @@ class End:
         self.send()
 
     def relieve(self) -> None:
-        """Resume the producer if there is room again; one that is frozen hears of it later."""
+        """Resume the producer if there is room again; a frozen one is resumed when it continues."""
         link = self.link
         if not self.up or not self.paused or len(self.flight) >= link.world.high // 3:
             return
@@ -202,7 +202,7 @@ class Link:
             end.send()
 
     def cut(self, reason: Exception | None = None) -> None:
-        """Both ends hear of it, one a little later; what is on its way is lost."""
+        """Cut the connection: bytes under way are lost; both ends notice that, one a little later."""
         first, second = self.ends if self.world.random.random() < 0.5 else self.ends[::-1]
         self._forget()
         first.lost(reason or ConnectionLost())
@@ -215,7 +215,7 @@ class Link:
             end.lost(reason)
 
     def server_crashed(self) -> None:
-        """Its end is no more, whatever it was about to do; the client hears of it in a while."""
+        """Drop the server's end at once; the client notices that after a delay."""
         end, client = self.ends
         end.up = False
         end.flight.clear()

@@ -1,4 +1,4 @@
-"""Lumberjack's writers, and what sees every byte between them and the server.
+"""Lumberjack's writers, and taps that check every byte between them and the server.
 
 A tap judges each connection by itself: an acknowledgement of n says that the first n of the oldest window are durable.
 In every other simulation events have an identity, and the server drops those that are sent again: none is stored twice.
@@ -39,7 +39,7 @@ class Window:
 
 @attrs.define(eq=False)
 class Tap:
-    """One connection, as seen at the server."""
+    """Checks one connection, by the bytes that the server reads and writes."""
 
     history: History
     version: int
@@ -52,7 +52,7 @@ class Tap:
         del self._heard[: self._frames(bytes(self._heard))]
 
     def _frames(self, data: bytes) -> int:
-        """Take the whole frames in ``data``; where they end."""
+        """Read the complete frames in ``data``, and return where they end."""
         at = 0
         while len(data) - at >= 6:
             kind, number = data[at + 1 : at + 2], int.from_bytes(data[at + 2 : at + 6], "big")
@@ -101,7 +101,7 @@ class Tap:
 
 @attrs.define(eq=False)
 class Writer:
-    """A client with one connection: it keeps the order."""
+    """A client with one connection, whose messages must be stored in their order."""
 
     world: World
     history: History
@@ -167,7 +167,7 @@ class Writer:
 
 
 class Lumberjack:
-    """All of them.
+    """All Lumberjack clients of a simulation.
 
     :param herd: how many writers there are; 0: a few
     """
@@ -197,15 +197,15 @@ class Lumberjack:
             self.world.random.choice(self.writers).publish()
 
     def everybody(self) -> None:
-        """All of a herd publish."""
+        """Let every client of a herd publish."""
         for writer in self.writers:
             writer.publish()
 
     def calm(self) -> None:
-        """Writers go on by themselves."""
+        """Do nothing: writers continue by themselves."""
 
     def settled(self) -> str:
-        """Return what is still owed; nothing if all is well."""
+        """Return which messages clients still wait for; nothing if they have all."""
         for writer in self.writers:
             if writer.unacked:
                 return f"{writer.name} waits for {len(writer.unacked)} acknowledgements"

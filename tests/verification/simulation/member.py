@@ -1,4 +1,4 @@
-"""One whole server of a simulated cluster, and what has to be true of it.
+"""One whole server of a simulated cluster, and the rules that it has to keep.
 
 the bytes that it has released are those that count in the shared log, at their positions
 it stops only for a reason: its disk failed, or it is too far behind and has nobody to copy from
@@ -45,7 +45,7 @@ UNANSWERED = 8.0
 
 
 class Others(Protocol):
-    """What a member knows of its cluster; see :class:`cluster.Cluster`."""
+    """The part of the cluster that a member uses; see :class:`cluster.Cluster`."""
 
     log: SharedLog
     settings: JournalSettings
@@ -179,7 +179,7 @@ class Member(Server):
             self.failures.append(failure.value)
 
     def _repair(self, damage: Damage) -> None:
-        """Somebody looks at the damage: the file is put back, or another server's journal is copied."""
+        """Repair damage as an operator does: put the file back, or copy another server's journal."""
         self.left, self.damage = what_stays(self.files, len(self.files.log)), None
         if self.world.random.random() < 0.5 and self.cluster.may_lose(self):
             self.cluster.lose()
@@ -236,7 +236,7 @@ class Member(Server):
             damage.matters = position < self.certain_mark()
 
     def lose(self) -> None:
-        """The machine is lost with its disk; another one takes its place, under a name of its own."""
+        """Lose the machine with its disk; a new machine takes its place, under another name."""
         self.world.note(f"{self.name} loses its disk")
         self.cluster.lose()
         self.cluster.wipes += 1
@@ -246,7 +246,7 @@ class Member(Server):
         self.alias += "x"
 
     def freeze(self, seconds: float) -> None:
-        """Nothing of it runs for a while."""
+        """Stop the process for *seconds*, as SIGSTOP does."""
         if self.host.dead or self.host.frozen:
             return
         self.cluster.freezes += 1
@@ -269,7 +269,7 @@ class Member(Server):
             self._stop()
 
     def break_disk(self, fault: int, after: int) -> None:
-        """The disk is about to fail."""
+        """Let the disk fail soon."""
         if not self.host.dead:
             self.faulted = True
             self.cluster.faults += 1

@@ -57,7 +57,7 @@ class Group:
 
 
 class Client:
-    """What publishers and subscribers have in common."""
+    """The common base of publishers and subscribers."""
 
     def __init__(self, side: Relink, number: int, name: str, **options: Any) -> None:
         self.side, self.name = side, f"relink-{number}"
@@ -87,7 +87,7 @@ class Client:
 
 
 class Publisher(Client):
-    """Its messages are plain, or in transactions."""
+    """A client that publishes messages, by themselves or in transactions."""
 
     def __init__(self, side: Relink, number: int) -> None:
         dice = side.world.random
@@ -174,7 +174,7 @@ class Publisher(Client):
 
 
 class Subscriber(Client):
-    """It takes each record, at once or after a while."""
+    """A client that accepts each record, at once or after a while."""
 
     def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
         self.after = after
@@ -300,7 +300,7 @@ class Consumer(Numbered):
 
 
 class Relink:
-    """All of them.
+    """All Relink clients of a simulation.
 
     :param topics: what may be read besides what Relink's own clients publish
     :param herd: how many clients there are, of a server with default options; 0: a few
@@ -366,7 +366,7 @@ class Relink:
             dice.choice(living).act()
 
     def everybody(self) -> None:
-        """All publishers of a herd publish."""
+        """Let every publisher of a herd publish."""
         for client in self.clients:
             if isinstance(client, Publisher):
                 client.act()
@@ -376,7 +376,7 @@ class Relink:
             client.client.resume()
 
     def settled(self) -> str:
-        """Return what is still owed; nothing if all is well."""
+        """Return which messages clients still wait for; nothing if they have all."""
         self._check_positions()
         return next(filter(None, (client.owed() for client in self.clients)), "")
 

@@ -50,12 +50,12 @@ UNFIT = ("AttributeError: ", "NameError: ")
 
 
 class Endless(BaseException):
-    """A simulation does not come to an end; no Exception, which somebody may catch."""
+    """A simulation does not end; not an Exception, because simulated code might catch that."""
 
 
 @attrs.define
 class Tally:
-    """What some simulations have come to."""
+    """The sum of the results of several simulations."""
 
     simulations: int = 0
     messages: int = 0
@@ -81,7 +81,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def take(self, outcome: simulation.Outcome) -> None:
-        """Add what one simulation has come to."""
+        """Add the result of one simulation."""
         for name in attrs.fields_dict(type(outcome)).keys() & attrs.fields_dict(Tally).keys():
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
 
@@ -102,7 +102,7 @@ class Tally:
 
 @attrs.frozen
 class Kind:
-    """What is simulated, besides the seed and the protocol.
+    """The kind of a simulation, besides the seed and the protocol.
 
     :ivar herd: how many clients restart together; 0: no herd
     :ivar servers: how many servers a cluster has; 0: one server alone
@@ -124,7 +124,7 @@ class Kind:
 
 
 def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
-    """Run one simulation; whatever is wrong with it is told with its seed."""
+    """Run one simulation; report any violation with its seed."""
     signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + kind.herd + (kind.steps or 0) / 10)
     tally.simulations += 1
     try:
@@ -146,7 +146,7 @@ def _endless(*_: Any) -> None:
 
 
 def quiet() -> None:
-    """Nobody reads logs; what is an error is noticed by the simulation."""
+    """Switch logs off, because nobody reads them; the simulation notices errors by itself."""
     faulthandler.enable()
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     signal.signal(signal.SIGVTALRM, _endless)
@@ -155,7 +155,7 @@ def quiet() -> None:
 
 
 def share(first: int, count: int, protocol: str, at: Any, tell: Connection, kind: Kind) -> None:
-    """In a process of its own: run the seeds from ``first`` on; ``at`` says which it is at."""
+    """Run ``count`` seeds from ``first`` on, in a process of its own; ``at`` holds the present seed."""
     quiet()
     tally = Tally()
     for seed in range(first, first + count):
@@ -168,7 +168,7 @@ def share(first: int, count: int, protocol: str, at: Any, tell: Connection, kind
 
 @attrs.define(eq=False)
 class Share:
-    """A process, and the seeds that it has; when it dies, it is known at which one."""
+    """A process and its seeds; if the process dies, the seed that it was at is known."""
 
     protocol: str
     first: int
@@ -225,7 +225,7 @@ def run(protocol: str, first: int, count: int, jobs: int, kind: Kind) -> Tally:
 
 
 def show(seed: int, protocol: str, kind: Kind) -> int:
-    """Say what happens in one simulation."""
+    """Print what happens in one simulation."""
     trace: list[str] = []
     try:
         end, status = str(kind.simulate(seed, protocol, trace)), 0

@@ -1,4 +1,4 @@
-"""The server of a simulation: the real service, its real broker and journal, on a disk that forgets what it may.
+"""The server of a simulation: the real service, broker and journal, on a disk that loses unsynced data in a crash.
 
 What blocks is done at once and answered later, so that everything else happens in between.  A crash leaves one of the
 states that a power cut may leave, no older than the last answer: what was answered may have been told to somebody.  Or
@@ -39,7 +39,7 @@ SETTLED = 590.0
 
 
 class Disk(SyncedFiles):
-    """It has room, or none."""
+    """A disk that has free space, or none."""
 
     def __init__(self, directory: Path, kept: Kept, server: Server) -> None:
         super().__init__(directory, kept, server.world.clock.seconds, server.written, server.check_deletion)
@@ -111,7 +111,7 @@ class SimulatedWorker:
 
 
 class Server:
-    """One journal and its lives.
+    """One journal, and the server that is started on it again and again (its *lives*).
 
     :ivar name: of the server
     :ivar names: of all servers that clients know
@@ -164,7 +164,7 @@ class Server:
         return attrs.evolve(settings, durability=durability(mode), **retention)
 
     def listen(self, make: Callable[[Host, Any], Any], only_leading: bool = False) -> None:
-        """Have a listener in each life.
+        """Add a listener that each life of the server opens.
 
         :param only_leading: whether it is closed on a server that follows another one
         """
@@ -217,11 +217,11 @@ class Server:
         )
 
     def _ended(self, reason: Exception) -> None:
-        """The server cannot continue."""
+        """Handle the end of a server that cannot continue."""
         self.failures.append(reason)
 
     def _hurt(self, directory: Path) -> None:
-        """Bits change in one of the files in *directory*, which are those that were left."""
+        """Change bits in one of the files in *directory*, which the last life has left."""
         self.to_be_damaged = False
         tree = self.left.synced
         self.damage = flip(tree, read_mark(directory), self.world.random)
@@ -231,7 +231,7 @@ class Server:
             directory.joinpath(self.damage.name).write_bytes(tree.contents[tree.names[self.damage.name]])
 
     def _opened(self) -> None:
-        """Before any listener is."""
+        """Check the recovered journal, before any listener is open."""
         self.open = self.files.running = True
         self.history.attach(self.name, self.journal, self.files)
         if self.damage is not None and self.damage.matters:
@@ -270,7 +270,7 @@ class Server:
         return self.service.broker if self.open else None
 
     def crash(self) -> None:
-        """The power goes, even if the server is just starting or stopping; it comes back a little later."""
+        """Cut the power, even while the server starts or stops; it comes back a little later."""
         if self.host.dead:
             return
         if self.open:
@@ -290,12 +290,12 @@ class Server:
         self.world.clock.callLater(dice.random() * dice.choice((0.1, 3.0)), self.start)
 
     def hurt(self) -> None:
-        """The power goes, and bits of what was durable change before it comes back."""
+        """Cut the power, and change bits of durable data before it comes back."""
         self.to_be_damaged = True
         self.crash()
 
     def fill(self, seconds: float) -> None:
-        """The disk has no room for a while."""
+        """Let the disk be full for *seconds*."""
         self.world.note("full")
         self.full = self.was_full = True
         self.world.clock.callLater(seconds, setattr, self, "full", False)
@@ -332,7 +332,7 @@ class Server:
     # What must be true.
 
     def check(self) -> None:
-        """After each step."""
+        """Check the rules after a step."""
         if self.failures:
             raise Violation(f"the server failed: {type(self.failures[0]).__name__}: {self.failures[0]}")
         if self.history.problems:
@@ -375,6 +375,6 @@ class Server:
         raise Violation(f"the segment at {seen.base} of {end} is deleted, {age:.1f} s old: it is to be kept")
 
     def close(self) -> None:
-        """The simulation is over."""
+        """End the simulation."""
         if self.files.directory.exists():
             self._end()

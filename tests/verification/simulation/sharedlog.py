@@ -32,7 +32,7 @@ STALE = 3
 
 
 class SharedLog:
-    """All entries, and what of them counts.
+    """All entries of the shared log, and the bytes that count.
 
     :ivar entries: all that there ever were; those before number ``first`` were purged
     :ivar truth: the bytes that count
@@ -124,7 +124,7 @@ class SharedLog:
             self.past.append(EntryRange(self.first, len(self.entries)))
 
     def arrives(self, act: Callable[[], None]) -> None:
-        """A request arrives; without a quorum some of them wait for it."""
+        """Let a request arrive; without a quorum, some requests wait for one."""
         if self.quorum:
             act()
         elif self.world.random.random() < 0.5:
@@ -144,7 +144,7 @@ class SharedLog:
 @implementer(ISharedLog)
 @attrs.define(eq=False)
 class Connection:
-    """What one life of a server has of it; its answers wait while the server is frozen.
+    """The connection of one life of a server to the shared log; answers wait while the server is frozen.
 
     :ivar answered: when an answer has come last, by the world's clock
     """

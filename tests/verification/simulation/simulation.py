@@ -1,4 +1,4 @@
-"""One simulation: a server, clients of some protocols, and everything that may happen to them, from one seed."""
+"""One simulation: a server, clients of some protocols, and the faults that happen to them, all from one seed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = (5, 10, 10, 20, 20, 40)
 RARELY, LONG = 100, 150
 #: How many numbers the journal sets aside at once.
 RESERVE = 40
-#: How long everything may take to come right after that, in seconds.
+#: How long clients may wait for missing messages after the last fault, in seconds.
 CALM = 240.0
 
 PROTOCOLS: dict[str, tuple[Any, ...]] = {
@@ -56,7 +56,7 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
 
 @attrs.frozen
 class Outcome:
-    """What a simulation has come to.
+    """The result of a simulation.
 
     :ivar digest: of everything that happened: the same for the same seed
     :ivar synced: records that were found to be synced when they were released
@@ -74,7 +74,7 @@ class Outcome:
 
 
 class Simulation:
-    """The simulation of ``seed``: of the troubles that there are it has some, seldom or often."""
+    """The simulation of ``seed``, which decides which kinds of faults happen, and how often."""
 
     def __init__(self, seed: int, protocol: str, root: Path, herd: int = 0) -> None:
         self.world = World(seed)
@@ -114,7 +114,7 @@ class Simulation:
         ]
 
     def step(self) -> None:
-        """Something happens, and then some time passes."""
+        """Let one event happen, and then some time pass."""
         dice = self.world.random
         if dice.random() < self.often:
             dice.choice(self.troubles)()
@@ -152,7 +152,7 @@ class Simulation:
         self.server.fill(self.world.random.random() * 6)
 
     def _turn_the_clock(self) -> None:
-        """By a millisecond to five years, or back to the truth."""
+        """Step the wall clock by a millisecond to five years, or back to the right time."""
         world, dice = self.world, self.world.random
         if world.lie and dice.random() < 0.3:
             world.turn_clock(-world.lie)
@@ -169,12 +169,12 @@ class Simulation:
             raise Violation(f"an error was logged: {self.errors[0]}")
 
     def run(self, steps: int | None) -> None:
-        """Everything that happens: ``steps``, or as many as the seed says."""
+        """Run the simulation with ``steps`` steps, or as many as the seed decides."""
         for _ in range(self.steps if steps is None else steps):
             self.step()
 
     def calm(self) -> None:
-        """Nothing bad happens any more: everything has to come right."""
+        """Stop all faults, and check that every client gets what it waits for."""
         world = self.world
         self.server.full = False
         for host in sorted(world.partitioned):
@@ -186,7 +186,7 @@ class Simulation:
         self.settle(CALM)
 
     def settle(self, most: float) -> None:
-        """Wait until nobody is owed anything, for ``most`` seconds at the most."""
+        """Wait until no client waits for a message or an acknowledgement, at most ``most`` seconds."""
         until = self.world.clock.seconds() + most
         while owed := ("the server is down" if not self.server.up else self.owed()):
             if self.world.clock.seconds() > until:

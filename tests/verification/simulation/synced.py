@@ -26,7 +26,7 @@ Read = Callable[[int, int], bytes]
 
 @attrs.define(eq=False)
 class Seen:
-    """A segment, as far as it is synced.
+    """The synced part of a segment.
 
     :ivar end: the position behind the last batch
     :ivar ends: the last number of each stream there

@@ -19,7 +19,7 @@ LAST = (1 << 48) - 1
 
 
 class TextPeer:
-    """One of them, with the attributes of the other clients; it publishes nothing."""
+    """A subscriber by the text of the protocol, with the attributes of the other clients; it publishes nothing."""
 
     host = None  #: it is never frozen
     publishes = dead = False

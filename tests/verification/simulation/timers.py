@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 @implementer(IDelayedCall)
 class Timer:
-    """One call that is due.
+    """One scheduled call.
 
     :ivar turn: of its entries in the heap the one that counts; the others are left over from before a reset
     :ivar owner: a process that may be frozen: its timers wait until it continues; None: nobody
@@ -68,7 +68,7 @@ _NOTHING: tuple[Callable[..., object], tuple[Any, ...], Any] = (lambda: None, ()
 
 @implementer(IReactorTime)
 class Timers:
-    """What is due, and the time, in seconds."""
+    """The scheduled calls, and the time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -85,7 +85,7 @@ class Timers:
         return [timer for _, turn, timer in self.heap if turn == timer.turn and timer.active()]
 
     def pass_time(self, seconds: float) -> None:
-        """Timer by timer: what one of them begins, lasts as long as it should."""
+        """Advance the time from timer to timer, so that calls made by a timer are due at the right time."""
         heap, end = self.heap, self.now + seconds
         while heap and heap[0][0] <= end:
             time, turn, timer = heappop(heap)

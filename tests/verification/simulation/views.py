@@ -51,7 +51,7 @@ class ClusterHistory(History):
         self.views.pop(name, None)
 
     def look(self) -> None:
-        """Take in what became durable on any server since the last look."""
+        """Record what became durable on any server since the last call."""
         for view in self.views.values():
             for stream, end in view.journal.ends().items():
                 known = view.seen.get(stream, 0)

@@ -1,7 +1,7 @@
-"""One process, one clock, one source of chance: hosts that crash, and links between them that do what links do.
+"""The world of a simulation: one process, one clock, one random generator, hosts that crash, and unreliable links.
 
     World   seed -> Random, Timers, the wall clock, which steps
-    Host    what a server takes for its reactor: its timers end when it crashes, and wait while it is frozen
+    Host    the reactor of a server: its timers are dropped when the server crashes, and wait while it is frozen
     Lane    datagrams: lost, doubled, late and out of order
 
 Nothing here knows a protocol.
@@ -21,20 +21,20 @@ from zope.interface import implementer
 
 #: How often a simulation has messages of 70 KiB to 2 MiB among others.
 LARGE = 0.04
-#: A step of the wall clock that is no larger is believed, in microseconds.
+#: The largest step of the wall clock that a server follows at once, in microseconds.
 BELIEVED = 3600 * 1_000_000
-#: A step that is no larger does not make a clock unsteady, in microseconds.
+#: The largest step that does not make a clock count as unsteady, in microseconds.
 STEADY = 60 * 1_000_000
 
 
 class Violation(Exception):
-    """Something that must be true is not."""
+    """A rule that must always hold was violated."""
 
 
 class World:
-    """Everything that a seed decides.
+    """Everything that a seed decides: the clocks, the random numbers and the sizes of messages.
 
-    :ivar trace: what happened, to look at a seed, and to compare two runs of one
+    :ivar trace: a list of what happened, to examine a seed, and to compare two runs of one seed
     :ivar wall_offset: microseconds since 1970 UTC less the monotonic clock
     :ivar stepped: by how much small steps moved the wall clock at the most, in microseconds; small ones are believed
     :ivar leapt: whether there was a large one
@@ -78,7 +78,7 @@ class World:
 
     @property
     def lie(self) -> int:
-        """By how much the wall clock is wrong, in microseconds."""
+        """Return by how much the wall clock is wrong, in microseconds."""
         return self.wall_offset - self._began
 
     def honest(self) -> int:
@@ -92,7 +92,7 @@ class World:
         return self.random.choice(self.sizes)
 
     def monotonic(self) -> int:
-        """The clock that nobody can set, in microseconds."""
+        """Return the monotonic clock, in microseconds."""
         return int(self.clock.seconds() * 1_000_000)
 
     def note(self, what: str) -> None:
@@ -103,7 +103,7 @@ class World:
         return self._ports
 
     def partition(self, host: str, seconds: float) -> None:
-        """Nothing goes to or from ``host`` for a while; nobody is told."""
+        """Drop all data to and from ``host`` for *seconds*, without an error at either end."""
         self.partitioned.add(host)
         self.clock.callLater(seconds, self.heal, host)
 
@@ -117,7 +117,7 @@ class Host:
     """The reactor of one life of a server: the world's clock, until it crashes.
 
     :ivar name: of the server; its port numbers are its own
-    :ivar frozen: nothing of it runs, and nothing arrives, until it continues; its kernel keeps its connections
+    :ivar frozen: whether the process is stopped: no timer runs and no data arrives; the kernel keeps its connections
     """
 
     def __init__(self, world: World, name: str = "") -> None:
@@ -181,7 +181,7 @@ class Port:
     number: int
 
     def startListening(self) -> None:
-        """It does."""
+        """Start to receive datagrams."""
 
     def getHost(self) -> IPv4Address:
         return IPv4Address("TCP", "127.0.0.1", self.number)

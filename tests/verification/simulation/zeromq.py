@@ -25,7 +25,7 @@ Message = list[bytes]
 
 @attrs.define(eq=False)
 class Parcel:
-    """A message under way; ``done`` when the socket needs it no more."""
+    """A message under way; ``done`` is set when the socket does not need it any more."""
 
     frames: Message
     done: bool = False
@@ -45,7 +45,7 @@ class Way:
         self.go()
 
     def go(self) -> None:
-        """What is on its way goes on after a while."""
+        """Deliver the messages under way after a delay."""
         if self.queue and not self.moving:
             world = self.channel.world
             self.moving = True
@@ -72,7 +72,7 @@ class Way:
 
 
 class Channel:
-    """A connection; to the world it is a link like others."""
+    """A connection of two sockets; the world handles it like any other link."""
 
     def __init__(self, world: World, client: ClientPort, server: ServerPort) -> None:
         self.world, self.host, self.server = world, client.host, server.host
@@ -90,7 +90,7 @@ class Channel:
         self.to_client.go()
 
     def cut(self, reason: Exception | None = None) -> None:
-        """Each end hears of it some time."""
+        """Cut the connection; each end notices that after a delay."""
         self._down()
         clock, dice = self.world.clock, self.world.random
         clock.callLater(dice.random() * 0.2, self.listener.left, self)
@@ -109,7 +109,7 @@ class Channel:
 
 
 class Port:
-    """What is read in turns of the reactor, unless it is paused.
+    """A socket whose messages are read in turns of the reactor, unless it is paused.
 
     :ivar later: the reactor's callLater
     """
@@ -162,7 +162,7 @@ class ServerPort(Port):
     # What the server calls.
 
     def process_commands(self) -> None:
-        """A PUB hears who subscribed."""
+        """Let a PUB socket process subscriptions that have arrived."""
         while self.receive is None and self.heard:
             identity, (prefix,) = self.heard.popleft()
             if identity in self.peers:
@@ -239,7 +239,7 @@ class ServerPort(Port):
     # What the network calls.
 
     def is_full(self) -> bool:
-        """Senders never wait for it: it reads what comes, or keeps it."""
+        """Return False: senders never wait for this socket, which reads or keeps all that arrives."""
         return False
 
     def joined(self, channel: Channel) -> None:
