@@ -194,7 +194,11 @@ class LinkWorker:
                     self.side.believes(self, place, task.held)
 
     def _again(self, link: Link | None, request: Request) -> None:
-        if link is not None and link is self.link:
+        if link is None or link is not self.link:
+            return
+        if not link.channel(0).room:
+            self.later(0.3, self._again, link, request)
+        else:
             self._send(request.kind, request.body, request.tasks)
 
     # What the worker does.

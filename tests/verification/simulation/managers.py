@@ -27,7 +27,7 @@ class Manager(Client):
         if self.request is not None:
             return
         dice = self.world.random
-        what = dice.choice(("rewind", "delete", "redrive", "redrive"))
+        what = dice.choice(("rewind", "delete", "redrive", "redrive", "redrive"))
         if what == "rewind":
             body = json.dumps(self._rewind()).encode()
             self.ask("POST", f"/subscriptions/{NAME}/rewind", body, self._changed)
