@@ -4,7 +4,8 @@
 
 The subscription has one stream, or the pattern ``jobs.*``.  Meanwhile a manager rewinds it, deletes it, and publishes
 its dead letters again (managers.py), and retention may delete jobs that nobody has settled.  What has to be true is in
-book.py.  The clients are written from docs/protocols/http.md and relink.md alone (worker.py, linkworker.py).
+book.py.  Workers are written from docs/protocols/http.md and relink.md (worker.py, linkworker.py, over a link of
+Relink's client).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 from book import DEAD, KEYS, NAME, STATE, Book, Place
 from history import History
 from linkworker import PORT as LINK_PORT
-from linkworker import LinkWorker, watched
+from linkworker import LinkWorker
 from managers import Manager
 from publisher import Publisher
 from server import Server
+from watching import watched
 from webclient import PORT
 from worker import Held, Worker
 from world import Host, World
@@ -54,7 +56,7 @@ class Workers:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         dice = world.random
-        self.world, self.server, self.history, self.herd = world, server, history, herd
+        self.world, self.server, self.history = world, server, history
         self.patient_from = 0.0 if herd else inf
         history.internal |= {STATE, KEYS, LINKS}
         options = {
