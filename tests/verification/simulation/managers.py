@@ -17,8 +17,10 @@ class Manager(Client):
         self._create()
 
     def _create(self) -> None:
-        """Create the subscription, unless another change is under way."""
-        if self.request is None:
+        """Create the subscription when no other change is under way."""
+        if self.request is not None:
+            self.later(0.5, self._create)
+        else:
             body = json.dumps(self.side.creation()).encode()
             self.ask("PUT", f"/subscriptions/{NAME}", body, self._changed)
 
