@@ -348,11 +348,11 @@ BUGS = {
         "workers", (SharedSubscriptions, "_append", _settles_before_it_is_durable)
     ),
     "workers: what is being settled is settled again": Bug(
-        "workers", (Lane, "why_not", _forgets_what_is_being_settled)
+        "workers", (Lane, "why_not", _forgets_what_is_being_settled), steps=60
     ),
     "workers: a start does not wait for earlier workers": Bug("workers", (Group, "in_grace", lambda group: False)),
     "workers: leased beyond what is noted": Bug("workers", (Lane, "_reached", lambda lane, last: last)),
-    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True)),
+    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True), steps=60),
     "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, entry: True)),
     "workers: the limit is not kept": Bug("workers", (Lane, "_is_too_many", lambda lane, failures: False)),
     "workers: the window is not kept": Bug("workers", (Group, "room", lambda group: 1_000)),
