@@ -519,7 +519,7 @@ class FileJournal:
         sealed = self._store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        self.keeper.check(self._writer.keep_from)
+        self._retain()
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self._store.packed(base, packed):
@@ -649,7 +649,12 @@ class FileJournal:
             self._settle()
         elif self.state is JournalState.READ_ONLY and free > least + least // 10:
             self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
-        self.keeper.check(self._writer.keep_from)
+        self._retain()
+
+    def _retain(self) -> None:
+        """Delete what nothing keeps; while the journal opens the broker has not said yet what subscriptions need."""
+        if not self._opening:
+            self.keeper.check(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
         if self.state is JournalState.READ_ONLY and not self._unsettled and self.gate.accepts:

@@ -23,7 +23,7 @@ from fyrehose.errors import (
     OutcomeUnknown,
     ReadOnly,
 )
-from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.interfaces import IJournalObserver, JournalState, Unread
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.commit import COMMIT
@@ -493,6 +493,20 @@ class TestRetention:
         assert bench.next["rare"] == 2
         bench.append(b"twice", stream="rare")
         assert [(r.seq, r.payload) for r in bench.records("rare")] == [(2, b"twice")]
+
+    def test_start_deletes_nothing_that_a_named_subscription_needs(self, open_journal) -> None:
+        bench = open_journal(segment_size=4096)
+        for i in range(30):
+            bench.append(b"%03d" % i * 100)
+        bench.close()
+        bench = open_journal(segment_size=4096, keep_bytes=1)
+        # The broker says it when the journal is open.
+        bench.journal.keeper.unread = lambda: [Unread("jobs", "s", 0, 1_000_000)]
+        bench.clock.advance(2)
+        assert bench.journal.bounds("s") == (1, 30)
+        bench.journal.keeper.unread = list
+        bench.clock.advance(2)
+        assert bench.journal.bounds("s")[0] > 1
 
     def test_segments_larger_than_what_is_kept_leave_no_index_behind(self, open_journal) -> None:
         worker = Held()

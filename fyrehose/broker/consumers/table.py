@@ -389,8 +389,8 @@ class SharedSubscriptions:
             group = shared.group
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)
+                counts = old.appended()  # What the same commit has settled may be told of only after this.
                 old.abandon()
-                counts = old.progress
                 done = attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={})
                 self._remove_lane(shared, stream)
                 self._add_lane(shared, stream, done)

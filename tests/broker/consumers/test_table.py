@@ -16,6 +16,7 @@ from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, Le
 from fyrehose.broker.consumers.work import WorkerAction
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
+from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -290,6 +291,23 @@ def test_a_pattern_without_streams_is_rewound() -> None:
     assert failure(world.table.rewind(shared, {})) is None
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
     assert seqs(world.lease(shared)) == [1]
+
+
+def test_what_is_settled_by_the_commit_of_a_rewind_counts() -> None:
+    world = World()
+    shared = world.create()
+    found = world.lease(shared, 2).result
+    world.journal.auto = False
+    results = [Run.of("results", [b"done"], source="test")]
+    peer = world.broker.identified(Identity())
+    # A commit settles the appends of an owner together: those of the server, the rewind among them, before the peer's.
+    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    settled = world.settle(shared, found, runs=results, publish=peer.publish)
+    rewound = world.table.rewind(shared, {"s": 0})
+    world.journal.commit()
+    assert settled.called
+    assert rewound.called
+    assert shared.work.lanes["s"].progress.settled == 2
 
 
 def test_a_second_rewind_is_refused_while_the_first_is_written() -> None:

@@ -5,8 +5,8 @@
     python tests/verification/consumers/tables.py --rules                        take each rule away in turn
 
 A whole broker on a journal in memory, which makes one append durable at a time, or loses those that wait.  What is true
-is read from the journal alone, append by append: which records ended how, in which generation (a rewind, or another
-creation, begins one), and what was published for them.
+is read from the journal alone (truth.py), append by append: which records ended how, in which generation, and what was
+published for them.
 
     worker -> net (late, lost, repeated) -> Sharing, SharedSubscriptions -> append -> durable -> answer -> net -> worker
 
@@ -22,6 +22,7 @@ from collections import Counter
 
 import attrs
 from searching import Search, Violation, check
+from truth import Truth, ended_by
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
@@ -45,13 +46,6 @@ DRAIN = 400
 #: What can happen, and how often, before the phases of a schedule change it.
 EVENTS = {"worker": 25, "net": 60, "time": 8, "commit": 20, "publish": 8, "kill": 0.6, "full": 0.4, "retention": 0.5}
 EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive": 1, "crash": 0.4, "doubt": 0.5}
-
-
-def numbers(ranges):
-    """Return the numbers of *ranges* as ``.shared`` has them."""
-    for each in ranges:
-        first, last = (each, each) if isinstance(each, int) else each
-        yield from range(first, last + 1)
 
 
 class Journal(MemoryJournal):
@@ -115,11 +109,9 @@ class World:
         self.poison = {rng.randint(1, RECORDS) for _ in range(2)}  # numbers in each stream that are never managed
         self.journal = Journal(auto=False)
         self.journal.world = self
-        self.generation = Counter()
-        self.final = {}  #: how each record ended that has, by stream and number
+        self.truth = Truth(NAME, check, self.begun)
         self.letters, self.redriven, self.results = Counter(), Counter(), Counter()
         self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
-        self.exists = False
         self.net, self.given = [], set()
         self.violation = None
         self.seen = Counter()
@@ -136,11 +128,10 @@ class World:
         ended = set()
         for change in changes(publish):
             if "set" in change:
-                self.begin(change)
-            elif "rewind" in change:
-                self.rewound(change["stream"], change["rewind"])
-            elif "stream" in change:
-                ended |= self.ended(change)
+                self.seen["deleted" if change["set"] is None else "created"] += 1
+            found = self.truth.apply(change)
+            self.seen.update(how for _, _, how in found)
+            ended |= found
         for record in records(publish):
             if record.stream == "results":
                 self.published(record.payload.decode(), ended)
@@ -154,39 +145,28 @@ class World:
                 twice = self.redriven[record.producer] > self.letters[record.producer]
                 check(not twice, f"dead letter {record.producer} was published again twice")
 
-    def begin(self, change):
-        """The subscription was created or deleted."""
-        self.exists = change["set"] is not None
-        self.seen["created" if self.exists else "deleted"] += 1
-        floors = change.get("floors", {})
-        for stream in STREAMS:
-            self.rewound(stream, floors.get(stream, 0))
+    @property
+    def final(self):
+        """How each record ended that has, by stream and number."""
+        return self.truth.final
 
-    def rewound(self, stream, floor):
-        self.generation[stream] += 1
-        self.seen["rewound"] += 1
-        self.final = {at: how for at, how in self.final.items() if at[0] != stream}
-        self.final |= {(stream, seq): "skipped" for seq in range(1, floor + 1)}
-        self.high[stream] = 0
-        for worker in self.workers:
-            worker.forget(stream)
+    def generation(self, stream):
+        return self.truth.generation(stream)
 
-    def ended(self, change):
-        found, stream = set(), change["stream"]
-        for how, name in (("settled", "final"), ("dead", "dead"), ("expired", "expired")):
-            for seq in numbers(change.get(name, ())):
-                check((stream, seq) not in self.final, f"record {seq} of {stream} ended twice")
-                self.final[stream, seq] = how
-                found.add((stream, seq, how))
-                self.seen[how] += 1
-        return found
+    def begun(self, rewound):
+        """A generation of the stream *rewound* begins; None: of each stream."""
+        for stream in STREAMS if rewound is None else (rewound,):
+            self.seen["rewound"] += 1
+            self.high[stream] = 0
+            for worker in self.workers:
+                worker.forget(stream)
 
     def published(self, result, ended):
         """Check a result, which names its record, and the generation in which the worker got that."""
         stream, seq, generation = result.split()
         self.results[result] += 1
         check(self.results[result] == 1, f"result {result!r} was published twice")
-        now = self.generation[stream]
+        now = self.generation(stream)
         check(int(generation) == now, f"result {result!r} counts in generation {now}, from before a rewind")
         check((stream, int(seq), "settled") in ended, f"result {result!r} without its record's end")
 
@@ -195,7 +175,7 @@ class World:
         check(stream in STREAMS, f"a record of {stream} was leased")
         fresh = False  # whether nobody can have had one of them before
         for record, token in zip(run.records(), tokens, strict=True):
-            at = stream, record.seq, self.generation[stream]
+            at = stream, record.seq, self.generation(stream)
             if (at, token) in self.given:
                 continue
             self.given.add((at, token))
@@ -220,8 +200,7 @@ class World:
         final = set(self.final)
         for publish in self.journal.waiting():
             for change in changes(publish):
-                for name in ("final", "dead", "expired"):
-                    final |= {(change.get("stream"), seq) for seq in numbers(change.get(name, ()))}
+                final |= {(stream, seq) for stream, seq, _ in ended_by(change)}
         return final
 
     def believes(self, worker, at):
@@ -377,7 +356,7 @@ class World:
         self.count()
 
     def unfinished(self):
-        if self.journal.waiting() or not self.exists:
+        if self.journal.waiting() or not self.truth.exists:
             return ["appends"]
         places = ((stream, seq) for stream in STREAMS for seq in range(1, self.journal.bounds(stream)[1] + 1))
         left = [at for at in places if at not in self.final]
@@ -457,7 +436,7 @@ class Worker:
             for part in found:
                 world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
             # The request may come twice, and be answered in two generations.
-            return dict(world.generation), found
+            return {stream: world.generation(stream) for stream in STREAMS}, found
 
         def call(shared):
             return world.sharing.lease(shared, self.name, number, most, world.rng.choice((0, 0, 2))).addCallback(note)
@@ -473,7 +452,7 @@ class Worker:
 
     def take(self, stream, seq, generation, token, until):
         at = stream, seq, generation
-        if generation != self.world.generation[stream] or until <= self.world.now:
+        if generation != self.world.generation(stream) or until <= self.world.now:
             self.stale.append((at, token))
         elif (stream, seq) not in self.world.final and (at, token) not in self.said:  # An answer may come twice.
             self.held[at] = token, until

@@ -1,10 +1,15 @@
-"""Bugs that are put into the running code, one at a time: a simulation that does not notice them proves nothing."""
+"""Bugs that are put into the running code, one at a time: a simulation that does not notice them proves nothing.
+
+Rules that tests/verification/consumers/tables.py takes away from shared subscriptions are the same here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count, takewhile
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -36,11 +41,16 @@ from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
+from fyrehose.protocols.relink.leases import HeldRecords
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.transactions import Transaction
 from tests.doubles.disk import RecordingFiles
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
+
+import tables
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Registry.begin_write
@@ -51,7 +61,8 @@ _start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
-_append, _why_not = SharedSubscriptions._append, Lane.why_not
+_append, _why_not, _unread = SharedSubscriptions._append, Lane.why_not, SharedSubscriptions.unread
+_released = HeldRecords.released
 
 
 def _skips_every(nth: int) -> Any:
@@ -230,21 +241,37 @@ def _forgets_what_is_being_settled(self: Lane, seq: int, token: Any) -> str:
     return "" if why == "being-settled" else why
 
 
+def _settles_what_it_has_lost(self: HeldRecords) -> Any:
+    return [attrs.evolve(each, kind="done") for each in _released(self)]
+
+
+def _keeps_its_own_state_alone(self: SharedSubscriptions) -> Any:
+    return [each for each in _unread(self) if each.pinned]
+
+
+def _by_attribute(patched: Any) -> Mapping[tuple[Any, str], Any]:
+    return {patched[:2]: patched[2]} if isinstance(patched, tuple) else patched
+
+
 @attrs.frozen
 class Bug:
     """A bug, and the simulation that has to notice it.
 
-    :ivar patched: what takes the place of an attribute: (owner, name, new)
+    :ivar patched: what takes the place of attributes, by owner and name; of a single one: (owner, name, new)
     :ivar servers: how many servers its cluster has; 0: one server alone
     :ivar acknowledge: when the leader of the cluster acknowledges: both or local
     :ivar steps: how many steps each simulation has; None: as its seed says
     """
 
     protocol: str
-    patched: tuple[Any, str, Any]
+    patched: Mapping[tuple[Any, str], Any] = attrs.field(converter=_by_attribute)
     servers: int = 0
     acknowledge: str = "both"
     steps: int | None = None
+
+
+def _table(rule: str, steps: int | None = None) -> Bug:
+    return Bug("workers", tables.MISSING[rule](), steps=steps)
 
 
 BUGS = {
@@ -321,17 +348,41 @@ BUGS = {
         "workers", (SharedSubscriptions, "_append", _settles_before_it_is_durable)
     ),
     "workers: what is being settled is settled again": Bug(
-        "workers", (Lane, "why_not", _forgets_what_is_being_settled)
+        "workers", (Lane, "why_not", _forgets_what_is_being_settled), steps=60
     ),
     "workers: a start does not wait for earlier workers": Bug("workers", (Group, "in_grace", lambda group: False)),
     "workers: leased beyond what is noted": Bug("workers", (Lane, "_reached", lambda lane, last: last)),
-    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True)),
+    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True), steps=60),
     "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, entry: True)),
     "workers: the limit is not kept": Bug("workers", (Lane, "_is_too_many", lambda lane, failures: False)),
     "workers: the window is not kept": Bug("workers", (Group, "room", lambda group: 1_000)),
     "workers: the share of a worker is not kept": Bug("workers", (Lane, "_hold", lambda lane, consumer, count: None)),
     "workers: a lost answer is not repeated": Bug("workers", (Work, "_repeated", lambda work, consumer: [])),
     "workers: a checkpoint lacks what is being written": Bug("workers", (Lane, "appended", lambda lane: lane.progress)),
+    "workers: a link settles what its worker has returned": Bug(
+        "workers", (HeldRecords, "taken", lambda records, work: None)
+    ),
+    "workers: a link that is lost settles what it had": Bug(
+        "workers", (HeldRecords, "released", _settles_what_it_has_lost)
+    ),
+    "workers: retention does not wait for them": Bug(
+        "workers", (SharedSubscriptions, "unread", _keeps_its_own_state_alone)
+    ),
+    "workers: what retention has deleted does not expire": Bug(
+        "workers",
+        {
+            (Lane, "expire_unseen"): lambda lane, last: None,
+            (Lane, "_expire_deleted"): lambda lane, entries: None,
+        },
+    ),
+    "workers: tokens of before a rewind count": _table("rewind-epoch"),
+    "workers: what is being forgotten is settled": _table("forgetting"),
+    "workers: another subscription takes the tokens of the one before": _table("name-epoch"),
+    "workers: dead letters are published again twice": _table("mark", 100),
+    "workers: another subscription publishes earlier dead letters": _table("name-letters", 100),
+    "workers: a pattern shares its own dead letters": _table("letters-apart"),
+    "workers: a pattern lacks later streams": _table("late-streams"),
+    "workers: each stream has a window": _table("window-of-all"),
 }
 
 
@@ -340,6 +391,6 @@ def having(bug: Bug | None) -> Iterator[None]:
     """Return a context in which the code has *bug*."""
     with ExitStack() as stack:
         if bug is not None:
-            owner, attribute, new = bug.patched
-            stack.enter_context(patch.object(owner, attribute, new))
+            for (owner, attribute), new in bug.patched.items():
+                stack.enter_context(patch.object(owner, attribute, new))
         yield

@@ -69,6 +69,9 @@ class ClusterSimulation(Simulation):
     def _make_server(self, root: Path, gaps: bool) -> Cluster:
         return Cluster(self.world, self.history, root, self.count, self.acknowledge)
 
+    def _retain(self) -> None:
+        """Delete nothing: the history of a cluster has every record."""
+
     def _kinds(self) -> list[Callable[[], None]]:
         return [
             self._crash,

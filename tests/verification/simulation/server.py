@@ -12,6 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -110,6 +111,21 @@ class SimulatedWorker:
             self._known(len(self.files.log))
 
 
+@attrs.frozen
+class Watcher:
+    """The observer of a journal, and somebody else who looks at each commit before it."""
+
+    observer: Any
+    look: Callable[[], None]
+
+    def durable(self, ends: Any) -> None:
+        self.look()
+        self.observer.durable(ends)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.observer, name)
+
+
 class Server:
     """One journal, and the server that is started on it again and again (its *lives*).
 
@@ -140,6 +156,7 @@ class Server:
         self.left = Kept(Tree())
         self.written: dict[int, float] = {}
         self.failures: list[Exception] = []
+        self.watching = False
         self.damage: Damage | None = None
         self.to_be_damaged = self.quarantine = False
         #: whether the power went since the server ran last, and what no power cut could take by then
@@ -162,6 +179,13 @@ class Server:
         mode = dice.choice(("batch", "batch", "batch", "interval:5", "interval:700", "never"))
         retention = dice.choice(({}, {}, {"keep_bytes": 3 << 10}, {"keep_bytes": 16 << 10}, {"keep_age": 3.0}))
         return attrs.evolve(settings, durability=durability(mode), **retention)
+
+    def retain(self, dice: Random) -> None:
+        """Choose how retention deletes, of a server that loses nothing else; no record is deleted unseen."""
+        self.watching = True
+        kept = dice.choice(({}, {}, {"keep_bytes": 3 << 10}, {"keep_bytes": 16 << 10}, {"keep_age": 3.0}))
+        waiting = dice.choice(({}, {"subscription_timeout": 2.0}, {"subscription_bytes": 1 << 10}))
+        self.settings = attrs.evolve(self.settings, **kept, **waiting)
 
     def listen(self, make: Callable[[Host, Any], Any], only_leading: bool = False) -> None:
         """Add a listener that each life of the server opens.
@@ -234,6 +258,8 @@ class Server:
         """Check the recovered journal, before any listener is open."""
         self.open = self.files.running = True
         self.history.attach(self.name, self.journal, self.files)
+        if self.watching:
+            self.journal._observer = Watcher(self.journal._observer, self.history.look)
         if self.damage is not None and self.damage.matters:
             if not self.quarantine:
                 self.history.wrong(f"the server starts in spite of damage: {self.damage}")

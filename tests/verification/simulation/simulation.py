@@ -82,6 +82,8 @@ class Simulation:
         self.history = self._make_history()
         gaps = all(getattr(side, "func", side).gaps for side in PROTOCOLS[protocol])
         self.server = self._make_server(root, gaps and not herd)
+        if not herd and all(getattr(side, "retention", False) for side in PROTOCOLS[protocol]):
+            self._retain()
         self.errors: list[str] = []
         crowd = {"herd": herd} if herd else {}
         self.sides = [side(self.world, self.server, self.history, **crowd) for side in PROTOCOLS[protocol]]
@@ -98,6 +100,10 @@ class Simulation:
 
     def _make_server(self, root: Path, gaps: bool) -> Any:
         return Server(self.world, self.history, root, gaps)
+
+    def _retain(self) -> None:
+        """Let retention delete what nobody needs, and what was not settled in time."""
+        self.server.retain(self.world.random)
 
     def _kinds(self) -> list[Callable[[], None]]:
         return [

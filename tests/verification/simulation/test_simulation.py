@@ -78,6 +78,8 @@ RARE = {
     "eventbus: what came meanwhile is not held",
     "eventbus: a client asks only once",
     "eventbus: a late answer is taken for the next",
+    "workers: dead letters are published again twice",
+    "workers: another subscription publishes earlier dead letters",
 }
 
 

@@ -1,0 +1,126 @@
+"""What is true of the records of one shared subscription, read from the changes in ``.shared`` alone.
+
+    apply(change), in their order -> how each record ended, and in which generation
+
+A generation of a stream begins with the creation of the subscription, or with a rewind: everything before is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import attrs
+
+#: The lists of a change, and how their records ended.
+ENDINGS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
+
+
+def numbers(ranges: Iterable[Any]) -> Iterator[int]:
+    """Yield the numbers of *ranges*, as the server writes them."""
+    for each in ranges:
+        first, last = (each, each) if isinstance(each, int) else each
+        yield from range(first, last + 1)
+
+
+def ended_by(change: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Yield stream, number and end of each record that *change* makes final."""
+    for field, how in ENDINGS:
+        for seq in numbers(change.get(field, ())):
+            yield change["stream"], seq, how
+
+
+@attrs.define(eq=False)
+class Truth:
+    """One subscription; a record is known by its stream and its number.
+
+    :ivar check: called with what must hold, and with what is wrong if it does not
+    :ivar begun: called with a stream when a generation of it begins; with None: of each stream
+    :ivar exists: whether the subscription was created, and not deleted since
+    :ivar final: how each record ended in its present generation; ``skipped``: it was not to be leased at all
+    :ivar ends: of records that are not final, the deliveries that have ended, and how many of them failed
+    :ivar reach: the highest number that may have been leased, by stream
+    :ivar counts: how many records ended how, since the creation, by stream and end
+    :ivar ended: how each record ended that ever has, by stream, number and generation
+    :ivar epochs: by each epoch, how many generations had begun when it did
+    """
+
+    name: str
+    check: Callable[[object, str], None]
+    begun: Callable[[str | None], None]
+    exists: bool = False
+    final: dict[tuple[str, int], str] = attrs.field(factory=dict)
+    ends: dict[tuple[str, int], list[int]] = attrs.field(factory=dict)
+    reach: Counter[str] = attrs.field(factory=Counter)
+    counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    ended: dict[tuple[str, int, int], str] = attrs.field(factory=dict)
+    epochs: dict[int, int] = attrs.field(factory=dict)
+    beginnings: int = 0
+    _created: list[int] = attrs.field(factory=list)
+    _rewound: defaultdict[str, list[int]] = attrs.field(factory=lambda: defaultdict(list))
+
+    def generation(self, stream: str, epoch: int | None = None) -> int:
+        """Return the generation of *stream* that it has, or had in this epoch; 0 if there was none."""
+        at = self.beginnings if epoch is None else self.epochs.get(epoch, 0)
+        return max((each for each in (*self._created, *self._rewound[stream]) if each <= at), default=0)
+
+    def apply(self, change: dict[str, Any]) -> set[tuple[str, int, str]]:
+        """Take in *change*, and return stream, number and end of each record that becomes final."""
+        if "all" in change:
+            self._check_checkpoint(change["shared"].get(self.name))
+            return set()
+        if "set" in change:
+            self._create(change)
+            return set()
+        if "rewind" in change:
+            self._begin(change["stream"], change["rewind"])
+        if "epoch" in change:
+            self.epochs[change["epoch"]] = self.beginnings
+        stream = change.get("stream", "")
+        self.reach[stream] = max(self.reach[stream], change.get("reach", 0))
+        for seq, end in change.get("ends", {}).items():
+            self.ends[stream, int(seq)] = end
+        found = set(ended_by(change))
+        for _, seq, how in found:
+            known = self.final.get((stream, seq))
+            self.check(known is None, f"record {seq} of {stream} is {how}, and was {known}")
+            self.final[stream, seq] = self.ended[stream, seq, self.generation(stream)] = how
+            self.counts[stream, how] += 1
+            self.ends.pop((stream, seq), None)
+        return found
+
+    def _create(self, change: dict[str, Any]) -> None:
+        """Take in that the subscription was created or deleted."""
+        self.exists = change["set"] is not None
+        self.beginnings += 1
+        self._created.append(self.beginnings)
+        for known in (self.final, self.ends, self.reach, self.counts):
+            known.clear()
+        for stream, floor in change.get("floors", {}).items():
+            self._skip(stream, floor)
+        self.begun(None)
+
+    def _begin(self, stream: str, floor: int) -> None:
+        self.beginnings += 1
+        self._rewound[stream].append(self.beginnings)
+        self.final = {place: how for place, how in self.final.items() if place[0] != stream}
+        self.ends = {place: end for place, end in self.ends.items() if place[0] != stream}
+        self._skip(stream, floor)
+        self.begun(stream)
+
+    def _skip(self, stream: str, floor: int) -> None:
+        self.reach[stream] = floor
+        self.final |= {(stream, seq): "skipped" for seq in range(1, floor + 1)}
+
+    def _check_checkpoint(self, share: dict[str, Any] | None) -> None:
+        """Check that a checkpoint says of the subscription what the changes before it say."""
+        self.check((share is not None) is self.exists, f"the subscription exists: {self.exists}, a checkpoint: {share}")
+        streams = {} if share is None else share["streams"]
+        final, ends = set(), {}
+        for stream, progress in streams.items():
+            final |= {(stream, seq) for seq in (*range(1, progress["floor"] + 1), *numbers(progress["above"]))}
+            ends |= {(stream, int(seq)): end for seq, end in progress["ends"].items()}
+        wrong = sorted(final ^ self.final.keys())
+        self.check(not wrong or share is None, f"a checkpoint does not agree about what is final: {wrong}")
+        self.check(ends == self.ends or share is None, f"a checkpoint has the failures {ends}, not {self.ends}")
