@@ -132,7 +132,9 @@ class Commits:
     def _commit_near(self) -> None:
         size = self.size
         # More may have arrived meanwhile, and the worker may have got another job.
-        if size > SMALL or not self.worker.idle or not self.writer.has_room(size):
+        writer = self.writer
+        whole = writer.position + size + _HEADER <= writer.base + writer.segment_size  # else the segment is full
+        if size > SMALL or not self.worker.idle or not whole:
             self._scheduled = False
             self._under_way -= 1
             self.schedule(near=False)

@@ -31,7 +31,6 @@ from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.format import StreamState
-from fyrehose.journal.packing import StoredBatch
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
@@ -86,6 +85,8 @@ class SegmentIndex:
     :ivar floor: the last number of every stream that is not in ``before``, if there is no snapshot
     :ivar end: the index covers the segment up to this position
     :ivar snapshot: the position of the snapshot that has the streams that are not in ``before``; 0 if there is none
+    :ivar streams: for each stream its last number, then its pairs; one array each, because there may be a hundred
+        thousand streams
     """
 
     base: int
@@ -93,8 +94,7 @@ class SegmentIndex:
     floor: int = 0
     before: dict[str, int] = attrs.field(factory=dict)
     snapshot: int = 0
-    #: For each stream its last number, then its pairs; one array each, because there may be a hundred thousand streams.
-    _streams: dict[str, array[int]] = attrs.field(factory=dict)
+    streams: dict[str, array[int]] = attrs.field(factory=dict)
 
     @classmethod
     def scan(cls, reader: SegmentReader, stop: int) -> SegmentIndex:
@@ -116,19 +116,6 @@ class SegmentIndex:
             self.set_before(fmt.entries(body, header.parts))
         self.end = header.end
 
-    def add_batch(self, batch: StoredBatch) -> None:
-        """Add the next batch of the segment, which is in memory."""
-        position, streams = batch.position, self._streams
-        assert position >= self.end, f"a batch at {position} follows, and the index ends at {self.end}"
-        for stream, runs in batch.streams.items():
-            first, of = runs[0].first_seq, streams.get(stream)
-            assert of is None or first > of[0], f"number {first} of stream {stream!r} follows {of and of[0]}"
-            if of is None or position - of[-1] >= SPACING:
-                self.add_run(position, stream, first, runs[-1].last_seq)
-            else:
-                of[0] = runs[-1].last_seq
-        self.end = batch.end
-
     def set_before(self, ends: Iterable[fmt.Entry]) -> None:
         """Set the last numbers before the segment, from the entries of its first batch."""
         for entry in ends:
@@ -139,9 +126,9 @@ class SegmentIndex:
 
     def add_run(self, position: int, stream: str, first: int, last: int) -> None:
         """Add records *first* to *last* of *stream*, which are in the batch at *position*."""
-        of = self._streams.get(stream)
+        of = self.streams.get(stream)
         if of is None:
-            self._streams[stream] = array("Q", (last, first, position))
+            self.streams[stream] = array("Q", (last, first, position))
             return
         of[0] = last
         if position - of[-1] >= SPACING:
@@ -156,50 +143,50 @@ class SegmentIndex:
 
     def first(self, stream: str) -> int:
         """Return the number of the first record of *stream* in this segment; 0 if there is none."""
-        of = self._streams.get(stream)
+        of = self.streams.get(stream)
         return 0 if of is None else of[1]
 
     def last(self, stream: str) -> int:
-        of = self._streams.get(stream)
+        of = self.streams.get(stream)
         return 0 if of is None else of[0]
 
     def firsts(self) -> list[tuple[str, int]]:
         """Return each stream and its first number here, in the order of the positions of these records."""
-        return [(stream, of[1]) for stream, of in self._streams.items()]
+        return [(stream, of[1]) for stream, of in self.streams.items()]
 
     def lasts(self) -> list[tuple[str, int]]:
         """Return each stream and its last number here, roughly in the order of the positions of these records."""
-        return [(stream, of[0]) for stream, of in sorted(self._streams.items(), key=lambda item: item[1][-1])]
+        return [(stream, of[0]) for stream, of in sorted(self.streams.items(), key=lambda item: item[1][-1])]
 
     def find(self, stream: str, seq: int) -> int | None:
-        of = self._streams.get(stream)
+        of = self.streams.get(stream)
         if of is None or of[0] < seq:
             return None
         at = bisect_right(range(len(of) // 2), seq, key=lambda i: of[2 * i + 1])
         return of[max(at, 1) * 2]
 
     def following(self, stream: str, position: int) -> int | None:
-        of = self._streams[stream]
+        of = self.streams[stream]
         at = bisect_right(range(len(of) // 2), position, key=lambda i: of[2 * i + 2])
         if position - of[2 * at] < SPACING:
             return position
         return of[2 * at + 2] if 2 * at + 2 < len(of) else None
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
-        of = self._streams.get(stream, _NOTHING)
+        of = self.streams.get(stream, _NOTHING)
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
     def positions(self, begin: int) -> list[int]:
-        return sorted({each for of in self._streams.values() for each in of[2::2] if each >= begin})
+        return sorted({each for of in self.streams.values() for each in of[2::2] if each >= begin})
 
     def pack(self) -> bytes:
         """Return the content of the index file."""
-        names = {stream.encode(): stream for stream in chain(self.before, self._streams)}
+        names = {stream.encode(): stream for stream in chain(self.before, self.streams)}
         table, blob, pairs = bytearray(), [], []
         name_end = pairs_end = 0
         for name in sorted(names):
             stream = names[name]
-            of = self._streams.get(stream, _NOTHING)
+            of = self.streams.get(stream, _NOTHING)
             blob.append(name)
             pairs.append(of[1:].tobytes())
             name_end += len(name)

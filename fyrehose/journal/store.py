@@ -16,7 +16,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.index import Index, PackedIndex, SegmentIndex
+from fyrehose.journal.index import SPACING, Index, PackedIndex, SegmentIndex
 from fyrehose.journal.packing import StoredBatch, batch_of, grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
@@ -125,8 +125,17 @@ class Store:
 
     def wrote(self, batch: StoredBatch) -> None:
         """Add a batch that was written to the active segment, to its index and to the cache."""
-        self._active.add_batch(batch)
-        self._cache[batch.position] = self._newest = batch
+        index, position = self._active, batch.position
+        assert position >= index.end, f"a batch at {position} follows, and the index ends at {index.end}"
+        for stream, runs in batch.streams.items():
+            first, of = runs[0].first_seq, index.streams.get(stream)
+            assert of is None or first > of[0], f"number {first} of stream {stream!r} follows {of and of[0]}"
+            if of is None or position - of[-1] >= SPACING:
+                index.add_run(position, stream, first, runs[-1].last_seq)
+            else:
+                of[0] = runs[-1].last_seq
+        index.end = batch.end
+        self._cache[position] = self._newest = batch
         self._cached += batch.size
         if self._cached > CACHE:
             self._shrink()

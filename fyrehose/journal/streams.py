@@ -9,12 +9,12 @@ there are many, with those that changed since the last snapshot file (STREAMS, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
 from fyrehose.journal.format import Entry, Kind, StreamState
-from fyrehose.records import LAST_SEQ, Run
+from fyrehose.records import LAST_SEQ
 
 #: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
 INLINE = 512
@@ -35,6 +35,7 @@ class Streams:
     :ivar floor: the last number of every stream that is neither in ``ends`` nor in ``retired``
     :ivar snapshot: the position of the snapshot file that the next segment refers to; 0: it refers to none
     :ivar changed: the streams that changed since that snapshot; None: all streams, because there is no snapshot
+    :ivar changed_meanwhile: the streams that changed since :meth:`capture`; None while no snapshot is being written
     """
 
     ends: dict[str, int] = attrs.field(factory=dict)
@@ -44,19 +45,9 @@ class Streams:
     floor: int = 0
     snapshot: int = 0
     changed: set[str] | None = None
-    #: The streams that changed since :meth:`capture`; None while no snapshot is being written.
-    _since: set[str] | None = attrs.field(default=None, init=False)
+    changed_meanwhile: set[str] | None = attrs.field(default=None, init=False)
 
     # Changes of streams.
-
-    def wrote_batch(self, batch: Mapping[str, Sequence[Run]]) -> None:
-        """Note that the runs of *batch*, by stream, were written."""
-        ends, tracked = self.ends, self.changed is not None or self._since is not None
-        for stream, runs in batch.items():
-            if tracked or stream not in ends:
-                self.wrote(stream, runs[0].first_seq, runs[-1].last_seq)
-            else:
-                ends[stream] = runs[-1].last_seq
 
     def wrote(self, stream: str, first: int, last: int) -> None:
         """Note that records *first* to *last* of *stream* were written."""
@@ -67,7 +58,7 @@ class Streams:
             if 0 < start < first:
                 self.starts[stream] = start
         self.ends[stream] = last
-        if self.changed is not None or self._since is not None:
+        if self.changed is not None or self.changed_meanwhile is not None:
             self._touch(stream)
 
     def skip(self, gaps: Iterable[Entry]) -> None:
@@ -114,8 +105,8 @@ class Streams:
     def _touch(self, stream: str) -> None:
         if self.changed is not None:
             self.changed.add(stream)
-        if self._since is not None:
-            self._since.add(stream)
+        if self.changed_meanwhile is not None:
+            self.changed_meanwhile.add(stream)
 
     def unwritten(self) -> list[Entry]:
         """Return the gaps of numbers that were reserved but not written when the last process ended."""
@@ -176,17 +167,17 @@ class Streams:
 
     def capture(self) -> Streams:
         """Return a copy for a snapshot, and track which streams change from now on."""
-        self._since = set()
+        self.changed_meanwhile = set()
         return self.copy()
 
     def adopt(self, snapshot: int) -> None:
         """Refer to the snapshot at position *snapshot*, which was captured last and is on disk now."""
-        assert self._since is not None, "capture() was called before"
-        self.snapshot, self.changed, self._since = snapshot, self._since, None
+        assert self.changed_meanwhile is not None, "capture() was called before"
+        self.snapshot, self.changed, self.changed_meanwhile = snapshot, self.changed_meanwhile, None
 
     def abandon(self) -> None:
         """Forget the snapshot that was captured last, because it could not be written."""
-        self._since = None
+        self.changed_meanwhile = None
 
     # Replaying the log.
 

@@ -274,8 +274,15 @@ class Writer:
         else:
             written = self._write_pieces(batches)
         length = -len(written) * fmt.BATCH_HEADER.size
+        streams = self.streams
+        tracked = streams.changed is not None or streams.changed_meanwhile is not None
         for batch in written:
             length += batch.end - batch.position
+            for stream, of in batch.streams.items():
+                if tracked or stream not in streams.ends:
+                    streams.wrote(stream, of[0].first_seq, of[-1].last_seq)
+                else:
+                    streams.ends[stream] = of[-1].last_seq
         rolled, self._rolled = self._rolled, None
         filled = self.position - self.base
         bare = self._zeroed < filled + AHEAD // 2 and self._is_bare(size)
@@ -309,7 +316,6 @@ class Writer:
             raise _no_room(OSError(failed, why))
         assert position == self.position, f"a batch is at {position}, and the log ends at {self.position}"
         self.position, self._chain = position + fmt.BATCH_HEADER.size + length, checksum
-        self.streams.wrote_batch(streams)
         if step == commit.SYNC:
             raise self._failed(f"cannot sync the segment at position {self.base}: {why}")
         if step == commit.UNLINKED:
@@ -344,7 +350,6 @@ class Writer:
                 f"a batch is at {batch.position}, and the log ends at {self.position}"
             )
             self.position = batch.end
-            self.streams.wrote_batch(batch.streams)
         self._chain = checksum
         if self.sync_each:
             self.sync()
@@ -406,10 +411,6 @@ class Writer:
             self._begin_segment(foreign=start)
         else:
             self._roll(start)
-
-    def has_room(self, size: int) -> bool:
-        """Return whether a batch with runs of *size* bytes fits into the segment, so that no new segment begins."""
-        return self.position - self.base + size + fmt.BATCH_HEADER.size <= self.segment_size
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
         """Retire those of *streams* that exist, durably; return the entries that were written.

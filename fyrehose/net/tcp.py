@@ -90,6 +90,16 @@ class Session(Protocol):
     def receive_eof(self) -> list[Any]: ...
 
 
+class ReceivedMessages(Protocol):
+    """An event of a session that has messages to publish, and nothing else.
+
+    :ivar last: for :meth:`SessionProtocol.durable`, as ``Publish.note``: the number that acknowledges all of them
+    """
+
+    runs: list[Run]
+    last: Any
+
+
 def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
     """Return a table that calls *handle* with the protocol and each event of *kind*; tables are joined with ``|``."""
     return {kind: handle}
@@ -380,6 +390,10 @@ class SessionProtocol(TwistedProtocol):
             self.unsettled -= 1
             self.not_published(runs, note, error)
 
+    def publish_messages(self, event: ReceivedMessages) -> None:
+        """Publish the messages of *event*, as a handler of such events."""
+        self.publish(event.runs, event.last)
+
     def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
         """Handle *error*, with which all of *runs* were refused; a hook for subclasses."""
         if not self.keep_refused(runs, note, error):
@@ -427,7 +441,8 @@ class SessionProtocol(TwistedProtocol):
                     self.not_durable(item, error)
         except Exception:
             self.failed(Failure())
-        self.settled()
+        if error is not None or self.phase is not Phase.OPEN:
+            self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
         """Acknowledge *items*, even if the connection is lost by now; a hook for subclasses."""
@@ -443,7 +458,10 @@ class SessionProtocol(TwistedProtocol):
             self.refused(error)
 
     def settled(self) -> None:
-        """Close the connection if it only waited for publishes to be settled; called whenever one was settled."""
+        """Handle the end of calls of the broker: close a connection that only waited for them.
+
+        A hook for subclasses; :meth:`durable` alone handles publishes that became durable on an open connection.
+        """
         if self.phase is Phase.SETTLING and not self.unsettled:
             self.hang_up()
 

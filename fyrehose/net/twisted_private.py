@@ -12,7 +12,8 @@ Twisted promises to keep its public interfaces.  The following parts do not belo
   (``TLS``, ``_writeDisconnected``) and limits (``bufferSize``, ``SEND_LIMIT``), and that ``transport`` of a port is
   the class of its connections: :class:`PromptServer`, :func:`tune_port`
 - the number of connections that a port accepts in one turn (``numberAccepts``): :func:`tune_port`
-- the epoll object of a reactor (``_poller``), which is asked with ``poll(timeout, maxevents)``: :func:`bound_events`
+- the epoll object of a reactor (``_poller``), which is asked with ``poll(timeout, maxevents)``, its objects by
+  descriptor (``_selectables``), and how it ends one (``_disconnectSelectable``): :func:`shorten_turns`
 - the protocol that a connection passes its data to (``protocol``, ``wrappedProtocol``): :func:`hand_over`
 - the path of a Unix endpoint (``_address``): :func:`path_of`
 - the file of a log (``_file``, ``_openFile``): :class:`ReopeningLogFile`
@@ -33,11 +34,17 @@ from typing import Any, cast
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.interfaces import IListeningPort, IProtocol, IPushProducer
 from twisted.internet.tcp import Port, Server
+from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper
+from twisted.python.log import callWithLogger
 from twisted.python.logfile import LogFile
 
 from fyrehose.net.sockets import READ
 
+log = Logger()
+
+#: The event of epoll that something is readable; the number is the same on every Linux.
+EPOLLIN = 1
 #: Bytes that are written at once.
 WRITE = 128 << 10
 #: The most unsent bytes of a connection in the kernel's buffer.  That would take megabytes, and an answer to a slow
@@ -132,19 +139,44 @@ def tune_port(port: Any) -> Any:
     return port
 
 
-class _FewEvents:
-    """An epoll object that returns at most EVENTS events at once; the other events come first in the next call."""
+class _Events:
+    """The epoll object of a reactor: handles at most EVENTS events at once, and most of them itself.
 
-    def __init__(self, poller: Any) -> None:
+    Twisted calls each object that has an event in a log context, which takes ten calls in Python.  Only ``log.msg``
+    uses it, which nothing of Fyrehose calls.  So what is readable, and no more, is read here; the reactor gets the
+    other events, such as the end of a connection.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        poller = reactor._poller
         self.register, self.modify, self.unregister = poller.register, poller.modify, poller.unregister
-        self._poll = poller.poll
+        self._poll, self._selectables, self._disconnect = (
+            poller.poll,
+            reactor._selectables,
+            reactor._disconnectSelectable,
+        )
 
     def poll(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
-        return list(self._poll(timeout, min(maxevents, EVENTS)))
+        """Wait for events; read what is readable, and return the other events."""
+        others = []
+        for found in self._poll(timeout, min(maxevents, EVENTS)):
+            # An object that was removed by what was read before has no event any more.
+            selectable = self._selectables.get(found[0])
+            if found[1] != EPOLLIN or selectable is None:
+                others.append(found)
+                continue
+            try:
+                why = selectable.doRead()
+            except BaseException as error:
+                log.failure("reading failed, and ends a connection or a port; please report this bug")
+                why = error
+            if why:
+                callWithLogger(selectable, self._disconnect, selectable, why, True)
+        return others
 
 
-def bound_events(reactor: Any) -> None:
-    """Let each turn of *reactor* handle at most :data:`EVENTS` events of its sockets, if it uses epoll.
+def shorten_turns(reactor: Any) -> None:
+    """Let each turn of *reactor* handle at most :data:`EVENTS` events of its sockets, in few calls, if it uses epoll.
 
     Timers and producers then run between the events of thousands of peers that send or disconnect at the same moment,
     instead of after all of them.
@@ -154,7 +186,7 @@ def bound_events(reactor: Any) -> None:
     except ImportError:  # the system has no epoll
         return
     if isinstance(reactor, EPollReactor):
-        reactor._poller = _FewEvents(reactor._poller)
+        reactor._poller = _Events(reactor)
 
 
 def hand_over(transport: Any, protocol: IProtocol) -> None:

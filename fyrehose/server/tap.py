@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
-from fyrehose.net.twisted_private import bound_events
+from fyrehose.net.twisted_private import shorten_turns
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
 from fyrehose.options import counted, suggestion
@@ -350,7 +350,7 @@ class ServerProcess(Service):
         process.dump_stacks_on_abort()
         process.reduce_garbage_collection()
         process.share_interpreter()
-        bound_events(self.reactor)
+        shorten_turns(self.reactor)
         process.stop_on_signals(self.reactor, self._drain)
         process.reload_on_hangup(self.reactor, self.reload)
         for warning in self.stack.listeners.warnings:

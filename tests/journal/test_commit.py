@@ -38,6 +38,7 @@ from fyrehose.journal.commit import (
     settle,
 )
 from fyrehose.journal.files import SteppedFiles
+from fyrehose.journal.format import BATCH_HEADER
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
@@ -229,6 +230,26 @@ def test_commit_that_begins_a_segment_runs_in_the_writer_thread(
     assert near > far > 0
     assert far == bench.journal.status().segments - 1, "these and only these rolled"
     assert bench.payloads() == [b"%d" % i * 100 for i in range(40)]
+    bench.close()
+
+
+@pytest.mark.parametrize(("more", "rolls"), [(0, False), (1, True)])
+def test_commit_runs_in_the_writer_thread_exactly_if_it_begins_a_segment(
+    open_journal: Opener, worker: HandWorker, pace: Near, more: int, rolls: bool
+) -> None:
+    bench = opened(open_journal, worker, pace, segment_size=8192)
+    bench.append(b"x")
+    bench.clock.advance(0)
+    worker.work()
+    writer = bench.journal.writer
+    left = writer.base + writer.segment_size - writer.position - BATCH_HEADER.size
+    empty = Run.of("s", [b""], source="test").room
+    base, append = writer.base, bench.append(bytes(left - empty + more))
+    bench.clock.advance(0)
+    assert durable(append) == [not rolls]
+    worker.work()
+    assert durable(append) == [True]
+    assert (writer.base > base) is rolls
     bench.close()
     worker.work()
 

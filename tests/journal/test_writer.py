@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from fyrehose.journal import scan, streams
-from fyrehose.journal.format import BATCH_HEADER
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import AHEAD, PAGE, RESERVE, SMALL, NoRoom, SyncFailed, Writer
-from fyrehose.records import LAST_SEQ, Run, room_of
+from fyrehose.records import LAST_SEQ, Run
 from tests.doubles.files import FaultyFiles
 
 
@@ -370,18 +369,4 @@ def test_a_failed_disk_is_not_reported_as_full_when_streams_are_retired(tmp_path
     files.name, files.nth, files.error = "write", files.calls["write"] + 1, errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         of.retire(["s"])
-    of.close(in_order=False)
-
-
-@pytest.mark.parametrize(("more", "rolls"), [(0, False), (1, True)])
-def test_a_batch_has_room_exactly_if_it_begins_no_new_segment(tmp_path: Path, more: int, rolls: bool) -> None:
-    of = writer(tmp_path, FaultyFiles(), sync_each=True)
-    of.commit(numbered(1, b"x"), 1, 1)
-    left = of.segment_size - of.position - BATCH_HEADER.size
-    batches = numbered(2, bytes(left - room_of(numbered(2, b"")[0][0]) + more))
-    size = room_of(batches[0][0])
-    assert size == left + more
-    assert of.has_room(size) is not rolls
-    of.commit(batches, 1, 1)
-    assert (of.base > 0) is rolls
     of.close(in_order=False)

@@ -32,6 +32,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
+from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Publish, Run
@@ -534,18 +535,34 @@ def test_reading_resumes_when_no_pause_is_left() -> None:
     assert transport.producerState == "producing"
 
 
-def test_the_method_settled_is_called_after_each_publish(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
-    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.broker.budget.used))
+def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, int]] = []
+    monkeypatch.setattr(Toy, "durable", lambda self, items: heard.append(("durable", self.broker.budget.used)))
+    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(("settled", self.broker.budget.used)))
     server = make(auto=False)
     protocol, _ = server.connect()
     protocol.dataReceived(b"message\n")
     assert heard == []
     server.journal.commit()
-    assert heard == [0], "what it held is released by then"
+    assert heard == [("durable", 0)]
     protocol.dataReceived(b"message\n")
     server.journal.enter(JournalState.READ_ONLY, "no room")
-    assert heard == [0, 0]
+    assert heard[1:] == [("settled", 0)]
+    server.lose(protocol)
+
+
+def test_settled_is_called_after_a_publish_that_became_durable_while_the_connection_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[Phase] = []
+    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.phase))
+    server = make(auto=False)
+    protocol, _ = server.connect()
+    protocol.dataReceived(b"message\n")
+    protocol.finish()
+    assert heard == []
+    server.journal.commit()
+    assert heard == [Phase.SETTLING]
     server.lose(protocol)
 
 

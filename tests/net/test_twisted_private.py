@@ -14,6 +14,7 @@ import pytest
 from twisted.internet.endpoints import UNIXServerEndpoint
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.error import ConnectionLost
+from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Port, Server
 from twisted.internet.testing import StringTransport
@@ -29,9 +30,9 @@ from fyrehose.net.twisted_private import (
     PromptServer,
     ReopeningLogFile,
     _unsent,
-    bound_events,
     hand_over,
     path_of,
+    shorten_turns,
     tune_port,
 )
 
@@ -338,47 +339,109 @@ def test_log_file_is_opened_again_by_its_name(tmp_path: Path) -> None:
     log.close()  # type: ignore[no-untyped-call]
 
 
-def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events() -> None:
+@attrs.define(eq=False)
+class Readable:
+    """An object with a descriptor that is readable at once, and stays so."""
+
+    reactor: Any
+    read: Any
+    descriptor: int
+    lost: list[Any] = attrs.field(factory=list)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def doRead(self) -> Any:
+        return self.read(self)
+
+    def connectionLost(self, reason: Any) -> None:
+        self.lost.append(reason.value)
+
+    def logPrefix(self) -> str:
+        return "test"
+
+
+@pytest.fixture
+def readables() -> Iterator[Any]:
+    """Return a reactor with short turns, and a function that adds a readable to it, which calls a function."""
     reactor: Any = EPollReactor()
-    bound_events(reactor)
+    shorten_turns(reactor)
     readable, other = socket.socketpair()
     other.send(b"x")
-    handled: list[int] = []
+    descriptors: list[int] = []
 
-    @attrs.define(eq=False)
-    class Readable:
-        descriptor: int
+    def add(read: Any) -> Readable:
+        descriptors.append(os.dup(readable.fileno()))
+        found = Readable(reactor, read, descriptors[-1])
+        reactor.addReader(found)
+        return found
 
-        def fileno(self) -> int:
-            return self.descriptor
+    yield reactor, add
+    for descriptor in descriptors:
+        os.close(descriptor)
+    readable.close()
+    other.close()
 
-        def doRead(self) -> None:
-            handled.append(self.descriptor)
-            reactor.removeReader(self)
 
-        def logPrefix(self) -> str:
-            return "test"
+def test_a_turn_of_the_reactor_handles_a_bounded_number_of_events(readables: Any) -> None:
+    reactor, add = readables
+    handled: list[Readable] = []
 
-    descriptors = [os.dup(readable.fileno()) for _ in range(2 * EVENTS + 1)]
-    try:
-        for descriptor in descriptors:
-            reactor.addReader(Readable(descriptor))
-        counts = []
-        for _ in range(4):
-            before = len(handled)
-            reactor.doIteration(0)
-            counts.append(len(handled) - before)
-        assert counts == [EVENTS, EVENTS, 1, 0]
-        assert sorted(handled) == sorted(descriptors)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        readable.close()
-        other.close()
+    def read(readable: Readable) -> None:
+        handled.append(readable)
+        reactor.removeReader(readable)
+
+    added = [add(read) for _ in range(2 * EVENTS + 1)]
+    counts = []
+    for _ in range(4):
+        before = len(handled)
+        reactor.doIteration(0)
+        counts.append(len(handled) - before)
+    assert counts == [EVENTS, EVENTS, 1, 0]
+    assert set(handled) == set(added)
+
+
+def test_an_object_whose_reading_fails_is_lost_and_the_others_are_read(readables: Any, logged_errors: Any) -> None:
+    reactor, add = readables
+    handled: list[Readable] = []
+
+    def fail(readable: Readable) -> None:
+        raise ValueError("a bug")
+
+    failing, others = add(fail), [add(handled.append) for _ in range(2)]
+    failing_too = add(fail)
+    reactor.doIteration(0)
+    assert (set(handled), set(reactor.getReaders()) & set(others)) == (set(others), set(others))
+    assert [type(*readable.lost) for readable in (failing, failing_too)] == [ValueError, ValueError]
+    assert [error["log_failure"].type for error in logged_errors.take()] == [ValueError, ValueError]
+    reactor.doIteration(0)
+    assert len(handled) == 4
+
+
+def test_an_object_that_another_one_removes_in_the_same_turn_is_not_read(readables: Any) -> None:
+    reactor, add = readables
+    handled: list[Readable] = []
+
+    def read(readable: Readable) -> None:
+        handled.append(readable)
+        for each in added:
+            reactor.removeReader(each)
+
+    added = [add(read) for _ in range(3)]
+    reactor.doIteration(0)
+    assert len(handled) == 1
+
+
+def test_an_object_that_says_its_connection_is_lost_is_ended(readables: Any) -> None:
+    reactor, add = readables
+    readable = add(lambda _: CONNECTION_LOST)
+    reactor.doIteration(0)
+    assert [type(error) for error in readable.lost] == [ConnectionLost]
+    assert readable not in reactor.getReaders()
 
 
 def test_reactors_without_epoll_are_not_changed() -> None:
     reactor = Reactor()
     before = attrs.asdict(reactor)
-    bound_events(reactor)
+    shorten_turns(reactor)
     assert attrs.asdict(reactor) == before

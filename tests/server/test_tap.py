@@ -544,7 +544,7 @@ def test_each_turn_of_the_reactor_handles_a_bounded_number_of_events(
     ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bounded: list[Any] = []
-    monkeypatch.setattr(tap, "bound_events", bounded.append)
+    monkeypatch.setattr(tap, "shorten_turns", bounded.append)
     server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
     server._run()

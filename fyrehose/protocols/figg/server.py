@@ -111,10 +111,6 @@ class FiggProtocol(SessionProtocol):
 
     # Handlers of the session's events.
 
-    def published(self, event: Published) -> None:
-        """Publish the messages, and acknowledge the last one when all of them are durable."""
-        self.publish(event.runs, event.last)
-
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
         if self.unsettled:
@@ -146,7 +142,7 @@ class FiggProtocol(SessionProtocol):
 
     handlers = (
         SessionProtocol.handlers
-        | on(Published, published)
+        | on(Published, SessionProtocol.publish_messages)
         | on(Attach, attached)
         | on(Detach, detached)
         | on(Ping, pinged)

@@ -164,6 +164,7 @@ class HttpProtocol(WebProtocol):
                 count += len(run.lengths) // 4
             # Runs of one stream have consecutive numbers.
             self._upload.add_durable(messages[0].first_seq, count)
+        self._answer_upload()
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""

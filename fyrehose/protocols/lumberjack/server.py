@@ -246,6 +246,7 @@ class LumberjackProtocol(SessionProtocol):
             self.refused(error)
         elif error is not None:
             self.failed(Failure(error))
+        self._continue_working()
         self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
@@ -267,14 +268,18 @@ class LumberjackProtocol(SessionProtocol):
             self._sender.refused(item.runs, error)
         super().not_durable(item, error)
 
-    def settled(self) -> None:
+    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+        super().settle(items, error)
+        self._continue_working()
+
+    def _continue_working(self) -> None:
+        """Request another turn if there is work, because a publish was settled and memory is free."""
         self._update_in_flight()
         if self.phase is not Phase.OPEN:
             self._stop_working()
         elif self._working and not self._has_too_much:
             self._turns.request(self)
         self._turns.schedule()
-        super().settled()
 
     def finish(self) -> None:
         super().finish()

@@ -355,8 +355,9 @@ class RelinkProtocol(SessionProtocol):
                     self._not_written(item.note, error)
             except Exception:
                 self.log.failure("relink: handling the result of a write failed")
-        self.settled()
-        if self.phase is Phase.OPEN:
+        if self.phase is not Phase.OPEN:
+            self.settled()
+        else:
             # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at
             # once, too, and the next ones, without end.
             (self.flush_soon if self.session.ready else self.flush)()
