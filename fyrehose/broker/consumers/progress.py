@@ -34,6 +34,9 @@ RECORD_SIZE = 64 << 10
 #: The most dead letters of one stream about which more is remembered than their number.
 KEPT_LETTERS = 20
 
+#: json.dumps() would make an encoder for each call, because these options are not its defaults.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
 DeadLetter = tuple[int, int, str, int]
 #: The first and the last number of each.
@@ -334,7 +337,7 @@ def _letter(fields: Any) -> DeadLetter:
 
 
 def _dumped(fields: Mapping[str, object]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(fields).encode()
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
