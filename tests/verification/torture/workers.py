@@ -11,9 +11,10 @@ subscription and of the metrics must say the same.  With --kills the server is k
 the next seconds, ten on average, since it serves again.  With --cheat a worker publishes its results separately from
 settling, which must be noticed.
 
-With --points a worker also kills itself, or cuts its connection, at each point of its work now and then; the run lasts
-until each of them has happened N times (and the server was killed as often, with --kills), and the records are
-published as that proceeds.  With --only, which may be given several times, only these points happen:
+With --points a worker kills itself instead, or cuts its connection, at each point of its work now and then; the run
+lasts until each of them has happened N times (and the server was killed as often, with --kills), or until the minutes
+are over, and then says what was too rare.  The records are published as that proceeds.  With --only, which may be given
+several times, only these points happen:
 
     worker: asks, sends a lease, has records, sends a settling, has settled      connection: half a request, no answer
     server: server killed, which needs --kills
@@ -30,10 +31,11 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -45,19 +47,27 @@ import servers
 
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
 LEASE, FROZEN = 3, 4.0
-WORKERS, MOST, MOST_AT_POINTS = 8, 50, 20
+WORKERS, MOST = 8, 100
 #: Workers that are killed fail records through no fault of theirs: chance does not reach this limit.
 LIMIT = 15
 #: One record in so many is rejected; one in so many fails each time.
 REJECTED, FAILING = 97, 101
 
 
-#: Where a worker dies, and where its connection is cut; one in so many times, each.
-DEATHS = ("asks", "sends a lease", "has records", "sends a settling", "has settled")
-CUTS = ("half a request", "no answer")
-ONE_IN = 20
+#: Where a worker dies, and where its connection is cut, and how rarely: at one in so many times.  Few workers come as
+#: far as the last points.
+DEATHS = {"asks": 20, "sends a lease": 20, "has records": 15, "sends a settling": 15, "has settled": 8}
+CUTS = {"half a request": 40, "no answer": 40}
+ONE_IN = DEATHS | CUTS
 #: Records that are published before anything has happened at the points, and in each second in any case.
-AHEAD, LEAST = 1_000, 40
+AHEAD, LEAST = 5_000, 100
+#: Servers that have loaded their code, and wait for the end of the one that serves.
+PREPARED = 4
+#: Loads the code of a server, waits for a line, and is the server then.
+LOAD = (
+    "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
+    "fyrehose.admin.server; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
+)
 #: How long a server may take until it serves, in seconds.
 PATIENCE = 120.0
 
@@ -74,9 +84,9 @@ class Points:
 
     def comes(self, point: str) -> bool:
         """Return whether it is to happen at *point* now, which counts then."""
-        if point not in self.chosen or self.dice.randrange(ONE_IN):
+        if point not in self.chosen or self.dice.randrange(ONE_IN[point]):
             return False
-        os.write(self.pipe, bytes([(*DEATHS, *CUTS).index(point)]))
+        os.write(self.pipe, bytes([[*ONE_IN].index(point)]))
         return True
 
     def die(self, point: str) -> None:
@@ -106,7 +116,7 @@ class Client:
                 if self.connection.sock is None:
                     self.connection.connect()
                 if body and self.points.comes("half a request"):
-                    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
                     self.connection.sock.sendall(head.encode() + body[: len(body) // 2])
                     self.close()
                     continue
@@ -144,11 +154,10 @@ class Client:
 def work(ports: list[int], name: str, cheat: bool, points: Points) -> None:
     """Lease and settle records for ever; each has its number as payload."""
     client, request = Client(ports, points), 0
-    most = MOST if not points.chosen else MOST_AT_POINTS
     while True:
         request += 1
         points.die("asks")
-        records = client.post("lease", {"consumer": name, "request": request, "most": most, "wait": 5})["records"]
+        records = client.post("lease", {"consumer": name, "request": request, "most": MOST, "wait": 5})["records"]
         if records:
             points.die("has records")
         done, others = [], {"reject": [], "failed": []}
@@ -197,6 +206,7 @@ class Pool:
         seed = self.dice.random()
         pid = os.fork()
         if not pid:
+            os.setsid()  # It has its own share of a busy machine, as the servers have.
             try:
                 points = Points(self.telling, self.points, random.Random(seed))
                 work(self.ports, f"w{self.count['started']}", self.cheat, points)
@@ -216,7 +226,7 @@ class Pool:
     def bury(self) -> None:
         """Start others for the workers that have killed themselves, and count where workers and connections ended."""
         with contextlib.suppress(BlockingIOError):
-            self.count.update((*DEATHS, *CUTS)[each] for each in os.read(self.told, 1 << 16))
+            self.count.update([*ONE_IN][each] for each in os.read(self.told, 1 << 16))
         for pid in list(self.pids):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -237,7 +247,6 @@ class Pool:
 
     def second(self) -> None:
         """Kill two, freeze one, and let those go on whose time is over."""
-        self.bury()
         now = time.monotonic()
         for _, pid in [each for each in self.frozen if each[0] <= now]:
             os.kill(pid, signal.SIGCONT)
@@ -325,24 +334,54 @@ class Victim(Protocol):
 
 
 class OneServer:
-    """A server that is alone."""
+    """A server that is alone; those that will take its place have loaded their code before, and wait for its end."""
 
     kind = "server killed"
 
     def __init__(self, root: Path) -> None:
         self.root, self.listen = root, servers.free_ports(("http", "admin"))
         self.ports, self.page = [self.listen["http"]], self.listen["admin"]
-        self.server = servers.Server(root, ports=self.listen, only=True)
+        root.mkdir(parents=True)
+        self._count = 0
+        self._waiting = deque(self._prepare() for _ in range(PREPARED))
+        self._start()
 
     def serves(self) -> bool:
-        return "#info] serving\n" in self.server.log
+        assert self._process.poll() is None, f"the server has ended; see {self._log}"
+        return "#info] serving\n" in self._log.read_text()
 
     def kill(self) -> None:
-        self.end()
-        self.server = servers.Server(self.root, ports=self.listen, only=True)
+        self._process.kill()
+        self._process.wait()
+        self._start()
 
     def end(self) -> None:
-        self.server.kill()
+        for process, _ in (*self._waiting, (self._process, self._log)):
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        self._process, self._log = self._waiting.popleft()
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.close()
+        self._waiting.append(self._prepare())
+
+    def _prepare(self) -> tuple[subprocess.Popen[bytes], Path]:
+        self._count += 1
+        log = self.root / f"log-{self._count}"
+        data, listens = self.root / "data", servers.listens(self.listen, only=True)
+        words = [str(servers.TWISTD), "--pidfile=", "-n", "fyrehose", "--data-dir", str(data), *listens]
+        # In a session of its own it has its own share of a busy machine.
+        started = subprocess.Popen(
+            [sys.executable, "-c", LOAD, *words],
+            cwd=self.root,
+            stdin=subprocess.PIPE,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return started, log
 
 
 class Torture:
@@ -354,7 +393,7 @@ class Torture:
     def __init__(self, victim: Victim, options: argparse.Namespace) -> None:
         self.victim, self.options, self.dice = victim, options, random.Random(options.seed)
         self.client, self.published = Client(victim.ports), 0
-        every = (*DEATHS, *CUTS, *((victim.kind,) if options.kills else ()))
+        every = (*ONE_IN, *((victim.kind,) if options.kills else ()))
         self.wanted = [each for each in every if each in (options.only or every)] if options.points else []
         self.kills = bool(options.kills) and (not options.points or victim.kind in self.wanted)
         self._kill_at: float | None = None
@@ -372,7 +411,9 @@ class Torture:
             while (share := self.share(pool, second)) < 1:
                 second += 1
                 self.publish(max(round(self.options.records * share), AHEAD + LEAST * second if self.wanted else 0))
-                pool.second()
+                pool.bury()
+                if not self.wanted:
+                    pool.second()
                 self.kill_server(pool, self.begun + second)
                 if second % 20 == 0:
                     print(f"{second} s: {self.published} published, {dict(pool.count)}", flush=True)
@@ -381,7 +422,9 @@ class Torture:
             self.wait_until_serving()
             self.wait_for_the_end()
             print(f"{time.monotonic() - self.begun:.0f} s: {dict(pool.count)}", flush=True)
-            return check(self.client, Client([self.victim.page]), self.published)
+            problems = check(self.client, Client([self.victim.page]), self.published)
+            found = {each: pool.count[each] for each in self.wanted if pool.count[each] < self.options.points}
+            return [*problems, *(f"{each}: {count} times" for each, count in found.items())]
         finally:
             pool.end()
 
@@ -393,9 +436,10 @@ class Torture:
 
     def share(self, pool: Pool, second: int) -> float:
         """Return how much of the run is done, as a share of 1."""
+        share = 0.0
         if self.wanted:
-            return float(min(pool.count[each] for each in self.wanted) / self.options.points)
-        return float(second / (60 * self.options.minutes))
+            share = min(pool.count[each] for each in self.wanted) / self.options.points
+        return float(max(share, second / (60 * self.options.minutes)))
 
     def publish(self, upto: int) -> None:
         if upto > self.published:
@@ -406,14 +450,17 @@ class Torture:
 
     def kill_server(self, pool: Pool, until: float) -> None:
         """Wait until a second is over, and kill the server when its time has come."""
-        while (now := time.monotonic()) < until:
+        while True:
+            now = time.monotonic()
             if self.kills and self._kill_at is None and self.victim.serves():
                 self._kill_at = now + self.dice.uniform(0, 2 * self.options.kills)
             if self._kill_at is not None and self._kill_at <= now:
                 self.victim.kill()
                 self._kill_at = None
                 pool.count[self.victim.kind] += 1
-            time.sleep(max(0.0, min(until - time.monotonic(), 0.1)))
+            if now >= until:
+                return
+            time.sleep(min(until - now, 0.1))
 
     def wait_for_the_end(self) -> None:
         """Wait until all records are final."""
@@ -427,14 +474,14 @@ def main(
     description: str = __doc__ or "", victim: Callable[[Path], Victim] = OneServer, kind: str = OneServer.kind
 ) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="how long, without --points")
+    parser.add_argument("--minutes", type=float, default=10, help="how long, at most")
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     kills = "kill the server as well, SECONDS (10) after it serves, on average"
     parser.add_argument("--kills", type=float, nargs="?", const=10, default=0, metavar="SECONDS", help=kills)
     parser.add_argument("--points", type=int, default=0, metavar="N", help="end workers and connections at each point")
     only = "of the points, only this one"
-    parser.add_argument("--only", action="append", choices=(*DEATHS, *CUTS, kind), metavar="POINT", help=only)
+    parser.add_argument("--only", action="append", choices=(*ONE_IN, kind), metavar="POINT", help=only)
     parser.add_argument("--cheat", action="store_true", help="publish results separately: this must be noticed")
     parser.add_argument("--directory", type=servers.directory, help="where to keep the journal")
     options = parser.parse_args()
