@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
-LEASE, FROZEN = 3, 4.0
+LEASE, FROZEN = 2, 3.0
 WORKERS, MOST = 8, 100
 #: Workers that are killed fail records through no fault of theirs: chance does not reach this limit.
 LIMIT = 15
@@ -62,7 +62,7 @@ ONE_IN = DEATHS | CUTS
 #: Records that are published before anything has happened at the points, and in each second in any case.
 AHEAD, LEAST = 5_000, 100
 #: Servers that have loaded their code, and wait for the end of the one that serves.
-PREPARED = 4
+PREPARED = 8
 #: Loads the code of a server, waits for a line, and is the server then.
 LOAD = (
     "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
@@ -401,7 +401,7 @@ class Torture:
     def run(self) -> list[str]:
         """Return what is wrong."""
         self.wait_until_serving()
-        fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 2_000}
+        fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 4_000}
         self.client.ask("PUT", "/subscriptions/work", json.dumps(fields).encode())
         points = [each for each in self.wanted if each != self.victim.kind]
         pool = Pool(self.victim.ports, self.dice, self.options.cheat, points)
