@@ -43,9 +43,12 @@ class Timers:
 
     clock: IReactorTime
     _due: dict[Callable[[], object], IDelayedCall] = attrs.field(factory=dict, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
 
     def start(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call *call* after *seconds*, unless its timer is due earlier."""
+        """Call *call* after *seconds*, unless its timer is due earlier; do nothing if the connection has ended."""
+        if self._ended:
+            return
         timer = self._due.get(call)
         if timer is None:
             self._due[call] = self.clock.callLater(seconds, self._fire, call)
@@ -68,6 +71,14 @@ class Timers:
         for timer in self._due.values():
             timer.cancel()
         self._due.clear()
+
+    def end(self) -> None:
+        """Cancel all timers, and start no other, because the connection is lost.
+
+        What the connection has asked for may be refused later, and would then be tried again, at a closed journal.
+        """
+        self.clear()
+        self._ended = True
 
     def _fire(self, call: Callable[[], object]) -> None:
         del self._due[call]

@@ -255,6 +255,7 @@ class SessionProtocol(TwistedProtocol):
             self.factory.handshake_failed(self)
         self._detach_all()
         self._release_resources()
+        self.timers.end()
         self.factory.lost(self)
 
     def pauseProducing(self) -> None:

@@ -56,3 +56,11 @@ class TestTimers:
         timers.start(1.0, stopped)
         timers.clear()
         assert clock.getDelayedCalls() == []
+
+    def test_no_timer_starts_after_the_end_of_its_connection(self) -> None:
+        clock = Clock()
+        timers = Timers(clock)
+        timers.start(1.0, lambda: None)
+        timers.end()
+        timers.start(1.0, lambda: None)
+        assert clock.getDelayedCalls() == []

@@ -613,6 +613,8 @@ class Lane:
             self._let_go(fresh.lease.consumer, len(fresh))
             self.group.open -= 0 if fresh.closing else len(fresh)
         self.fresh.clear()
+        self._forget_unwritten()
+        self._expiring.clear()
         self.group.stirred.pop(self.stream, None)
         self._abandoned = True  # Appends that are under way may still end.
 
@@ -691,10 +693,14 @@ class Lane:
         """End the numbers up to *last* that nobody has looked at: the journal does not have their records."""
         first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
-        self._unwritten = []
+        self._forget_unwritten()
         if unwritten:
             self._expiring += unwritten
             self._append(LaneChange(self, expired=unwritten))
+
+    def _forget_unwritten(self) -> None:
+        self.group.open -= sum(last - first + 1 for first, last in self._unwritten)
+        self._unwritten = []
 
     # What was appended.
 
@@ -745,6 +751,7 @@ class Lane:
             if unseen in self._expiring:
                 self._expiring.remove(unseen)
                 self._unwritten.append(unseen)
+                self.group.open += unseen[1] - unseen[0] + 1
                 self._oldest = 0  # The next tick tries again.
 
     def _single_ends(self, batch: LaneChange) -> list[OpenRecord]:

@@ -71,7 +71,7 @@ class ConnectorConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        self.timers.clear()
+        self.timers.end()
         self.session.receive_eof()
         self.client.connection_gone(self)
 

@@ -13,9 +13,9 @@ from fyrehose.broker.consumers.work import MOST_CONSUMERS, Leased, Work, WorkerA
 class World:
     """A subscription of streams with ten records each; batches are durable at once."""
 
-    def __init__(self, *streams: str, most: int = 100) -> None:
+    def __init__(self, *streams: str, most: int = 100, window: int = 1_000) -> None:
         self.now = 0.0
-        options = ShareOptions(stream="*", pattern=True, lease=10, most=most)
+        options = ShareOptions(stream="*", pattern=True, lease=10, most=most, window=window)
         self.group = Group(options, self.append, lambda: self.now)
         lanes = {name: Lane(self.group, name, StreamProgress(), lambda: (1, 10)) for name in streams or ("s",)}
         self.work = Work(self.group, OrderedDict(lanes))
@@ -139,3 +139,26 @@ def test_refusals_are_counted() -> None:
     world.append(world.work.act(actions("done", leased), "w").batches)
     assert world.work.act(actions("extend", leased), "w").refused[0][1] == "final"
     assert world.group.late == 1
+
+
+def test_deleted_records_fill_the_window_until_their_end_is_written() -> None:
+    world = World("a", "b", window=4)
+    assert {each.lane.stream for each in world.lease(2)} == {"b"}
+    lane = world.work.lanes["a"]
+
+    def refuse(batches: Sequence[LaneChange]) -> None:
+        for batch in batches:
+            world.group.undone(batch)
+
+    world.group.append = refuse
+    lane.bounds = lambda: (3, 10)
+    lane.tick()
+    assert (lane.seen, world.group.room()) == (2, 0), "2 are leased, and 2 that were deleted are not final"
+    world.group.append = world.append
+    lane.tick()
+    assert world.group.room() == 2
+    world.group.append = refuse
+    lane.bounds = lambda: (5, 10)
+    lane.tick()
+    lane.abandon()
+    assert world.group.room() == 2, "only the records of b are left"

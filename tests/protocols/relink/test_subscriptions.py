@@ -13,6 +13,7 @@ from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.endpoints import RETRY
 from fyrehose.protocols.relink.handshake import Terms
 from fyrehose.protocols.relink.handshake_events import LinkUnknown
 from fyrehose.protocols.relink.names import parse as parse_place
@@ -112,6 +113,19 @@ def test_the_position_takes_what_was_consumed_before_a_crash_when_the_link_resum
     assert position(server) == 0
     server.linked(old=peer.link)
     assert position(server) == 4
+
+
+def test_a_lost_connection_does_not_acknowledge_again_what_was_refused(make_server: Any) -> None:
+    server = serve(make_server)
+    peer = server.linked("subscribe:s@0?name=n")
+    server.journal.auto = False
+    consume(peer, 2)
+    peer.protocol.connectionLost()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    server.journal.enter(JournalState.WRITABLE, "room")
+    server.clock.advance(RETRY)
+    server.journal.commit()
+    assert position(server) == 0, "the link may be resumed at another server"
 
 
 def test_a_reader_that_consumed_nothing_moves_no_position(make_server: Any) -> None:

@@ -452,18 +452,18 @@ class Worker:
 
     def lease(self, number, most):
         world, sent = self.world, self.world.now
-        generation = {}
 
         def note(found):
-            generation.update(world.generation)
             for part in found:
                 world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
-            return found
+            # The request may come twice, and be answered in two generations.
+            return dict(world.generation), found
 
         def call(shared):
             return world.sharing.lease(shared, self.name, number, most, world.rng.choice((0, 0, 2))).addCallback(note)
 
-        def then(found):
+        def then(answer):
+            generation, found = answer
             for part in found:
                 for each in part.leases:
                     for seq in range(each.first, each.last + 1):
