@@ -611,13 +611,14 @@ class SessionProtocol(TwistedProtocol):
     def _wait_for_turn(self) -> None:
         """Queue the connection for a turn to handle what it has received.
 
-        It is not read meanwhile if a frame is incomplete, whose time must not pass while it waits, or once more data
-        arrives.  Most peers that send one request at a time have no more, and pausing costs two calls of the kernel.
+        It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
+        while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
+        costs two calls of the kernel.
         """
         queued, self._queued = self._queued, True
         if not queued:
             self._intake.wait(self)
-        if not self._held_back and (queued or self._expected):
+        if not self._held_back and (queued or self._expected or self.has_more):
             self._held_back = True
             self.reading.pauseProducing()
 
