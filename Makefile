@@ -188,7 +188,9 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
 	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,20000)
 	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,10000) --kills
-	$(BIN)/python tests/verification/torture/workers.py --minutes 10 --records 100000 --kills 5 --points $(call scaled,100)
+	$(BIN)/python tests/verification/torture/workers.py --records 100000 --kills 2.5 --points $(call scaled,100)
+	$(BIN)/python tests/verification/torture/workers_takeovers.py --records 100000 --kills 2.5 --points $(call scaled,100) \
+		--only take-over
 	$(BIN)/python tests/verification/torture/workers_fair.py --subscriptions $(call scaled,1000)
 	$(BIN)/python tests/verification/torture/sweep.py --count $(call scaled,200)
 	$(BIN)/python tests/verification/torture/abuse.py --connections 1000 --seconds $(call scaled,10)

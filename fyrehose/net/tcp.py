@@ -307,8 +307,9 @@ class SessionProtocol(TwistedProtocol):
         if self._arrived:
             self._wait_for_turn()
         if not self._queued:
-            self._held_back = False
-            self.reading.resumeProducing()
+            if self._held_back:
+                self._held_back = False
+                self.reading.resumeProducing()
             if self.eof_arrived and self.phase is Phase.OPEN:
                 self.take_eof()
 
@@ -626,13 +627,18 @@ class SessionProtocol(TwistedProtocol):
     # Private.
 
     def _wait_for_turn(self) -> None:
-        """Queue the connection for a turn to handle what it has received, and do not read it meanwhile."""
-        if not self._queued:
-            self._queued = True
+        """Queue the connection for a turn to handle what it has received.
+
+        It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
+        while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
+        costs two calls of the kernel.
+        """
+        queued, self._queued = self._queued, True
+        if not queued:
             self._intake.wait(self)
-            if not self._held_back:
-                self._held_back = True
-                self.reading.pauseProducing()
+        if not self._held_back and (queued or self._expected or self.has_more):
+            self._held_back = True
+            self.reading.pauseProducing()
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"

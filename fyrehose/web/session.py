@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -198,7 +199,11 @@ class WebSession(ByteSession):
             self._h11.start_next_cycle()
             self._without_body, self._head, self._for_page = False, b"", {}
             data, self._ahead, self.read_ahead_full = bytes(self._ahead), bytearray(), False
-            events = self._receive(data, self._h11.trailing_data[0] + data)
+            unparsed = self._h11.trailing_data[0] + data
+            if not unparsed and not self._eof:  # The next request has not begun, so h11 has no events.
+                self._note_state()
+                return events
+            events = self._receive(data, unparsed)
         events += self._pull()
         self._note_state()
         return events + self._end_of_input() if self._eof else events
@@ -231,7 +236,7 @@ class WebSession(ByteSession):
 
     def respond(self, status: int, body: bytes, content_type: str = JSON, headers: Headers | None = None) -> None:
         """Send a complete answer."""
-        head = self._head_of(status, content_type, {"Content-Length": str(len(body)), **(headers or {})})
+        head = self._head_of(status, content_type, headers, len(body))
         if body and not self._without_body:
             self._send(head, h11.Data(data=body), h11.EndOfMessage())
         else:
@@ -308,11 +313,12 @@ class WebSession(ByteSession):
         """Return whether the request was refused before the end of its body, so that later input is not parsed."""
         return self._refused is not None and self._body_incomplete
 
-    def _head_of(self, status: int, content_type: str, headers: Headers | None) -> h11.Response:
-        fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
-        for name, value in {**self._for_page, **(headers or {})}.items():
-            fields.append((name.encode(), value.encode()))
-        return h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields)
+    def _head_of(
+        self, status: int, content_type: str, headers: Headers | None, length: int | None = None
+    ) -> h11.Response:
+        if headers or self._for_page:
+            return _response(status, content_type, length, {**self._for_page, **(headers or {})})
+        return _usual_response(status, content_type, length)
 
     def _send(self, *events: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
         try:
@@ -421,6 +427,28 @@ class WebSession(ByteSession):
         self._broken = True
         self._note_state()
         return [Broken(error=RemoteProtocolError("bad-http", str(error)))]
+
+
+def _response(status: int, content_type: str, length: int | None, headers: Headers) -> h11.Response:
+    """Return the head of an answer.
+
+    :param content_type: "" for an answer without a body
+    :param length: length of the body, in bytes; None: it is not known yet
+    """
+    fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
+    if length is not None:
+        fields.append((b"Content-Length", b"%d" % length))
+    fields += ((name.encode(), value.encode()) for name, value in headers.items())
+    return h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields)
+
+
+@lru_cache(maxsize=256)
+def _usual_response(status: int, content_type: str, length: int | None) -> h11.Response:
+    """Return the head of an answer without further headers; most answers have the lengths of earlier ones.
+
+    h11 checks each header of an answer, which costs more than all the rest of a head.
+    """
+    return _response(status, content_type, length, {})
 
 
 def _parse(head: h11.Request) -> RequestHead:

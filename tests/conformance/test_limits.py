@@ -57,7 +57,7 @@ BOUNDARIES = {
     ),
     "server.max_streams": "tests/conformance/test_stream_limit.py::test_as_many_streams_may_be_created_as_the_limit_says",
     "server.memory": (
-        "tests/conformance/test_memory_limits.py::test_publishes_in_flight_are_accepted_up_to_the_connections_part_of_the_limit"
+        "tests/conformance/test_memory_limits.py::test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections"
     ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
     "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",

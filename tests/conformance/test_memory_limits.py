@@ -28,7 +28,7 @@ def test_a_connection_may_have_publishes_in_flight_up_to_the_limit(more: int) ->
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_publishes_in_flight_are_accepted_up_to_the_connections_part_of_the_limit(more: int) -> None:
+def test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections(more: int) -> None:
     """An address may hold twice what is left, so the last one stops at two thirds of the rest."""
     shared = budget()
     others = [account(shared) for _ in range(shared.pool // DEFAULTS.memory_per_connection - 1)]

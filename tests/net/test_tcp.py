@@ -535,6 +535,29 @@ def test_reading_resumes_when_no_pause_is_left() -> None:
     assert transport.producerState == "producing"
 
 
+def test_connection_is_read_while_it_waits_for_a_turn_until_more_data_arrives() -> None:
+    server = make()
+    protocol, transport = server.connect()
+    server.broker.intake.left = 0.0  # Others have used the time of this round.
+    protocol.dataReceived(b"one\n")
+    assert (transport.value(), transport.producerState) == (b"", "producing")
+    protocol.dataReceived(b"two\n")
+    assert (transport.value(), transport.producerState) == (b"", "paused")
+    server.clock.advance(0)
+    assert (transport.value(), transport.producerState) == (b"ok one\nok two\n", "producing")
+
+
+def test_connection_with_an_incomplete_message_is_not_read_while_it_waits_for_a_turn() -> None:
+    server = make(timeout=10.0)
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"half a ")
+    server.broker.intake.left = 0.0
+    protocol.dataReceived(b"message\n")
+    assert transport.producerState == "paused", "its time does not pass while it waits"
+    server.clock.advance(0)
+    assert (transport.value(), transport.producerState) == (b"ok half a message\n", "producing")
+
+
 def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, int]] = []
     monkeypatch.setattr(Toy, "durable", lambda self, items: heard.append(("durable", self.broker.budget.used)))

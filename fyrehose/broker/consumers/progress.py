@@ -34,6 +34,9 @@ RECORD_SIZE = 64 << 10
 #: The most dead letters of one stream whose details are kept; of older ones only the count.
 KEPT_LETTERS = 20
 
+#: json.dumps() would make an encoder for each call, because these options are not its defaults.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
 DeadLetter = tuple[int, int, str, int]
 #: Ranges of records: the first and the last number of each.
@@ -337,7 +340,7 @@ def _letter(fields: Any) -> DeadLetter:
 
 
 def _dumped(fields: Mapping[str, object]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(fields).encode()
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

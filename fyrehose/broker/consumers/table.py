@@ -758,10 +758,13 @@ def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leas
     """Return the parts of *leases*, which are in order, up to record *last* and behind it."""
     before, behind = [], []
     for each in leases:
-        if each.first <= last:
-            before.append(attrs.evolve(each, last=min(last, each.last)))
-        if each.last > last:
-            behind.append(attrs.evolve(each, first=max(last + 1, each.first)))
+        if each.last <= last:
+            before.append(each)
+        elif each.first > last:
+            behind.append(each)
+        else:
+            before.append(attrs.evolve(each, last=last))
+            behind.append(attrs.evolve(each, first=last + 1))
     return before, behind
 
 

@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
 """Workers of a shared subscription that are killed and frozen: each record is settled once, or a dead letter once.
 
-    workers.py [--minutes M] [--records N] [--seed S] [--kills [SECONDS]] [--points N] [--directory DIR]
+    workers.py [--minutes M] [--records N] [--seed S] [--kills [SECONDS]] [--points N] [--only POINT] [--directory DIR]
 
 The client is written from docs/protocols/http.md alone.  Each worker is a process; in each second two of them are
 killed (new ones take their places), and one is stopped for longer than its lease lasts.  The records are published
 evenly over the time.  A worker publishes a result with each record that it settles, rejects some records, and lets some
 fail each time.  In the end every record must have one result, or else one dead letter, and the counters of the
-subscription must say the same.  With --kills the server is killed every ten seconds as well.  With --cheat a worker
-publishes its results separately from settling, which must be noticed.
+subscription and of the metrics must say the same.  With --kills the server is killed as well, each time at a moment of
+the next seconds, ten on average, since it serves again.  With --cheat a worker publishes its results separately from
+settling, which must be noticed.
 
-With --points a worker also kills itself, or cuts its connection, at each point of its work now and then, and each of
-them must have happened N times in the end (and the server must have been killed as often, with --kills):
+With --points a worker kills itself instead, or cuts its connection, at each point of its work now and then; the run
+lasts until each of them has happened N times (and the server was killed as often, with --kills), or until the minutes
+are over, and then says what was too rare.  The records are published as that proceeds.  With --only, which may be given
+several times, only these points happen:
 
     worker: asks, sends a lease, has records, sends a settling, has settled      connection: half a request, no answer
+    server: server killed, which needs --kills
+
+workers_takeovers.py does the same with the leader of a cluster.
 """
 
 from __future__ import annotations
@@ -23,47 +29,64 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import servers
 
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
-LEASE, FROZEN = 3, 4.0
-WORKERS, MOST = 8, 50
+LEASE, FROZEN = 2, 3.0
+WORKERS, MOST = 8, 100
 #: Workers that are killed fail records through no fault of theirs: chance does not reach this limit.
 LIMIT = 15
 #: One record in so many is rejected; one in so many fails each time.
 REJECTED, FAILING = 97, 101
 
 
-#: Where a worker dies, and where its connection is cut; one in so many times, each.
-DEATHS = ("asks", "sends a lease", "has records", "sends a settling", "has settled")
-CUTS = ("half a request", "no answer")
-ONE_IN = 60
+#: Where a worker dies, and where its connection is cut, and how rarely: at one in so many times.  Few workers come as
+#: far as the last points.
+DEATHS = {"asks": 20, "sends a lease": 20, "has records": 15, "sends a settling": 15, "has settled": 8}
+CUTS = {"half a request": 40, "no answer": 40}
+ONE_IN = DEATHS | CUTS
+#: Records that are published before anything has happened at the points, and in each second in any case.
+AHEAD, LEAST = 5_000, 100
+#: Servers that have loaded their code, and wait for the end of the one that serves.
+PREPARED = 8
+#: Loads the code of a server, waits for a line, and is the server then.
+LOAD = (
+    "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
+    "fyrehose.admin.server; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
+)
+#: How long a server may take until it serves, in seconds.
+PATIENCE = 120.0
 
 
 class Points:
     """Lets something happen at points of a worker, and tells the pool of it by a pipe.
 
-    :param pipe: what to write to; None: nothing happens
+    :param pipe: what to write to
+    :param chosen: the points where something happens
     """
 
-    def __init__(self, pipe: int | None = None, dice: random.Random | None = None) -> None:
-        self.pipe, self.dice = pipe, dice or random.Random()
+    def __init__(self, pipe: int = -1, chosen: Collection[str] = (), dice: random.Random | None = None) -> None:
+        self.pipe, self.chosen, self.dice = pipe, chosen, dice or random.Random()
 
     def comes(self, point: str) -> bool:
         """Return whether it is to happen at *point* now, which counts then."""
-        if self.pipe is None or self.dice.randrange(ONE_IN):
+        if point not in self.chosen or self.dice.randrange(ONE_IN[point]):
             return False
-        os.write(self.pipe, bytes([(*DEATHS, *CUTS).index(point)]))
+        os.write(self.pipe, bytes([[*ONE_IN].index(point)]))
         return True
 
     def die(self, point: str) -> None:
@@ -73,25 +96,31 @@ class Points:
 
 
 class Client:
-    """Sends requests, and repeats what was not answered."""
+    """Sends requests, and repeats at the next server what was not answered.
 
-    def __init__(self, port: int, points: Points | None = None) -> None:
-        self.port, self.points = port, points or Points()
+    :param ports: of the servers, of which one leads
+    """
+
+    def __init__(self, ports: list[int], points: Points | None = None) -> None:
+        self.ports, self.points = ports, points or Points()
         self.connection: HTTPConnection | None = None
 
-    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "application/json", key: str = ""
+    ) -> bytes:
+        headers = {"Content-Type": kind, **({"Idempotency-Key": key} if key else {})}
         while True:
             try:
                 if self.connection is None:
-                    self.connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+                    self.connection = HTTPConnection("127.0.0.1", self.ports[0], timeout=60)
                 if self.connection.sock is None:
                     self.connection.connect()
                 if body and self.points.comes("half a request"):
-                    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
                     self.connection.sock.sendall(head.encode() + body[: len(body) // 2])
                     self.close()
                     continue
-                self.connection.request(method, path, body, {"Content-Type": kind})
+                self.connection.request(method, path, body, headers)
                 if path.endswith("/lease"):
                     self.points.die("sends a lease")
                 if path.endswith("/settle"):
@@ -108,6 +137,7 @@ class Client:
             except (OSError, HTTPException):
                 pass  # The server was killed, or is starting.
             self.close()
+            self.ports = [*self.ports[1:], self.ports[0]]
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -117,12 +147,13 @@ class Client:
             connection.close()
 
     def post(self, action: str, body: object) -> dict:
-        return json.loads(self.ask("POST", f"/subscriptions/work/{action}", json.dumps(body).encode()))
+        answer: dict = json.loads(self.ask("POST", f"/subscriptions/work/{action}", json.dumps(body).encode()))
+        return answer
 
 
-def work(port: int, name: str, cheat: bool, points: Points) -> None:
+def work(ports: list[int], name: str, cheat: bool, points: Points) -> None:
     """Lease and settle records for ever; each has its number as payload."""
-    client, request = Client(port, points), 0
+    client, request = Client(ports, points), 0
     while True:
         request += 1
         points.die("asks")
@@ -155,10 +186,13 @@ def work(port: int, name: str, cheat: bool, points: Points) -> None:
 
 
 class Pool:
-    """The processes of the workers."""
+    """The processes of the workers.
 
-    def __init__(self, port: int, dice: random.Random, cheat: bool, points: bool = False) -> None:
-        self.port, self.dice, self.cheat, self.points = port, dice, cheat, points
+    :ivar points: where workers and connections end
+    """
+
+    def __init__(self, ports: list[int], dice: random.Random, cheat: bool, points: Collection[str] = ()) -> None:
+        self.ports, self.dice, self.cheat, self.points = ports, dice, cheat, points
         self.told, self.telling = os.pipe()
         os.set_blocking(self.told, False)
         self.pids: list[int] = []
@@ -172,17 +206,27 @@ class Pool:
         seed = self.dice.random()
         pid = os.fork()
         if not pid:
+            os.setsid()  # It has its own share of a busy machine, as the servers have.
             try:
-                points = Points(self.telling if self.points else None, random.Random(seed))
-                work(self.port, f"w{self.count['started']}", self.cheat, points)
+                points = Points(self.telling, self.points, random.Random(seed))
+                work(self.ports, f"w{self.count['started']}", self.cheat, points)
             finally:
                 os._exit(1)
         self.pids.append(pid)
 
+    def calm(self) -> None:
+        """Replace the workers by others to which nothing happens."""
+        self.release()
+        self.bury()
+        self.end()
+        self.points = ()
+        for _ in range(WORKERS):
+            self.start()
+
     def bury(self) -> None:
         """Start others for the workers that have killed themselves, and count where workers and connections ended."""
         with contextlib.suppress(BlockingIOError):
-            self.count.update((*DEATHS, *CUTS)[each] for each in os.read(self.told, 1 << 16))
+            self.count.update([*ONE_IN][each] for each in os.read(self.told, 1 << 16))
         for pid in list(self.pids):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -203,7 +247,6 @@ class Pool:
 
     def second(self) -> None:
         """Kill two, freeze one, and let those go on whose time is over."""
-        self.bury()
         now = time.monotonic()
         for _, pid in [each for each in self.frozen if each[0] <= now]:
             os.kill(pid, signal.SIGCONT)
@@ -235,8 +278,11 @@ def numbers_in(client: Client, stream: str) -> list[int]:
     return found
 
 
-def check(client: Client, records: int) -> list[str]:
-    """Return what is wrong in the end."""
+def check(client: Client, pages: Client, records: int) -> list[str]:
+    """Return what is wrong in the end.
+
+    :param pages: asks the same servers for their metrics
+    """
     results, letters = Counter(numbers_in(client, "results")), Counter(numbers_in(client, "dead"))
     every, problems = results + letters, []
     problems += [f"record {number} ended {count} times" for number, count in every.items() if count > 1]
@@ -245,72 +291,206 @@ def check(client: Client, records: int) -> list[str]:
         if number % REJECTED and number % FAILING:
             problems.append(f"record {number} is a dead letter, and no worker has refused it")
     shown = json.loads(client.ask("GET", "/subscriptions/work"))
-    counters = {name: shown[name] for name in ("settled_total", "dead_total", "expired_total", "in_flight", "lag")}
     expected = {"settled_total": results.total(), "dead_total": letters.total()}
     expected |= {"expired_total": 0, "in_flight": 0, "lag": 0}
+    counters = {name: shown[name] for name in expected}
     if counters != expected:
         problems.append(f"the counters say {counters}, expected {expected}")
+    text = pages.ask("GET", "/metrics").decode()
+    totals = ("settled_total", "dead_total", "expired_total")
+    lines = {name: re.findall(rf"^fyrehose_subscription_{name}{{.*}} (\S+)$", text, re.MULTILINE) for name in totals}
+    metrics = {name: [float(value) for value in found] for name, found in lines.items()}
+    if metrics != {name: [expected[name]] for name in totals}:
+        problems.append(f"the metrics say {metrics}, expected {expected}")
     print(
-        f"{results.total()} results, {letters.total()} dead letters, {shown['late_refused_total']} late refused, "
-        f"{shown['redelivered_total']} redelivered",
+        f"{records} records: {results.total()} results, {letters.total()} dead letters, metrics {metrics}, "
+        f"{shown['late_refused_total']} late refused, {shown['redelivered_total']} redelivered since the last start",
         flush=True,
     )
     return problems
 
 
-def too_few(pool: Pool, options: argparse.Namespace) -> list[str]:
-    """Return what has happened less often than --points says."""
-    wanted = [*DEATHS, *CUTS, *(["servers killed"] if options.kills else [])] if options.points else []
-    return [f"{each}: {pool.count[each]} times" for each in wanted if pool.count[each] < options.points]
+class Victim(Protocol):
+    """What serves the workers, and is killed now and then.
+
+    :ivar kind: what such a kill is called
+    :ivar ports: the ports of HTTP, and *page*: the one with the metrics
+    """
+
+    kind: str
+    ports: list[int]
+
+    @property
+    def page(self) -> int: ...
+
+    def serves(self) -> bool:
+        """Return whether the workers can go on."""
+
+    def kill(self) -> None:
+        """Kill it, and start it again."""
+
+    def end(self) -> None:
+        """Kill it for good."""
 
 
-def run(root: Path, options: argparse.Namespace) -> list[str]:
-    dice, ports = random.Random(options.seed), servers.free_ports(("http",))
-    server = servers.Server(root, ports=ports)
-    server.wait_until_serving()
-    client = Client(ports["http"])
-    fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 2_000}
-    client.ask("PUT", "/subscriptions/work", json.dumps(fields).encode())
-    pool = Pool(ports["http"], dice, options.cheat, bool(options.points))
-    published, begun, seconds = 0, time.monotonic(), round(60 * options.minutes)
-    try:
-        for second in range(seconds):
-            upto = options.records * (second + 1) // seconds
-            lines = "".join(f"{number}\n" for number in range(published + 1, upto + 1))
-            if lines:
-                client.ask("POST", "/streams/inputs", lines.encode(), "application/x-ndjson")
-            published = upto
-            pool.second()
-            if options.kills and second % options.kills == options.kills - 1:
-                server.kill()
-                pool.count["servers killed"] += 1
-                server = servers.Server(root, ports=ports)
-            time.sleep(max(0.0, begun + second + 1 - time.monotonic()))
-        pool.release()
-        while json.loads(client.ask("GET", "/subscriptions/work"))["floor"]["inputs"] < options.records:
-            assert time.monotonic() - begun < 3 * seconds + 600, "records are never settled"
-            pool.bury()
+class OneServer:
+    """A server that is alone; those that will take its place have loaded their code before, and wait for its end."""
+
+    kind = "server killed"
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.listen = root, servers.free_ports(("http", "admin"))
+        self.ports, self.page = [self.listen["http"]], self.listen["admin"]
+        root.mkdir(parents=True)
+        self._count = 0
+        self._waiting = deque(self._prepare() for _ in range(PREPARED))
+        self._start()
+
+    def serves(self) -> bool:
+        assert self._process.poll() is None, f"the server has ended; see {self._log}"
+        return "#info] serving\n" in self._log.read_text()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def end(self) -> None:
+        for process, _ in (*self._waiting, (self._process, self._log)):
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        self._process, self._log = self._waiting.popleft()
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.close()
+        self._waiting.append(self._prepare())
+
+    def _prepare(self) -> tuple[subprocess.Popen[bytes], Path]:
+        self._count += 1
+        log = self.root / f"log-{self._count}"
+        data, listens = self.root / "data", servers.listens(self.listen, only=True)
+        words = [str(servers.TWISTD), "--pidfile=", "-n", "fyrehose", "--data-dir", str(data), *listens]
+        # In a session of its own it has its own share of a busy machine.
+        started = subprocess.Popen(
+            [sys.executable, "-c", LOAD, *words],
+            cwd=self.root,
+            stdin=subprocess.PIPE,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return started, log
+
+
+class Torture:
+    """One run: publishes the records, and kills workers and servers meanwhile.
+
+    :ivar wanted: what has to happen ``--points`` times
+    """
+
+    def __init__(self, victim: Victim, options: argparse.Namespace) -> None:
+        self.victim, self.options, self.dice = victim, options, random.Random(options.seed)
+        self.client, self.published = Client(victim.ports), 0
+        every = (*ONE_IN, *((victim.kind,) if options.kills else ()))
+        self.wanted = [each for each in every if each in (options.only or every)] if options.points else []
+        self.kills = bool(options.kills) and (not options.points or victim.kind in self.wanted)
+        self._kill_at: float | None = None
+
+    def run(self) -> list[str]:
+        """Return what is wrong."""
+        self.wait_until_serving()
+        fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 4_000}
+        self.client.ask("PUT", "/subscriptions/work", json.dumps(fields).encode())
+        points = [each for each in self.wanted if each != self.victim.kind]
+        pool = Pool(self.victim.ports, self.dice, self.options.cheat, points)
+        self.begun = time.monotonic()
+        try:
+            second = 0
+            while (share := self.share(pool, second)) < 1:
+                second += 1
+                self.publish(max(round(self.options.records * share), AHEAD + LEAST * second if self.wanted else 0))
+                pool.bury()
+                if not self.wanted:
+                    pool.second()
+                self.kill_server(pool, self.begun + second)
+                if second % 20 == 0:
+                    print(f"{second} s: {self.published} published, {dict(pool.count)}", flush=True)
+            self.publish(self.options.records)
+            pool.calm()
+            self.wait_until_serving()
+            self.wait_for_the_end()
+            print(f"{time.monotonic() - self.begun:.0f} s: {dict(pool.count)}", flush=True)
+            problems = check(self.client, Client([self.victim.page]), self.published)
+            found = {each: pool.count[each] for each in self.wanted if pool.count[each] < self.options.points}
+            return [*problems, *(f"{each}: {count} times" for each, count in found.items())]
+        finally:
+            pool.end()
+
+    def wait_until_serving(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not self.victim.serves():
+            assert time.monotonic() < deadline, "the server does not start; its log is in the directory"
+            time.sleep(0.1)
+
+    def share(self, pool: Pool, second: int) -> float:
+        """Return how much of the run is done, as a share of 1."""
+        share = 0.0
+        if self.wanted:
+            share = min(pool.count[each] for each in self.wanted) / self.options.points
+        return float(max(share, second / (60 * self.options.minutes)))
+
+    def publish(self, upto: int) -> None:
+        if upto > self.published:
+            lines = "".join(f"{number}\n" for number in range(self.published + 1, upto + 1)).encode()
+            # With a key, because the server may be lost before it answers.
+            self.client.ask("POST", "/streams/inputs", lines, "application/x-ndjson", key=f"{self.published}-{upto}")
+            self.published = upto
+
+    def kill_server(self, pool: Pool, until: float) -> None:
+        """Wait until a second is over, and kill the server when its time has come."""
+        while True:
+            now = time.monotonic()
+            if self.kills and self._kill_at is None and self.victim.serves():
+                self._kill_at = now + self.dice.uniform(0, 2 * self.options.kills)
+            if self._kill_at is not None and self._kill_at <= now:
+                self.victim.kill()
+                self._kill_at = None
+                pool.count[self.victim.kind] += 1
+            if now >= until:
+                return
+            time.sleep(min(until - now, 0.1))
+
+    def wait_for_the_end(self) -> None:
+        """Wait until all records are final."""
+        deadline = time.monotonic() + 120 * self.options.minutes + 600
+        while json.loads(self.client.ask("GET", "/subscriptions/work"))["floor"]["inputs"] < self.published:
+            assert time.monotonic() < deadline, "records are never settled"
             time.sleep(0.5)
-        print(f"{time.monotonic() - begun:.0f} s: {dict(pool.count)}", flush=True)
-        return [*check(client, options.records), *too_few(pool, options)]
-    finally:
-        pool.end()
-        server.kill()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10)
+def main(
+    description: str = __doc__ or "", victim: Callable[[Path], Victim] = OneServer, kind: str = OneServer.kind
+) -> int:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10, help="how long, at most")
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    kills = "kill the server every SECONDS (10) as well"
-    parser.add_argument("--kills", type=int, nargs="?", const=10, default=0, metavar="SECONDS", help=kills)
+    kills = "kill the server as well, SECONDS (10) after it serves, on average"
+    parser.add_argument("--kills", type=float, nargs="?", const=10, default=0, metavar="SECONDS", help=kills)
     parser.add_argument("--points", type=int, default=0, metavar="N", help="end workers and connections at each point")
+    only = "of the points, only this one"
+    parser.add_argument("--only", action="append", choices=(*ONE_IN, kind), metavar="POINT", help=only)
     parser.add_argument("--cheat", action="store_true", help="publish results separately: this must be noticed")
     parser.add_argument("--directory", type=servers.directory, help="where to keep the journal")
     options = parser.parse_args()
     root = options.directory or Path(tempfile.mkdtemp(prefix="fyrehose-workers-"))
-    problems = run(root / "server", options)
+    killed = victim(root / "server")
+    try:
+        problems = Torture(killed, options).run()
+    finally:
+        killed.end()
     for problem in problems[:20]:
         print(problem)
     if options.cheat:

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Workers of a cluster whose leader is killed: each record is settled once, or a dead letter once.
+
+    workers_takeovers.py --kills SECONDS [--points N] [--only POINT] [--records N] [--seed S] [--directory DIR]
+
+Everything is as in workers.py, but three servers share a log, and it is the leader that is killed; it starts again when
+another server leads.  The point is called "take-over".
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from resent_takeovers import is_ready
+from workers import PATIENCE, main
+
+from fyrehose.testing.cluster import Cluster, ClusterServer
+
+
+class Leader:
+    """The leader of three servers."""
+
+    kind = "take-over"
+
+    def __init__(self, root: Path) -> None:
+        self.cluster = Cluster(root)
+        self.cluster.__enter__()
+        self.ports = [each.ports[1] for each in self.cluster.servers.values()]
+        self._killed: ClusterServer | None = None
+
+    @property
+    def page(self) -> int:
+        return self._wait_for_leader().ports[2]
+
+    def leader(self) -> ClusterServer | None:
+        """Return the server that leads, if one does that was not killed last."""
+        others = (each for each in self.cluster.servers.values() if each is not self._killed)
+        return next((each for each in others if is_ready(each)), None)
+
+    def serves(self) -> bool:
+        if self.leader() is None:
+            return False
+        if self._killed is not None:
+            self._killed.start()
+            self._killed = None
+        return True
+
+    def kill(self) -> None:
+        leader = self._wait_for_leader()
+        leader.stop(signal.SIGKILL)
+        self._killed = leader
+
+    def _wait_for_leader(self) -> ClusterServer:
+        deadline = time.monotonic() + PATIENCE
+        while (leader := self.leader()) is None:
+            assert time.monotonic() < deadline, "no server leads; the logs are in its directory"
+            time.sleep(0.1)
+        return leader
+
+    def end(self) -> None:
+        self.cluster.__exit__()
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", Leader, Leader.kind))
