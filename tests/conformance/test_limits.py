@@ -55,7 +55,7 @@ BOUNDARIES = {
     "server.keys_kept": (
         "tests/broker/test_once.py::test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders"
     ),
-    "server.max_streams": "tests/conformance/test_stream_limit.py::test_exactly_as_many_streams_exist_as_the_limit_says",
+    "server.max_streams": "tests/conformance/test_stream_limit.py::test_exactly_as_many_streams_exist_as_the_limit",
     "server.memory": (
         "tests/conformance/test_memory_limits.py::test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections"
     ),

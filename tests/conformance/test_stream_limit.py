@@ -18,7 +18,7 @@ from fyrehose.server.config import ServerSettings
 MOST = ServerSettings().max_streams
 
 
-def test_exactly_as_many_streams_exist_as_the_limit_says(tmp_path: Path) -> None:
+def test_exactly_as_many_streams_exist_as_the_limit(tmp_path: Path) -> None:
     clock = Clock()
     journal = FileJournal(clock, tmp_path / "journal", JournalSettings(min_free=0), worker=InlineWorker())
     broker = Broker(clock, journal, Sequencer(), max_streams=MOST)
