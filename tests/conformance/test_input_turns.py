@@ -86,9 +86,11 @@ def test_a_request_of_another_network_is_answered_before_a_flood_is_handled(prot
     assert count == PEERS * REQUESTS, "the flood is handled in the end, too"
 
 
-def test_a_connection_is_not_read_while_it_waits_for_its_turn() -> None:
+def test_a_connection_that_waits_for_its_turn_is_not_read_after_the_next_data() -> None:
     world = World()
     peers = flood(world)
+    for peer in peers:
+        peer.protocol.dataReceived(Ping(number=1).serialize())
     assert all(peer.producerState == "paused" for peer in peers)
     world.handle_everything()
     assert all(peer.producerState == "producing" for peer in peers)
