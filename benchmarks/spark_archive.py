@@ -78,7 +78,7 @@ def compare(journal: Path, lake: Path, args: argparse.Namespace) -> None:
 
 def command(*words: str) -> spark_usage.Used:
     """Return a job, to its end."""
-    used = spark_usage.run([sys.executable, "-c", "from fyrehose.spark.command import main; main()", *words])
+    used = spark_usage.run([sys.executable, "-c", "from fyrehose.cli.spark import main; main()", *words])
     print(used.output, end="")
     if used.status:
         sys.exit(f"{words[0]} ended with status {used.status}")

@@ -120,7 +120,7 @@ def measure(engine: str, directory: Path, args: argparse.Namespace) -> None:
     """Run a server, a publisher and an archive, and print the lags."""
     directory.mkdir(parents=True)
     lake, done = directory / "lake", threading.Event()
-    words = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive"]
+    words = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive"]
     words += [str(directory / "journal"), str(lake), "--follow", "--every", args.every, "--engine", engine]
     with server(directory) as place:
         publisher = threading.Thread(target=publish, args=(place, args, done))

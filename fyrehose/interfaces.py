@@ -556,7 +556,7 @@ class ILeadingPlugin(IProtocolPlugin):
 class IExtraPlugin(IProtocolPlugin):
     """A plugin that needs a package of an extra, or works better with it."""
 
-    extra = Attribute("The :class:`~fyrehose.extras.Extra`.")
+    extra = Attribute("The :class:`~fyrehose.imports.Extra`.")
 
 
 class IPublisher(Interface):

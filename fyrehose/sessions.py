@@ -8,7 +8,8 @@ Use::
 
 A session has no socket, reactor or clock.  It never raises for what a peer sends: if the peer breaks the protocol, the
 last event is :class:`fyrehose.errors.Broken`, and nothing follows it.  The events do not depend on how the bytes were
-cut, except that messages which follow each other may be joined in one event.
+cut, except that messages which follow each other may be joined in one event.  What a peer is sent leaves in pieces of
+at most :data:`PIECE` bytes.
 
 One read may hold more events than a server wants to handle before it serves other peers.  So a session may stop in the
 middle of its bytes, and then says that there are *more*.  :func:`events_of` continues until there are none.
@@ -18,8 +19,13 @@ The sessions of the backbone take datagrams, and those of the event bus whole Ze
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fyrehose.records import Buffer, Run
+
+#: The most bytes that are written for a peer at once.  250 peers that do not read hold 32 MiB.
+PIECE = 128 << 10
 
 
 class ByteSession:
@@ -64,3 +70,48 @@ def events_of(session: ByteSession, data: bytes) -> Iterator[Any]:
     yield from session.receive_data(data)
     while session.more:
         yield from session.next_events()
+
+
+# Pieces: what is sent is cut after it was encoded.
+
+
+class Encoded(NamedTuple):
+    """The first records of a delivery, as many as fit into a piece.
+
+    :ivar data: the records, as the peer receives them; empty if the first one is larger than a piece
+    :ivar last: the number of the last record that is included
+    :ivar records: how many records are included
+    """
+
+    data: bytes
+    last: int
+    records: int
+
+
+def fitting(run: Run, extra: int, room: int) -> int:
+    """Return how many records of *run*, from the first, fit into *room* bytes.
+
+    :param extra: the most bytes that the protocol adds to each record
+    """
+    count = len(run)
+    size = len(run.payload) + count * extra
+    if size <= room:
+        return count
+    if run.sizes[0] + extra > room:
+        return 0
+    # Guess the number from the average size, so that at most that many lengths are added up below.
+    count = max(1, room * count // size)
+    return min(count, run.fitting(room - count * extra))
+
+
+def piece_of(segments: Sequence[Buffer], begin: int) -> tuple[bytes, int | None]:
+    """Return the piece that begins at byte *begin* of *segments* end to end, and its end; None after the last one."""
+    found: list[Buffer] = []
+    start, room = begin, PIECE
+    for segment in segments:
+        part = memoryview(segment)[start : start + room]
+        start = max(0, start - len(segment))
+        room -= len(part)
+        found.append(part)
+    end = begin + PIECE - room
+    return b"".join(found), end if end < sum(map(len, segments)) else None

@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 HERE = Path(__file__).parent
 #: Real sockets and processes are pytest's; so is what depends on its plugins. Spark's side does not use Twisted,
 #: nor do the tests of imports and names, which read files and take a third of the time.
-ELSEWHERE = {"live", "spark", "test_interfaces.py", "test_layers.py", "test_lazy.py"}
+ELSEWHERE = {"live", "spark", "test_interfaces.py", "test_layers.py", "test_imports.py"}
 
 
 def load(path: Path) -> ModuleType:

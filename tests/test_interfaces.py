@@ -10,10 +10,10 @@ import fyrehose
 PACKAGE = Path(fyrehose.__file__).parent
 #: Where a name that is only known at run time is looked up, and why that goes past no interface.
 ALLOWED = {
-    "lazy.py": "the names of a package are looked up in the module that defines them",
+    "imports.py": "the names of a package are looked up in the module that defines them",
     "broker/policy.py": "a rule has a field for each action, named after it",
     "spark/columns.py": "a batch has a method for each column, and each kind of record its values, named after it",
-    "spark/showing.py": "a worker of Spark sends the name of an error, which stands in fyrehose.errors",
+    "spark/failures.py": "a worker of Spark sends the name of an error, which stands in fyrehose.errors",
     "spark/memory.py": "the C library is no object of Python: it has a function or has not",
 }
 ASKING = {"getattr", "hasattr", "__getattr__", "__getattribute__"}

@@ -11,7 +11,7 @@ from zope.interface import implementer
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
-from fyrehose.extras import ADMIN, Extra
+from fyrehose.imports import ADMIN, Extra
 from fyrehose.interfaces import IBroker, IExtraPlugin, IGuardingPlugin
 
 if TYPE_CHECKING:

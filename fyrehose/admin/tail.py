@@ -15,8 +15,8 @@ import attrs
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
 from fyrehose.net.lifecycle import Timers
-from fyrehose.pieces import PIECE
 from fyrehose.records import Record, Run, column_of
+from fyrehose.sessions import PIECE
 
 #: The time between two reads, in seconds.
 INTERVAL = 0.25

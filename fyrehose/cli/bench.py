@@ -18,7 +18,7 @@ from fyrehose.cli import candidates
 from fyrehose.cli.console import bar, terminal
 from fyrehose.cli.values import DURATION, FORMAT, Parsed
 from fyrehose.errors import ConfigError
-from fyrehose.extras import Extra
+from fyrehose.imports import Extra
 from fyrehose.interfaces import IExtraPlugin
 from fyrehose.journal.settings import Durability
 from fyrehose.journal.settings import durability as durability_of

@@ -250,7 +250,7 @@ def tail(
     from fyrehose.cli.servers import protocol_to_tail, server
     from fyrehose.cli.tail import NamedTail
     from fyrehose.cli.tail import tail as follow
-    from fyrehose.parts import Joiner
+    from fyrehose.journal.parts import Joiner
 
     if extra:
         raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")

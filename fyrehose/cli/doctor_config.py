@@ -16,8 +16,8 @@ from twisted.python import usage
 from fyrehose.cli.doctor_machine import permissions
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.errors import ConfigError
-from fyrehose.extras import Extra
 from fyrehose.identity import Action
+from fyrehose.imports import Extra
 from fyrehose.interfaces import IExtraPlugin
 from fyrehose.net.connections import descriptors_for
 from fyrehose.observe.listeners import encryption

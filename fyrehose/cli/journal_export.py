@@ -21,9 +21,9 @@ import attrs
 
 from fyrehose.cli.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
-from fyrehose.extras import ARROW
+from fyrehose.imports import ARROW
 from fyrehose.journal.offline.walk import Batch, Damaged, Log, walk
-from fyrehose.parts import Joiner
+from fyrehose.journal.parts import Joiner
 from fyrehose.records import Run
 from fyrehose.spark.selection import Selection, bounds
 

@@ -15,7 +15,7 @@ from fyrehose.cli.console import moment, progress_bar, status_line
 from fyrehose.cli.journal_backup import figures, warn
 from fyrehose.cli.values import DURATION
 from fyrehose.errors import ConfigError
-from fyrehose.extras import ADMIN
+from fyrehose.imports import ADMIN
 from fyrehose.options import counted, shown_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fyrehose import plugins
 from fyrehose.cli.console import terminal
-from fyrehose.extras import SPARK, Extra
+from fyrehose.imports import SPARK, Extra
 from fyrehose.interfaces import IExtraPlugin
 from fyrehose.options import options_of, shown_value, typed
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import attrs
 
 from fyrehose.errors import ConfigError, FyrehoseError, os_reason
-from fyrehose.extras import ADMIN
+from fyrehose.imports import ADMIN
 from fyrehose.options import why_unreadable
 
 #: Default address of a server's admin listener.

@@ -17,7 +17,7 @@ from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
-from fyrehose.parts import Joiner
+from fyrehose.journal.parts import Joiner
 from fyrehose.records import Run
 
 #: How many bytes may wait for standard output: above the first value reading pauses, below the second it resumes.

@@ -1,4 +1,4 @@
-"""The outgoing half of every connection: data is written in pieces (pieces.py).
+"""The outgoing half of every connection: data is written in pieces (sessions.py).
 
     acknowledgements, answers    -> flush() ---------------------------> transport
     records of a subscription    -> a piece in each turn -> flush() ---> transport
@@ -27,8 +27,8 @@ from fyrehose.broker.lending import Lending
 from fyrehose.broker.rounds import ROUND
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker
-from fyrehose.pieces import PIECE
 from fyrehose.records import Run
+from fyrehose.sessions import PIECE
 
 
 class SendingConnection(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fyrehose.lazy import lazily
+from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
     from fyrehose.spark.joining import joined

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import compute
 
-from fyrehose.parts import LARGEST, PART, PARTS, Joiner, is_next, is_part
+from fyrehose.journal.parts import LARGEST, PART, PARTS, Joiner, is_next, is_part
 from fyrehose.records import Run
 
 if TYPE_CHECKING:

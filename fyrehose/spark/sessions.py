@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fyrehose.errors import MissingExtra
-from fyrehose.extras import ARROW, SPARK
+from fyrehose.imports import ARROW, SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from fyrehose.errors import ConfigError
-from fyrehose.parts import JSON, LARGEST, LAST_PART, PART
+from fyrehose.journal.parts import JSON, LARGEST, LAST_PART, PART
 from fyrehose.records import MAX_PAYLOAD
 
 #: The schema of the table and its views, and the name of the table.

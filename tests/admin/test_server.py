@@ -13,7 +13,7 @@ import attrs
 import pytest
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose import extras
+from fyrehose import imports as extras
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.server import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin

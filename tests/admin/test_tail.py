@@ -7,7 +7,7 @@ from base64 import b64decode
 from typing import Any
 
 from fyrehose.admin.tail import MOST_RECORDS, PART, StreamTail, as_event
-from fyrehose.pieces import PIECE
+from fyrehose.sessions import PIECE
 
 
 def seqs(new: Any) -> list[int]:

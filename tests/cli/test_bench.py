@@ -13,7 +13,7 @@ from fyrehose.bench import trial
 from fyrehose.bench.cases import CASES
 from fyrehose.bench.trial import NAMES, Trial, TrialReport
 from fyrehose.cli import bench, main
-from fyrehose.extras import EVENTBUS, Extra
+from fyrehose.imports import EVENTBUS, Extra
 
 
 def run(*words: str | Path) -> Result:

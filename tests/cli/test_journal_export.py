@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from fyrehose import extras
+from fyrehose import imports as extras
 from fyrehose.cli import journal_export, main
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
@@ -26,8 +26,8 @@ from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.parts import LAST_PART, PART
 from fyrehose.records import MAX_PAYLOAD, Run
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 import pytest
 from click.testing import CliRunner
 
-from fyrehose import extras, plugins
+from fyrehose import imports as extras
+from fyrehose import plugins
 from fyrehose.cli import main
 from fyrehose.options import options_of, typed
 

@@ -16,7 +16,7 @@ from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import text
 from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
 from fyrehose.errors import FyrehoseError
-from fyrehose.parts import LAST_PART, PART, Joiner
+from fyrehose.journal.parts import LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fyrehose.cli import main
-from fyrehose.spark.command import main as spark
+from fyrehose.cli.spark import main as spark
 
 #: A terminal that nobody has made larger.
 LINES, COLUMNS = 24, 80

@@ -19,8 +19,8 @@ from twisted.internet.task import Clock
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.net.connections import SessionFactory
-from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.figg.frames import Attach, DataRun
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.protocols.figg.session import FiggClientSession

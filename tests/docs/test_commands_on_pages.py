@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from fyrehose.cli import main
 from fyrehose.cli.serve import ServeOptions
+from fyrehose.cli.spark import main as spark
 from fyrehose.errors import ConfigError
-from fyrehose.spark.command import main as spark
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]

@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from fyrehose.cli.journal import serve as journal_serve
 from fyrehose.cli.journal_backup import backup
 from fyrehose.cli.journal_standby import follow as journal_follow
+from fyrehose.cli.spark import archive, optimize
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN
-from fyrehose.spark.command import archive, optimize
 from fyrehose.spark.stores import LakeStore
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -29,7 +29,7 @@ def test_commands_of_the_page_fill_tables_from_a_running_server(start: Callable[
     assert "pip install" in install
     # The same programs, of this environment; the server listens on a free port.
     programs = {"python": sys.executable}
-    for name, module in (("fyrehose", "fyrehose.cli"), ("fyrehose-spark", "fyrehose.spark.command")):
+    for name, module in (("fyrehose", "fyrehose.cli"), ("fyrehose-spark", "fyrehose.cli.spark")):
         programs[name] = f"{sys.executable} -c 'from {module} import main; main()'"
     publish = publish.replace("20000", "2000") + f" --to 127.0.0.1:{server.port('lumberjack')}"
     shutil.copytree(ROOT / "examples" / "pipeline", tmp_path / "examples" / "pipeline")

@@ -16,8 +16,8 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, MOST_UNREAD
-from fyrehose.pieces import PIECE, piece_of
 from fyrehose.records import Run
+from fyrehose.sessions import PIECE, piece_of
 from fyrehose.testing import MemoryJournal, Transport
 
 from .test_tcp import Toy, ToyFactory

@@ -16,11 +16,11 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import INamedSink, ISink
 from fyrehose.observe.meters import Stalls
-from fyrehose.pieces import Encoded
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.server import watchdog
 from fyrehose.server.watchdog import BEAT, LONGEST_TURN, LOOK, Watchdog, Watched
+from fyrehose.sessions import Encoded
 from fyrehose.testing import MemoryJournal, shell
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fyrehose.cli import spark as command
 from fyrehose.records import Run
-from fyrehose.spark import command
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
@@ -18,31 +18,6 @@ Opener = Callable[..., Any]
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(command.main, [str(word) for word in words])
-
-
-def test_help_is_printed_and_unknown_commands_are_refused() -> None:
-    assert "archive" in run("--help").output
-    for name in (
-        "archive",
-        "table",
-        "tables",
-        "dedup",
-        "catalog",
-        "gaps",
-        "lost",
-        "rates",
-        "parse",
-        "replay",
-        "verify",
-        "optimize",
-        "delete",
-    ):
-        assert run(name, "--help").exit_code == 0
-    assert run("--version").output.startswith("fyrehose ")
-    assert run("archive", "j").exit_code == 2
-    said = run("archive", "--every", "soon", "j", "l")
-    assert said.exit_code == 2
-    assert "'soon': expected a duration" in said.output
 
 
 @pytest.mark.slow

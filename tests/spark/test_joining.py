@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose import parts
-from fyrehose.parts import JSON, LAST_PART, PART, Joiner
+from fyrehose.journal.parts import JSON, LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.spark import joined, statements, table
 from fyrehose.spark.columns import COLUMNS

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from fyrehose.cli import spark as command
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.observe.exporting import log
 from fyrehose.records import Run
-from fyrehose.spark import command
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
 from fyrehose.spark.jobs.tables import TablesState, TableState

@@ -99,7 +99,7 @@ def test_readers_see_whole_rounds_while_an_archive_runs_and_is_killed(
     """Two kills in ``make test``, 20 in ``make torture``."""
     journal, lake, dice = written(), tmp_path / "lake", Random(3)
     options = ["--engine", "local", "--follow", "--every", "20ms", "--round", "50K", "--optimize", "1s"]
-    program = "from fyrehose.spark.command import main; main()"
+    program = "from fyrehose.cli.spark import main; main()"
     command = [sys.executable, "-c", program, "archive", str(journal.directory), str(lake), *options]
     archive(None, str(journal.directory), lake)
     asked, seen = 0, 0
@@ -139,7 +139,7 @@ def test_local_archive_does_not_import_pandas(written: Opener, tmp_path: Path) -
     words = ["archive", str(journal.directory), str(tmp_path / "lake"), "--engine", "local"]
     code = f"""
 import sys
-from fyrehose.spark.command import main
+from fyrehose.cli.spark import main
 main({words!r}, standalone_mode=False)
 print(sorted({{"pandas", "pyspark"}}.intersection(sys.modules)))
 """

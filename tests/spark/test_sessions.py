@@ -74,7 +74,7 @@ def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(MissingExtra, match=r"Java 17 or newer.*has Java 8.*fyrehose\[spark\]") as error:
         module.java_home({"JAVA_HOME": str(old), "PATH": ""})
     assert "\n" not in str(error.value)
-    monkeypatch.setattr("fyrehose.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("fyrehose.imports.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"Spark needs pyspark: pip install 'fyrehose\[spark\]'"):
         module.session()
 

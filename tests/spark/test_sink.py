@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError
-from fyrehose.spark.showing import own_error
+from fyrehose.spark.failures import own_error
 from fyrehose.spark.sink import SinkTarget, first_number
 from tests.verification.torture.plain_reader import records
 

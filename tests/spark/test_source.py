@@ -18,7 +18,7 @@ from fyrehose.journal.subscriptions import registered
 from fyrehose.records import Run
 from fyrehose.spark import source
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.showing import own_error
+from fyrehose.spark.failures import own_error
 from fyrehose.spark.source import FyrehoseDataSource, SourceOptions, StreamReader, checked, with_holes
 
 SEQ = arrow_schema(("seq",))

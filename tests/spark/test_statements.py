@@ -12,10 +12,10 @@ import yaml
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from fyrehose.cli import spark as command
 from fyrehose.errors import ConfigError
-from fyrehose.parts import JSON, LAST_PART, PART
+from fyrehose.journal.parts import JSON, LAST_PART, PART
 from fyrehose.records import Run
-from fyrehose.spark import command
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.statements import ENGINES, statements
 

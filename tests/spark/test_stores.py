@@ -30,7 +30,7 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
 Opener = Callable[..., Any]
-ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", "--engine", "local"]
+ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
 
 
 def stored(lake: str, server: str | None = None) -> list[tuple[str, int, bytes]]:

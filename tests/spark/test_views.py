@@ -13,7 +13,7 @@ import pytest
 
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.journal.offline.places import place
-from fyrehose.parts import LAST_PART, PART
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.spark import catalog
 from fyrehose.spark.gaps import streams_of
@@ -152,7 +152,7 @@ def test_missing_extras_are_reported_in_one_line(written: Opener, tmp_path: Path
         program = (
             f"import sys, importlib.util as u; sys.modules[{missing!r}] = None; find = u.find_spec;"
             f"u.find_spec = lambda name, *rest: None if name == {missing!r} else find(name, *rest);"
-            "from fyrehose.spark.command import main; main()"
+            "from fyrehose.cli.spark import main; main()"
         )
         ended = subprocess.run(
             [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=110, check=False

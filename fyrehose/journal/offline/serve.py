@@ -34,7 +34,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline.view import look
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
-from fyrehose.pieces import PIECE
+from fyrehose.sessions import PIECE
 from fyrehose.web.server import WebProtocol, WebSettings, token_of
 from fyrehose.web.session import RequestHead, WebSession
 from fyrehose.web.tokens import same

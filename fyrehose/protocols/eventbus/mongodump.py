@@ -29,7 +29,7 @@ from uuid import UUID
 import attrs
 
 from fyrehose.errors import FyrehoseError, RemoteProtocolError
-from fyrehose.extras import MONGODB
+from fyrehose.imports import MONGODB
 from fyrehose.protocols.eventbus.columns import PROTOCOL, RunBuilder
 from fyrehose.protocols.eventbus.frames import check_event
 from fyrehose.records import LAST_SEQ, Run

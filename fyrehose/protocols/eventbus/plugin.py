@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.extras import EVENTBUS, Extra
+from fyrehose.imports import EVENTBUS, Extra
 from fyrehose.interfaces import IBroker, IDumpPlugin, IExtraPlugin, IOwnConnectionsPlugin
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.mongodump import Dump

@@ -25,10 +25,10 @@ from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import exact_size, fixed, option, size
-from fyrehose.pieces import piece_of
 from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Detach, Ping, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Publish, Run
+from fyrehose.sessions import piece_of
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,6 @@ from typing import ClassVar, NoReturn
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
-from fyrehose.pieces import PIECE, Encoded, fitting
 from fyrehose.protocols.figg.frames import (
     CLIENT_FRAMES,
     FRAMES,
@@ -41,7 +40,7 @@ from fyrehose.protocols.figg.frames import (
     decode_topic,
 )
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
-from fyrehose.sessions import ByteSession
+from fyrehose.sessions import PIECE, ByteSession, Encoded, fitting
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20

@@ -17,13 +17,13 @@ from zope.interface import implementer
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
+from fyrehose.journal.parts import BETWEEN, event_at, is_part
 from fyrehose.ndjson import TextCheck, TextChecks
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.parts import BETWEEN, event_at, is_part
-from fyrehose.pieces import PIECE, Encoded
 from fyrehose.protocols.http.session import PROTOCOL, HttpSession
 from fyrehose.records import Delivery, Run
+from fyrehose.sessions import PIECE, Encoded
 
 #: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
 KEEPALIVE = 15.0

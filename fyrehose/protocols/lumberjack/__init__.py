@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fyrehose.lazy import lazily
+from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.lumberjack.client import LumberjackClient

@@ -19,9 +19,9 @@ from struct import pack
 
 import attrs
 
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.kernels.pure.lumberjack import Segment
-from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 

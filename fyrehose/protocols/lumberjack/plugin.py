@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.extras import LUMBERJACK, Extra
+from fyrehose.imports import LUMBERJACK, Extra
 from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin, ILeadingPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint

@@ -23,7 +23,6 @@ from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
-from fyrehose.pieces import PIECE, fitting, piece_of
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
@@ -35,6 +34,7 @@ from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.protocols.relink.tables import Sending
 from fyrehose.records import Buffer, Delivery, Run
+from fyrehose.sessions import PIECE, fitting, piece_of
 
 PROTOCOL = "relink"
 #: Delay before the server tries again to move the position of a named subscription, in seconds.

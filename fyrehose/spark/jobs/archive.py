@@ -23,13 +23,13 @@ from fyrehose.journal.offline.places import Place, check_identity, place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark import memory, rounds
 from fyrehose.spark.counting import Ahead, Behind, RangeCounts
+from fyrehose.spark.failures import own_error
 from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Gap, Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check, check_beginning
 from fyrehose.spark.repeating import repeated
 from fyrehose.spark.selection import Selection
-from fyrehose.spark.showing import own_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fyrehose.spark import memory
-from fyrehose.spark.showing import own_error
+from fyrehose.spark.failures import own_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from pyarrow import compute, dataset, parquet
 
 from fyrehose.errors import ExpectationFailed
 from fyrehose.journal.offline.places import Place
-from fyrehose.parts import BETWEEN, LARGEST
+from fyrehose.journal.parts import BETWEEN, LARGEST
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.fetching import kept

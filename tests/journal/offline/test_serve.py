@@ -16,7 +16,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.offline import serve
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
-from fyrehose.pieces import PIECE
+from fyrehose.sessions import PIECE
 from fyrehose.testing import Transport
 
 

@@ -57,7 +57,7 @@ class TestWithoutPyzmq:
 
     @pytest.fixture(autouse=True)
     def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.extras.find_spec", lambda name: None)
+        monkeypatch.setattr("fyrehose.imports.find_spec", lambda name: None)
 
     def test_missing_pyzmq_is_one_clear_error(self, broker: Broker) -> None:
         with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install 'fyrehose\[eventbus\]'$"):

@@ -21,10 +21,10 @@ from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import Action, digest
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
-from fyrehose.parts import LAST_PART, PART
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.uploads import MOST_RANGES, Upload

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fyrehose.interfaces import JournalState
-from fyrehose.pieces import PIECE
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import first_anchor, stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Message
 from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.sessions import PIECE
 
 
 def got(peer: Any) -> list[tuple[int, tuple[bytes, ...]]]:

@@ -382,7 +382,7 @@ def test_numbers_that_are_declared_lost_are_in_the_lake(written: Opener, tmp_pat
     assert done.rows == len(journal.read(skip_gaps=True))
 
 
-ARCHIVE = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", "--engine", "local"]
+ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
 
 
 def start(journal: Any, lake: Path) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from fyrehose.errors import ConfigError, ExpectationFailed, JournalCorrupt, JournalLocked, JournalUnreachable
-from fyrehose.parts import LAST_PART, PART
+from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.spark.jobs import tables as job
 from fyrehose.spark.jobs.archive import archive

@@ -73,7 +73,7 @@ def write(directory: Path, seed: int, pause: float = 0.05) -> None:
 
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
     """An archive in a session of its own, so that it can be ended as a whole; a task that dies is tried again."""
-    command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
+    command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--subscription", "lake"]
     command += ["--engine", engine, *more]
     environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner

@@ -235,7 +235,7 @@ class Load:
 @contextmanager
 def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
     """``fyrehose-spark archive --follow``, until Ctrl-C."""
-    command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "archive", str(journal)]
+    command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--follow", "--every", "3s", "--subscription", "lake", "--memory", "1g"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)

@@ -148,7 +148,7 @@ class Starter:
             # What the last driver left in the JVM.
             self.gateway.jvm.org.apache.spark.SparkContext.getOrCreate().stop()
         self.started = True
-        command = [sys.executable, "-c", "from fyrehose.spark.command import main; main()", "tables", str(self.config)]
+        command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "tables", str(self.config)]
         command += ["--engine", self.engine, "--master", "local[2,4]", "--memory", "1g", *more]
         with self.log.open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=self.environ, start_new_session=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.pieces import PIECE, fitting, piece_of
 from fyrehose.records import Run
+from fyrehose.sessions import PIECE, fitting, piece_of
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=40), st.integers(0, 300), st.integers(0, 20_000))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fyrehose.cli import spark_showing as showing
 from fyrehose.errors import FyrehoseError, JournalCorrupt, PublishError
-from fyrehose.spark import showing
 
 
 @pytest.mark.parametrize(

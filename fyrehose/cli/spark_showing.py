@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,10 +12,10 @@ from rich.progress import DownloadColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose import errors
 from fyrehose.cli.console import Console, bar
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
-from fyrehose.extras import SPARK
+from fyrehose.imports import SPARK
+from fyrehose.spark.failures import own_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,17 +29,6 @@ WIDE = 240
 
 #: Exceptions that Spark raises for invalid SQL.
 _MISTAKES = ("AnalysisException", "ParseException")
-_OURS = re.compile(r"^(?:[\w.]*: )?fyrehose\.errors\.(\w+): (.+)$", re.MULTILINE)
-
-
-def own_error(error: Exception) -> FyrehoseError | None:
-    """Return the Fyrehose error that Spark has wrapped in an error of its own; None if there is none."""
-    found = _OURS.findall(str(error))
-    if not found:
-        return None
-    name, text = found[-1]
-    kind = getattr(errors, name, FyrehoseError)
-    return kind(text) if isinstance(kind, type) and issubclass(kind, FyrehoseError) else FyrehoseError(text)
 
 
 def in_a_line(error: Exception) -> FyrehoseError | None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fyrehose import __version__
+from fyrehose.cli import spark_showing as showing
 from fyrehose.cli.console import bar
 from fyrehose.cli.program import Program
 from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.offline.places import TOKEN_FILE
 from fyrehose.options import counted, shown_size
-from fyrehose.spark import showing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

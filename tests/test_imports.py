@@ -1,10 +1,14 @@
-"""The names in ``__all__`` are what programs may rely on: importable, documented, and cheap until they are used."""
+"""The names in ``__all__`` are what programs may rely on: importable, documented, and cheap until they are used.
+
+A package that an extra brings is named when it is missing, with the command that installs it.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from configparser import ConfigParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,9 @@ from typing import Any
 import pytest
 
 import fyrehose
-from fyrehose.lazy import lazily
+from fyrehose import imports
+from fyrehose.errors import MissingExtra
+from fyrehose.imports import Extra, lazily
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
@@ -20,6 +26,8 @@ PACKAGES = sorted(
     for path in ROOT.joinpath("fyrehose").rglob("__init__.py")
     if "__all__ = " in path.read_text()
 )
+MISSING = Extra("nice", "nice-package", "nothing_of_this_name")
+ALL = [each for each in vars(imports).values() if isinstance(each, Extra)]
 #: Packages whose ``__all__`` is for Fyrehose itself.
 INTERNAL = {"fyrehose.cli", "fyrehose.kernels"}
 
@@ -93,3 +101,23 @@ def test_the_reference_documents_every_public_name() -> None:
             f"{package}.{name}" for name in module.__all__ if (ROOT / package.replace(".", "/") / f"{name}.py").exists()
         }
         assert modules <= documented
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(MissingExtra) as raised:
+        MISSING.require("the bus")
+    assert str(raised.value) == "the bus needs nice-package: pip install 'fyrehose[nice]'"
+
+
+def test_an_installed_package_is_no_error() -> None:
+    extra = Extra("any", "attrs", "attrs")
+    assert extra.installed
+    extra.require("everything")
+
+
+@pytest.mark.parametrize("each", ALL, ids=lambda each: each.package)
+def test_the_extra_brings_the_package(each: Extra) -> None:
+    setup = ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg")
+    assert re.search(rf"^{each.package}\b", setup["options.extras_require"][each.name], re.MULTILINE)
+    assert each.installed, "the tests have every extra"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fyrehose.parts import JSON, LAST_PART, PART, Joiner, event_at
+from fyrehose.journal.parts import JSON, LAST_PART, PART, Joiner, event_at
 from fyrehose.records import MAX_PAYLOAD, Run
 
 DOCUMENT = json.dumps({"message": "x" * (2 * MAX_PAYLOAD)}).encode()

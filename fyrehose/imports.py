@@ -1,0 +1,93 @@
+"""Imports that happen late, or not at all: the public names of packages, and packages that an extra brings.
+
+Importing :mod:`fyrehose.protocols.figg.session` runs ``fyrehose/__init__.py`` first, and must not import Twisted.  So
+packages export their public names by :func:`lazily`, which imports the modules that define them when they are used.
+
+Packages that Fyrehose uses and does not install by itself come with an :class:`Extra`: ``pip install
+'fyrehose[eventbus]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+
+from fyrehose.errors import MissingExtra
+
+
+def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for *package*: a name is imported when it is first used.
+
+    :param modules: the names that each module of the package defines, separated by spaces
+    """
+    homes = {name: module for module, names in modules.items() for name in names.split()}
+    there = import_module(package)
+
+    def import_name(name: str) -> Any:
+        """Import the module that defines *name*, and keep the value, so that this is called once for each name."""
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = f"{package}.{homes[name]}"
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{home}.".startswith(f"{error.name}."):
+                raise  # The module exists, and needs another package.
+            raise ImportError(
+                f"{package}.{name} belongs to the server: pip install fyrehose", name=error.name
+            ) from None
+        setattr(there, name, value)
+        return value
+
+    return import_name, lambda: sorted({*vars(there), *homes})
+
+
+@attrs.frozen
+class Extra:
+    """A package, and the extra that brings it.
+
+    :ivar name: the name of the extra
+    :ivar package: the package's name, as pip knows it
+    :ivar module: the module to look for
+    :ivar use: what the package is for, if the protocol also works without it; empty: the protocol needs it
+    """
+
+    name: str
+    package: str
+    module: str
+    use: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Return whether the package is installed; it is not imported."""
+        return find_spec(self.module) is not None
+
+    @property
+    def command(self) -> str:
+        """Return the command that installs the package, quoted because shells expand brackets."""
+        return f"pip install 'fyrehose[{self.name}]'"
+
+    def missing(self, what: str) -> str:
+        """Return a message for people: *what* lacks the package, and how to install it."""
+        return f"{what} {self.use or 'needs'} {self.package}: {self.command}"
+
+    def require(self, what: str) -> None:
+        """Check that the package is installed.
+
+        :param what: what needs it, for the error
+        :raises MissingExtra: it is not
+        """
+        if not self.installed:
+            raise MissingExtra(self.missing(what))
+
+
+ADMIN = Extra("admin", "prometheus-client", "prometheus_client")
+EVENTBUS = Extra("eventbus", "pyzmq", "zmq")
+MONGODB = Extra("mongodb", "pymongo", "bson")
+LUMBERJACK = Extra("lumberjack", "isal", "isal", use="inflates two and a half times as fast with")
+SPARK = Extra("spark", "pyspark", "pyspark")
+ARROW = Extra("spark", "pyarrow", "pyarrow")
