@@ -112,9 +112,9 @@ def test_the_shared_log_is_used_with_tls_and_certificates_made_as_the_page_says(
 ) -> Any:
     example = read_file(DEPLOY / "fyrehose.toml").replication
     assert example is not None
-    assert "\nca = " in with_tls((DEPLOY / "fyrehose.toml").read_text())
+    assert "\ntls-authorities = " in with_tls((DEPLOY / "fyrehose.toml").read_text())
     (tmp_path / "password").write_text("xA\n")
-    settings = attrs.evolve(example, password_file=str(tmp_path / "password"), ca=str(tmp_path / "ca.pem"))
+    settings = attrs.evolve(example, password_file=str(tmp_path / "password"), tls_authorities=str(tmp_path / "ca.pem"))
 
     async def used() -> None:
         log = JetStreamLog(reactor, [f"nats://{nats_with_tls}"], "fyrehose", options=settings.connect_options())
