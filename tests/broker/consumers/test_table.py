@@ -193,6 +193,24 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
 
 
+def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
+    """The token may be one of the leader after it."""
+    world = World()
+    shared = world.create()
+    (found,) = world.lease(shared).result
+    (lease,) = found.leases
+    action = WorkerAction("done", lease.lane, 1, 1, (2, 1))
+    assert world.table.act(shared, [action], "w").result[0] == [(action, "lease-lost")]
+    world.journal.auto, world.journal.leads_alone = False, False
+    told = [world.table.act(shared, [action], "w") for _ in range(2)]
+    assert not any(each.called for each in told)
+    world.journal.commit()
+    assert [each.result[0] for each in told] == [[(action, "lease-lost")]] * 2
+    deposed = world.table.act(shared, [action], "w")
+    world.journal.enter(JournalState.READ_ONLY, "another server leads")
+    assert isinstance(failure(deposed), ReadOnly)
+
+
 def test_a_server_that_may_be_deposed_appends_one_proof_for_a_waiting_request() -> None:
     world = World()
     shared = world.create()
