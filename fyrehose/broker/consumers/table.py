@@ -612,9 +612,10 @@ class SharedSubscriptions:
         if shared.gone:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
-        if not proven and not ready and any(action.kind == "extend" for action in actions):
-            # A lease must not be extended while another server may have leased the record again, or before the epoch
-            # of this server is durable.
+        if not proven and not ready and any(action.kind == "extend" or action.refusals() for action in actions):
+            # While another server may have taken over and leased the record again, a lease must not be extended, and a
+            # token must not be refused, which may be one of that server.  Nor is a lease extended before the epoch of
+            # this server is durable.
             written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
         outcome = shared.work.act(actions, consumer, whole=bool(runs))
