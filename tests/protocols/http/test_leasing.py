@@ -515,21 +515,32 @@ def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
     assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "GET /subscriptions/work",
-        "DELETE /subscriptions/work",
-        "POST /subscriptions/work/lease",
-        "POST /subscriptions/work/settle",
-        "POST /subscriptions/work/pause",
-    ],
-)
+#: Requests about one subscription.
+OF_ONE = [
+    "GET /subscriptions/work",
+    "DELETE /subscriptions/work",
+    "POST /subscriptions/work/lease",
+    "POST /subscriptions/work/settle",
+    "POST /subscriptions/work/pause",
+]
+BODIES = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause": {"paused": True}}
+
+
+@pytest.mark.parametrize("line", OF_ONE)
 def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
     """A subscription that was created after this server began to follow is known to the leader only."""
     world = World()
     world.journal.leader = "10.0.0.1:8117"
     world.broker.open()
-    body = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause": {"paused": True}}
-    status, answer = world.ask(line, body.get(line.rpartition("/")[2]))
+    status, answer = world.ask(line, BODIES.get(line.rpartition("/")[2]))
     assert (status, "another server leads" in answer["error"]) == (503, True)
+
+
+@pytest.mark.parametrize("line", OF_ONE)
+def test_server_without_the_shared_log_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
+    """It has just started, and has not read what the cluster has done meanwhile."""
+    world = World()
+    world.journal.refusal = "no answer from the shared log"
+    world.journal.enter(JournalState.READ_ONLY, "no answer from the shared log")
+    status, answer = world.ask(line, BODIES.get(line.rpartition("/")[2]))
+    assert (status, "no answer" in answer["error"]) == (503, True)
