@@ -234,6 +234,8 @@ class AdminProtocol(WebProtocol):
             self._refuse(404, "no-such-subscription", str(error))
         except errors.Following as error:
             self._refuse(503, "following", str(error))
+        except errors.Unreplicated as error:
+            self._refuse(503, "unreplicated", str(error))
 
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")

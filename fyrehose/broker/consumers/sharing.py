@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, fail
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
 from fyrehose.broker.consumers.work import Item, WorkerAction
-from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription
+from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription, Unreplicated
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -69,6 +69,7 @@ class Sharing:
 
         :raises NoSuchSubscription: there is none
         :raises Following: another server leads, and only that one knows which records are leased or settled
+        :raises Unreplicated: another server may lead
         :raises Forbidden: the peer may not consume its stream
         """
         shared = self.table.find(name)
@@ -167,8 +168,8 @@ class Sharing:
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume; none if another server leads."""
-        if isinstance(self.table.refusal(), Following):
+        """Describe the subscriptions that the peer may consume; none if another server leads, or may lead."""
+        if isinstance(self.table.refusal(), Following | Unreplicated):
             return []
         permits: Callable[[Right, str], bool] = self.peer.permits
         every = self.table.entries.values()

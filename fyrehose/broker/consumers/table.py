@@ -43,6 +43,7 @@ from fyrehose.errors import (
     SubscriptionError,
     SubscriptionGone,
     TooManyNamedSubscriptions,
+    Unreplicated,
 )
 from fyrehose.interfaces import IJournal, Unread
 from fyrehose.patterns import Pattern
@@ -202,6 +203,7 @@ class SharedSubscriptions:
 
         :raises NoSuchSubscription: there is none
         :raises Following: another server leads, and only that one knows which subscriptions exist
+        :raises Unreplicated: another server may lead
         """
         if not self.taken(name):
             self._check_leading()
@@ -212,7 +214,7 @@ class SharedSubscriptions:
 
     def _check_leading(self) -> None:
         refusal = self.refusal()
-        if isinstance(refusal, Following):
+        if isinstance(refusal, Following | Unreplicated):
             raise refusal
 
     def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
