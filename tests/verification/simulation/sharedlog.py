@@ -157,6 +157,7 @@ class Connection:
     writer: EntryWriter | None = None
     answered: float = 0.0
     stale: int = 0
+    closed: bool = False
 
     def open(
         self,
@@ -165,8 +166,10 @@ class Connection:
         asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            self.heard, self.writer, self.asked = heard, writer, asked
-            self.log.connections[self.name] = self
+            # It may arrive late, when the server has closed this connection, or was killed, and has opened another one.
+            if not (self.closed or self.host.dead):
+                self.heard, self.writer, self.asked = heard, writer, asked
+                self.log.connections[self.name] = self
             return []
 
         return self._ask(opened)
@@ -226,6 +229,7 @@ class Connection:
             self.heard(message)
 
     def close(self) -> Deferred[None]:
+        self.closed = True
         if self.log.connections.get(self.name) is self:
             del self.log.connections[self.name]
         closed: Deferred[None] = Deferred()
