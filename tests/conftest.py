@@ -89,6 +89,7 @@ LONGEST = (
     "tests/live/test_cluster_reopening.py",
     "tests/spark/typed/test_summaries.py",
     "tests/spark/test_pipeline.py",
+    "tests/spark/test_storms.py",
     "tests/verification/simulation/",
     "tests/verification/consumers/",
     "tests/replication/test_member.py",

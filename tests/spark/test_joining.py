@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fyrehose import parts
+from fyrehose.journal import parts
 from fyrehose.journal.parts import JSON, LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.spark import joined, statements, table
