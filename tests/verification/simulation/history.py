@@ -10,7 +10,7 @@ what may be lost  -> its numbers belong to nothing from then on, and the log say
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import attrs
@@ -193,6 +193,11 @@ class History:
         """Remember how far retention has come."""
         for stream in self.truth:
             self.deleted[stream] = max(self.deleted.get(stream, 0), self.journal.bounds(stream)[0] - 1)
+
+    def note_deletion(self, ends: Mapping[str, int]) -> None:
+        """Remember that retention deletes a segment, which ends with these numbers of its streams."""
+        for stream, last in ends.items():
+            self.deleted[stream] = max(self.deleted.get(stream, 0), last)
 
     def missing(self, stream: str, first: int, last: int) -> bool:
         """Return whether a reader may lack these numbers, because they have no records, or no longer kept ones."""

@@ -393,6 +393,8 @@ class Server:
         :raises Violation: it is to be kept
         """
         settings, seconds, end = self.settings, self.world.clock.seconds(), max(end, self.journal.status().position)
+        # A server that stops says so nowhere else: its journal is closed when its last records are looked at.
+        self.history.note_deletion(seen.ends)
         if settings.keep_bytes and end - seen.base > settings.keep_bytes:
             return
         age = seconds - self.written.get(seen.base, 0.0) + (self.world.stepped + BELIEVED * self.world.leapt) / 1e6
