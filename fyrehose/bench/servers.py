@@ -64,7 +64,7 @@ Start = Callable[[Path, str, str], Running]
 
 
 class Durable(Enum):
-    """What an acknowledgement guarantees; only servers with the same guarantee are compared."""
+    """The guarantees of an acknowledgement; only servers with the same one are compared."""
 
     SYNCED = "synced"  #: the message is on the disk
     LATER = "later"  #: the message will be on the disk soon

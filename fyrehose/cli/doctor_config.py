@@ -1,4 +1,4 @@
-"""What `fyrehose doctor` finds in a configuration: the one in a file, or the one of a running server."""
+"""Find problems in a configuration, in a file or of a running server, for `fyrehose doctor`."""
 
 from __future__ import annotations
 

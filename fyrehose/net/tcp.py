@@ -259,6 +259,7 @@ class SessionProtocol(TwistedProtocol):
         """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        """End everything that this connection has: its calls of the broker, its memory and its timers."""
         if self.phase is not Phase.GONE:
             self._enter(Phase.GONE)
         if self._handshake.lost(reason):

@@ -22,7 +22,7 @@ from fyrehose.spark.plan import missing, walk
 
 @attrs.frozen(kw_only=True)
 class RangeCounts:
-    """What a range of the journal contains, counted from the headers of its batches.
+    """The content of a range of the journal, counted from the headers of its batches.
 
     :ivar start, end: the position of its first batch, and the position behind its last one
     :ivar full: whether the range is complete, because the next batch would make it too large

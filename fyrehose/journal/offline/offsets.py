@@ -108,7 +108,7 @@ class Offsets:
                     return None if batch.mended else batch.chain
                 return self._at_end(reader, first, extent)
             except fmt.Damage:
-                return None  # whoever reads the batches gets the error
+                return None  # the reader of the batches gets the error
             finally:
                 reader.close()
         return None

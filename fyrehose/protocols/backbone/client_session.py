@@ -59,7 +59,7 @@ SOON = 0.05
 
 @attrs.frozen(kw_only=True)
 class BackboneOptions:
-    """What a client does (subscribe, store), and its limits.
+    """The options of a client: whether it subscribes and stores records, and its limits.
 
     :ivar subscribe: receive DELIVERs; without them no push can be confirmed
     :ivar store: bytes of records to store for other clients; 0: store none, and tell the backbone so (flag NOJOURNAL)

@@ -153,7 +153,7 @@ class Places:
 
 @attrs.frozen(slots=True)
 class KeepAliveResult:
-    """What the server does about a KEEPALIVE.
+    """The outcome of a KEEPALIVE: whether it is acknowledged, and what it releases or displaces.
 
     :ivar admitted: the KEEPALIVE is to be acknowledged
     :ivar held: records that were held back, and are to be delivered now

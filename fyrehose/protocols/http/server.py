@@ -157,6 +157,7 @@ class HttpProtocol(WebProtocol):
         self.publish(runs, key=event.key)
 
     def durable(self, items: Sequence[Publish]) -> None:
+        """Add the numbers of durable publishes to the answer of the request, which is sent when all are durable."""
         assert self._upload is not None, "an upload stays until all of its publishes are settled"
         for item in items:
             messages, count = item.runs[: item.counted] if item.counted else item.runs, 0

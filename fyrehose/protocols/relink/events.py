@@ -125,7 +125,7 @@ Event = (
 
 
 class MessageOutcome(Enum):
-    """What is known of a message whose link was lost before the message was acknowledged.
+    """The outcome of a message whose link was lost before the message was acknowledged, as far as it is known.
 
     A message that is known to be processed is not reported: its acknowledgement has arrived.
     """
