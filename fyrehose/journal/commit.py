@@ -40,9 +40,9 @@ COMMIT = 16 << 20
 #: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
 AHEAD = 256 << 10
 #: Larger commits, in bytes, run in the writer thread: meanwhile the reactor receives the publishes of the next one.
-SMALL = 16 << 10
+SMALL = 64 << 10
 #: Commits move to the reactor's thread when they take less than the first on average, and back above the second.
-FAST, SLOW = 300e-6, 600e-6
+FAST, SLOW = 500e-6, 1e-3
 #: Weight of one commit in that average.
 WEIGHT = 1 / 16
 #: A commit that takes longer than this, in seconds, is a stall.
@@ -57,7 +57,7 @@ QUIET = 60.0
 # Waiting, writing, settling.
 
 
-@attrs.frozen(slots=True)
+@attrs.define(eq=False, slots=True)
 class Commit:
     """The outcome of one commit.
 

@@ -601,8 +601,8 @@ def test_a_disk_counts_as_slow_until_several_commits_were_fast(measured: Measure
     assert measured.near
 
 
-def test_a_disk_counts_as_fast_only_after_27_fast_commits(measured: Measured) -> None:
-    feed(measured, 100e-6, 26)
+def test_a_disk_counts_as_fast_only_after_25_fast_commits(measured: Measured) -> None:
+    feed(measured, 100e-6, 24)
     assert not measured.near
     feed(measured, 100e-6, 1)
     assert measured.near
