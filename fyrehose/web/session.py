@@ -1,4 +1,4 @@
-"""The server's side of one HTTP/1.1 connection, sans-I/O: h11 parses and serializes, this module limits and refuses.
+"""The server's side of one HTTP/1.1 connection, sans-I/O: reads requests by requests.py, limits, refuses and answers.
 
     bytes -> RequestHead, then a subclass's events for the body -> respond(), or start(), send() ..., end() -> bytes
 
@@ -12,23 +12,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import attrs
-import h11
 
-from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.sessions import ByteSession
 from fyrehose.web.hosts import foreign_host, host_in
 from fyrehose.web.origins import Origins
+from fyrehose.web.requests import Head, MalformedRequest, RequestPart, RequestReader
 
-#: The largest head of a request, in bytes.
-MAX_HEAD = 16 << 10
 #: Bytes kept behind the current request; with more than these, reading from the peer pauses.
 MAX_AHEAD = 64 << 10
-#: The most h11 events (heads, pieces and ends of bodies) that one call processes, so that others get their turn.
+#: The most heads, pieces and ends of bodies that one call processes, so that others get their turn.
 MOST_EVENTS = 256
 #: The most parameters that a query may have.
 MAX_PARAMETERS = 20
@@ -42,21 +41,27 @@ WEB_REFUSALS = (
     "unexpected-body",
 )
 
-#: Ambiguous heads of requests: LF without CR, and a line that continues the line before.  h11 accepts both, but a proxy
-#: in front of the server may understand another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
-_OVER = frozenset({h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
-_ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
-_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 #: Headers that a request may have only once, because the server and a proxy might each use another one of several.
 _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
 
 #: Headers of every answer: browsers must neither cache it nor guess its type.
-_ALWAYS = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
+_ALWAYS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+#: What the value of a header must not have: it would end the header, and the peer would read another answer.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 JSON = "application/json"
 #: The statuses of refusals that say that the same request may succeed later.
 RETRIABLE = (408, 429, 503)
 
 Headers = Mapping[str, str]
+
+
+class AnswerPart(Enum):
+    """The part of an answer that comes next."""
+
+    NONE = "nothing: no request waits"
+    HEAD = "the head"
+    BODY = "the body"
+    DONE = "nothing: the answer is complete"
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -113,20 +118,24 @@ class WebSession(ByteSession):
     reads_only: bool = attrs.field(default=False, init=False)
     #: headers of the answer for the page that sent the request
     _for_page: Headers = attrs.field(factory=dict, init=False)
-    _h11: h11.Connection = attrs.field(init=False)
+    _reader: RequestReader = attrs.field(factory=RequestReader, init=False)
+    _answer: AnswerPart = attrs.field(default=AnswerPart.NONE, init=False)
     more: bool = attrs.field(default=False, init=False)
     answering: bool = attrs.field(default=False, init=False)
     between_requests: bool = attrs.field(default=False, init=False)
     over: bool = attrs.field(default=False, init=False)
     read_ahead_full: bool = attrs.field(default=False, init=False)
     out: list[bytes] = attrs.field(factory=list, init=False)
-    _ahead: bytearray = attrs.field(factory=bytearray, init=False)
-    #: the last bytes of the head that is being received; None: it is complete
-    _head: bytes | None = attrs.field(default=b"", init=False)
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refused: RequestRefused | None = attrs.field(default=None, init=False)
-    #: whether the last call stopped at MOST_EVENTS, so that h11 may have more events
+    #: whether the connection ends with the current answer
+    _last: bool = attrs.field(default=False, init=False)
+    #: whether the body of the answer is sent in chunks
+    _chunked: bool = attrs.field(default=False, init=False)
+    #: whether further input belongs to a request after the one that is being answered
+    _behind: bool = attrs.field(default=False, init=False)
+    #: whether the last call stopped at MOST_EVENTS, so that the reader may have more
     _stopped: bool = attrs.field(default=False, init=False)
     #: whether the body of the request is incomplete
     _body_incomplete: bool = attrs.field(default=False, init=False)
@@ -134,9 +143,6 @@ class WebSession(ByteSession):
     _target: str = attrs.field(default="", init=False)
     #: whether the body of the answer is left out, because the request is a HEAD
     _without_body: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     # Hooks for subclasses.
 
@@ -175,11 +181,11 @@ class WebSession(ByteSession):
         """Return the events that *data* completes."""
         if self.over or self._rest_dropped:
             return []
+        self._reader.add(data)
         if self._behind:
-            self._ahead += data
-            self.read_ahead_full = len(self._ahead) > MAX_AHEAD
+            self.read_ahead_full = self._reader.unread > MAX_AHEAD
             return []
-        events = self._receive(data, data) + self._pull()
+        events = self._pull()
         self._note_state()
         return events
 
@@ -187,31 +193,30 @@ class WebSession(ByteSession):
         """Return the events caused by the end of input: the peer will not send more."""
         self._eof = True
         if self.over:
-            self._discard_input()
+            self._broken, self._reader = True, RequestReader()  # frees the bytes that will not be read
+            self.read_ahead_full = False
+            self._note_state()
         return self._end_of_input()
 
     def next_events(self) -> list[object]:
         """Return further events of bytes that were received already; call it while :attr:`more` is true."""
-        events: list[object] = []
         if not self.more:
-            return events
+            return []
         if self.between_requests:
-            self._h11.start_next_cycle()
-            self._without_body, self._head, self._for_page = False, b"", {}
-            data, self._ahead, self.read_ahead_full = bytes(self._ahead), bytearray(), False
-            unparsed = self._h11.trailing_data[0] + data
-            if not unparsed and not self._eof:  # The next request has not begun, so h11 has no events.
+            self._reader.begin()
+            self._answer, self._without_body, self._for_page = AnswerPart.NONE, False, {}
+            self.read_ahead_full = False
+            if not self._reader.unread and not self._eof:
                 self._note_state()
-                return events
-            events = self._receive(data, unparsed)
-        events += self._pull()
+                return []
+        events = self._pull()
         self._note_state()
         return events + self._end_of_input() if self._eof else events
 
     @property
     def streaming(self) -> bool:
         """Return whether the head of an answer was sent and its body is incomplete."""
-        return self._h11.our_state is h11.SEND_BODY
+        return self._answer is AnswerPart.BODY
 
     @property
     def body_unread(self) -> bool:
@@ -223,45 +228,48 @@ class WebSession(ByteSession):
         """Return the size of the head or the part of a body that is being received, in bytes; 0 between requests."""
         if self._broken:
             return 0
-        if self._h11.their_state is h11.SEND_BODY:
+        if self._reader.in_body:
             return self.body_expected
-        return len(self._h11.trailing_data[0]) if self._h11.their_state is h11.IDLE else 0
+        return self._reader.unread if self._reader.part is RequestPart.HEAD else 0
 
     @property
     def buffered(self) -> int:
         """Return the bytes of :attr:`expected` that are in memory."""
-        return self.body_buffered if self._h11.their_state is h11.SEND_BODY else self.expected
+        return self.body_buffered if self._reader.in_body else self.expected
 
     # Output.
 
     def respond(self, status: int, body: bytes, content_type: str = JSON, headers: Headers | None = None) -> None:
         """Send a complete answer."""
-        head = self._head_of(status, content_type, headers, len(body))
+        self._begin(status, content_type, headers, len(body))
         if body and not self._without_body:
-            self._send(head, h11.Data(data=body), h11.EndOfMessage())
-        else:
-            self._send(head, h11.EndOfMessage())
+            self.out.append(body)
+        self._complete()
 
     def respond_without_content(self, headers: Headers | None = None) -> None:
         """Send a complete answer with status 204, which has no body."""
-        self.start(204, "", headers)
-        self.end()
+        self._begin(204, "", headers)
+        self._complete()
 
     def start(self, status: int, content_type: str, headers: Headers | None = None) -> None:
-        """Send the head of an answer.
-
-        :param content_type: "" for an answer without a body
-        """
-        self._send(self._head_of(status, content_type, headers))
+        """Send the head of an answer whose body follows by :meth:`send`."""
+        self._begin(status, content_type, headers)
+        self._note_state()
 
     def send(self, data: bytes) -> None:
         """Send a piece of the answer's body."""
+        if self._answer is not AnswerPart.BODY:
+            raise LocalProtocolError("a piece of a body was sent without the head of an answer")
         if data and not self._without_body:
-            self._send(h11.Data(data=data))
+            self.out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """Complete the answer."""
-        self._send(h11.EndOfMessage())
+        if self._answer is not AnswerPart.BODY:
+            raise LocalProtocolError("an answer was completed that was not begun")
+        if self._chunked and not self._without_body:
+            self.out.append(b"0\r\n\r\n")
+        self._complete()
 
     def elsewhere(self, server: str) -> Headers:
         """Return the Location header that redirects this request to *server*, a URL; none if that is empty."""
@@ -278,76 +286,52 @@ class WebSession(ByteSession):
         :return: the event for the refusal
         """
         self._refused = RequestRefused(status=status, cause=cause, detail=detail)
-        fields = {**(headers or {})}
-        if self._body_incomplete:
-            fields["Connection"] = "close"
+        self._last = self._last or self._body_incomplete
         again = {"retriable": True} if status in RETRIABLE else {}
         body = json.dumps({"error": detail, **again, **more}, ensure_ascii=False).encode() + b"\n"
-        self.respond(status, body, headers=fields)
+        self.respond(status, body, headers=headers)
         return [self._refused]
 
     # Internals.
 
-    def _discard_input(self) -> None:
-        """Free the memory of received bytes that will not be parsed."""
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        self._ahead.clear()
-        self._broken, self.read_ahead_full = True, False
-        self._note_state()
-
     def _note_state(self) -> None:
-        """Set the attributes that follow from the states of h11; called after each step that may have changed them."""
-        ours = self._h11.our_state
-        self.answering = ours in _ANSWERING
-        self.over = self._broken or ours in _OVER
-        self.between_requests = ours is h11.DONE and self._h11.their_state is h11.DONE and not self._broken
+        """Set the attributes that follow from the request and its answer; called after each step of one of them."""
+        answer = self._answer
+        self.answering = answer is AnswerPart.HEAD or answer is AnswerPart.BODY
+        done = answer is AnswerPart.DONE
+        self.over = self._broken or (done and self._last)
+        self.between_requests = done and not self.over and self._reader.part is RequestPart.DONE
         self.more = self.between_requests or (self._stopped and not self.over)
-
-    @property
-    def _behind(self) -> bool:
-        """Return whether further input belongs to a request after the one that is being answered."""
-        return self._h11.their_state is not h11.SEND_BODY and (self.answering or self.between_requests)
+        self._behind = (self.answering or self.between_requests) and not self._reader.in_body
 
     @property
     def _rest_dropped(self) -> bool:
         """Return whether the request was refused before the end of its body, so that later input is not parsed."""
         return self._refused is not None and self._body_incomplete
 
-    def _head_of(
-        self, status: int, content_type: str, headers: Headers | None, length: int | None = None
-    ) -> h11.Response:
-        if headers or self._for_page:
-            return _response(status, content_type, length, {**self._for_page, **(headers or {})})
-        return _usual_response(status, content_type, length)
+    def _begin(self, status: int, content_type: str, headers: Headers | None, length: int | None = None) -> None:
+        """Send the head of an answer.
 
-    def _send(self, *events: h11.Response | h11.Data | h11.EndOfMessage | h11.InformationalResponse) -> None:
-        try:
-            for event in events:
-                data = self._h11.send(event)
-                if data:
-                    self.out.append(data)
-        except h11.LocalProtocolError as error:
-            raise LocalProtocolError(str(error)) from error
-        finally:
-            self._note_state()
-
-    def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
-        """Pass *data* to h11, and return the events of a head that is ambiguous.
-
-        :param unparsed: the bytes that were not checked yet, of which *data* is the end
+        :param content_type: "" for an answer without a body
+        :param length: length of the body, in bytes; None: it is not known yet
         """
-        if self._head is not None:
-            text, searched = self._head + unparsed, max(0, len(self._head) - 1)
-            end = text.find(b"\r\n\r\n")
-            found = _AMBIGUOUS.search(text, searched, len(text) if end < 0 else end + 4)
-            self._head = text[-3:] if end < 0 else None
-            if found is not None:
-                folded = "a line of the head continues the line before it; write both as one line"
-                bare = "a line of the head ends with a bare LF; end each with CR LF"
-                return self._break(h11.RemoteProtocolError(folded if len(found[0]) > 1 else bare))
-        if data:
-            self._h11.receive_data(data)
-        return []
+        if self._answer is AnswerPart.BODY or self._answer is AnswerPart.DONE:
+            raise LocalProtocolError("a second answer to the same request")
+        head = _head_of(status, content_type, length, self._chunked and content_type != "", self._last)
+        more = {**self._for_page, **(headers or {})}
+        if more:
+            lines = []
+            for name, value in more.items():
+                if _CONTROL.search(value):
+                    raise LocalProtocolError(f"the value of the header {name} has a control character: {value!r}")
+                lines.append(f"{name}: {value}\r\n")
+            head += "".join(lines).encode()
+        self.out.append(head + b"\r\n")
+        self._answer = AnswerPart.BODY
+
+    def _complete(self) -> None:
+        self._answer = AnswerPart.DONE
+        self._note_state()
 
     def _pull(self) -> list[object]:
         """Return the events up to the end of the request or of the received bytes, at most :data:`MOST_EVENTS`."""
@@ -357,19 +341,18 @@ class WebSession(ByteSession):
             return events
         for _ in range(MOST_EVENTS):
             try:
-                event = self._h11.next_event()
-            except h11.RemoteProtocolError as error:
+                found = self._reader.next()
+            except MalformedRequest as error:
                 return events + self._break(error)
-            if event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+            if found is None:
                 return events
-            if isinstance(event, h11.Request):
-                self._note_state()
-                events += self._receive_head(event)
-                if self._h11.they_are_waiting_for_100_continue and not self.over and self.answering:
-                    self._send(h11.InformationalResponse(status_code=100, headers=[]))
-            elif isinstance(event, h11.Data):
-                events += self.on_body(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage):
+            if isinstance(found, Head):
+                events += self._receive_head(found)
+                if found.waits and self._answer is AnswerPart.HEAD:
+                    self.out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
+            elif found:
+                events += self.on_body(found)
+            else:
                 self._body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
                 return [*events, *(self.on_body_end() if self._refused is None else ())]
@@ -382,20 +365,20 @@ class WebSession(ByteSession):
         """Return the events caused by the end of input, if all bytes before it were processed."""
         if self.over or self._behind or self._stopped or self._rest_dropped:
             return []
-        self._h11.receive_data(b"")
-        events = self._pull()
+        events: list[object] = []
+        try:
+            self._reader.check_end()
+            self._broken = self._answer is AnswerPart.NONE
+        except MalformedRequest as error:
+            events = self._break(error)
         self._note_state()
         return events
 
-    def _receive_head(self, head: h11.Request) -> Iterable[object]:
-        self._refused, self._body_incomplete = None, True
-        self._without_body = head.method == b"HEAD"
-        self._target = head.target.decode("latin-1") if head.target.startswith(b"/") else ""
-        size = len(head.target)
-        for name, value in head.headers:
-            size += len(name) + len(value)
-        if size > MAX_HEAD:
-            return self.refuse(431, "head-too-large", f"request head exceeds the limit of {MAX_HEAD} bytes")
+    def _receive_head(self, head: Head) -> Iterable[object]:
+        self._refused, self._body_incomplete, self._answer = None, True, AnswerPart.HEAD
+        self._without_body, self._chunked, self._last = head.method == "HEAD", head.minor > 0, head.last
+        self._target = head.target if head.target.startswith("/") else ""
+        self.answering = True
         try:
             request = _parse(head)
             self._body_incomplete = request.length != 0
@@ -419,55 +402,46 @@ class WebSession(ByteSession):
         self.respond_without_content(self.origins.preflight(verdict))
         return ()
 
-    def _break(self, error: h11.RemoteProtocolError) -> list[object]:
-        status = error.error_status_hint if error.error_status_hint in (400, 413, 431, 501) else 400
-        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.partly_processed:
-            body = json.dumps({"error": str(error)}).encode() + b"\n"
-            self.respond(status, body, headers={"Connection": "close"})
+    def _break(self, error: MalformedRequest) -> list[object]:
+        if self._answer in (AnswerPart.NONE, AnswerPart.HEAD) and not self.partly_processed:
+            self._last = True
+            self.respond(error.status, json.dumps({"error": error.detail}).encode() + b"\n")
         self._broken = True
         self._note_state()
-        return [Broken(error=RemoteProtocolError("bad-http", str(error)))]
-
-
-def _response(status: int, content_type: str, length: int | None, headers: Headers) -> h11.Response:
-    """Return the head of an answer.
-
-    :param content_type: "" for an answer without a body
-    :param length: length of the body, in bytes; None: it is not known yet
-    """
-    fields = [(b"Content-Type", content_type.encode()), *_ALWAYS] if content_type else [*_ALWAYS]
-    if length is not None:
-        fields.append((b"Content-Length", b"%d" % length))
-    fields += ((name.encode(), value.encode()) for name, value in headers.items())
-    return h11.Response(status_code=status, reason=HTTPStatus(status).phrase.encode(), headers=fields)
+        return [Broken(error=error)]
 
 
 @lru_cache(maxsize=256)
-def _usual_response(status: int, content_type: str, length: int | None) -> h11.Response:
-    """Return the head of an answer without further headers; most answers have the lengths of earlier ones.
+def _head_of(status: int, content_type: str, length: int | None, chunked: bool, last: bool) -> bytes:
+    """Return the head of an answer without further headers, and without the empty line at its end.
 
-    h11 checks each header of an answer, which costs more than all the rest of a head.
+    :param length: length of the body, in bytes; None: it is not known yet
+    :param chunked: whether a body of unknown length is sent in chunks
+    :param last: whether the connection ends behind the answer
     """
-    return _response(status, content_type, length, {})
+    kind = f"Content-Type: {content_type}\r\n" if content_type else ""
+    size = f"Content-Length: {length}\r\n" if length is not None else ""
+    coding = "Transfer-Encoding: chunked\r\n" if chunked and length is None else ""
+    close = "Connection: close\r\n" if last else ""
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{kind}{_ALWAYS}{size}{coding}{close}".encode()
 
 
-def _parse(head: h11.Request) -> RequestHead:
-    """Convert the head of a request from h11, decoding its path and query.
+def _parse(head: Head) -> RequestHead:
+    """Convert the head of a request, decoding its path and query.
 
     :raises ValueError: the head is invalid; the message is for the peer
     """
     headers: dict[str, str] = {}
-    for name, value in head.headers:
-        key = name.decode("latin-1").lower()
-        if key in _SINGLE and key in headers:
-            raise ValueError(f"duplicate {key} header")
-        headers[key] = value.decode("latin-1")
+    for name, value in head.fields:
+        if name in _SINGLE and name in headers:
+            raise ValueError(f"duplicate {name} header")
+        headers[name] = value
     chunked = "transfer-encoding" in headers
-    if chunked and head.http_version < b"1.1":
+    if chunked and not head.minor:
         raise ValueError("Transfer-Encoding in a request of HTTP/1.0, which has none; send Content-Length, or HTTP/1.1")
     if chunked and "content-length" in headers:
         raise ValueError("both Content-Length and Transfer-Encoding are present; send one of them")
-    target = head.target.decode("latin-1")
+    target = head.target
     if target.lower().startswith(("http://", "https://")):  # This absolute form contains the host (RFC 9112, 3.2.2).
         headers["host"], _, rest = target.partition("://")[2].partition("/")
         target = f"/{rest}"
@@ -480,10 +454,10 @@ def _parse(head: h11.Request) -> RequestHead:
     except UnicodeDecodeError:
         raise ValueError("invalid path or query: expected percent-encoded UTF-8") from None
     return RequestHead(
-        method=head.method.decode("latin-1"),
+        method=head.method,
         path=parts,
         query=dict(pairs),
         headers=headers,
-        length=None if chunked else int(headers.get("content-length", "0")),
+        length=head.length,
         framed=chunked or "content-length" in headers,
     )

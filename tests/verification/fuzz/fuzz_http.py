@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
-with harness.instrumented("fyrehose.web", "fyrehose.protocols.http", "h11"):
+with harness.instrumented("fyrehose.web", "fyrehose.protocols.http"):
     from fyrehose.errors import Broken
     from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
     from fyrehose.protocols.http.server import HttpSettings
