@@ -7,6 +7,7 @@ import fcntl
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,15 @@ class Files:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextmanager
+    def opened(self, path: Path, flags: int) -> Iterator[int]:
+        """Open *path* for the body of a ``with`` statement, and close it afterwards."""
+        fd = self.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read *size* bytes at *offset*; return fewer only at the end of the file."""
@@ -134,15 +144,12 @@ class Files:
     def store(self, path: Path, data: bytes | Iterable[bytes]) -> None:
         """Replace the content of *path* by *data* (or its pieces), atomically and durably."""
         temporary = path.with_name(path.name + ".new")
-        fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
+        with self.opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             at = 0
             for piece in (data,) if isinstance(data, bytes) else data:
                 self.write(fd, piece, at)
                 at += len(piece)
             self.sync(fd)
-        finally:
-            self.close(fd)
         self.rename(temporary, path)
         self.sync_directory(path.parent)
 

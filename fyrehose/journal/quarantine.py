@@ -203,15 +203,12 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     survey = _Survey(scan.identity_of(found))
     for segment in found:
         after = [other.base for other in found if other.base > segment.base]
-        reader = scan.SegmentReader(segment.path, segment.base, files, limit=min(after, default=segment.end))
-        try:
+        with scan.SegmentReader(segment.path, segment.base, files, limit=min(after, default=segment.end)) as reader:
             _mend_header(reader, survey, files)
             if after:
                 _survey_sealed(reader, after[0], survey)
             else:
                 _survey_last(reader, segment.end, mark, survey)
-        finally:
-            reader.close()
     notes = before + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
@@ -235,12 +232,9 @@ def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
         clock=survey.time,
         chain=survey.chain,
     )
-    fd = files.open(last.path, os.O_RDWR)
-    try:
+    with files.opened(last.path, os.O_RDWR) as fd:
         files.write(fd, data, survey.end - last.base)
         files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
@@ -248,15 +242,11 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 
     :raises JournalCorrupt: a newer version has written one of them
     """
-    reader = scan.SegmentReader(segment.path, segment.base, files)
     position = segment.base + fmt.SEGMENT_HEADER.size
-    try:
-        with newer_refused(segment.path):
-            reader.look_at_header()
-            while (position := next_batch(reader, position, segment.end)) < segment.end:
-                position = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).end
-    finally:
-        reader.close()
+    with scan.SegmentReader(segment.path, segment.base, files) as reader, newer_refused(segment.path):
+        reader.look_at_header()
+        while (position := next_batch(reader, position, segment.end)) < segment.end:
+            position = reader.header_ahead(position).end
 
 
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
@@ -265,12 +255,9 @@ def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
     if not found or mark.begin is None or found[0].base <= mark.begin:
         return []
     path = directory / scan.MARK_NAME
-    fd = files.open(path, os.O_RDWR)
-    try:
+    with files.opened(path, os.O_RDWR) as fd:
         files.write(fd, scan.pack_mark(mark.durable, found[0].base, files.identity(fd)), 0)
         files.sync(fd)
-    finally:
-        files.close(fd)
     return [f"positions {mark.begin} to {found[0].base}, the oldest of the log, are missing, with all their records"]
 
 
@@ -280,12 +267,9 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
     reach += [(segment, mark) for segment in found[-1:]]
     for segment, stop in reach:
         if segment.end < stop:
-            fd = files.open(segment.path, os.O_RDWR)
-            try:
+            with files.opened(segment.path, os.O_RDWR) as fd:
                 files.truncate(fd, stop - segment.base)
                 files.sync(fd)
-            finally:
-                files.close(fd)
 
 
 def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
@@ -295,12 +279,9 @@ def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> N
         survey.time = max(survey.time, header.created)  # all of its batches may be damaged
     except fmt.Damage:
         header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
-        fd = files.open(reader.path, os.O_RDWR)
-        try:
+        with files.opened(reader.path, os.O_RDWR) as fd:
             files.write(fd, header.pack(), 0)
             files.sync(fd)
-        finally:
-            files.close(fd)
     # The chain is that of the header: the previous segment may be deleted, or its end may be damaged, too.
     survey.chain = header.chain
 
@@ -309,7 +290,7 @@ def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
     """Return the chain of a segment whose header is damaged."""
     position = reader.base + fmt.SEGMENT_HEADER.size
     try:
-        return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).chain
+        return reader.header_ahead(position).chain
     except fmt.Damage:
         return survey.chain  # the first batch is damaged, too, and its replacement continues the previous segment
 
@@ -367,7 +348,7 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
 
 def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
     try:
-        header = fmt.BatchHeader.unpack(reader.read(start, fmt.BATCH_HEADER.size), start)
+        header = reader.header_ahead(start)
         records = header.kind is fmt.Kind.RECORDS and header.end == stop
     except fmt.Damage:
         records = False
@@ -383,14 +364,11 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     # The index goes first, and durably: if the process ends after this, no index must list records that are lost.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
-    fd = files.open(damage.path, os.O_RDWR)
-    try:
+    with files.opened(damage.path, os.O_RDWR) as fd:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
         for position, data in _fillers(damage, survey, files):
             files.write(fd, data, position - damage.base)
         files.sync(fd)
-    finally:
-        files.close(fd)
     lost = ", ".join(f"{entry.stream!r} {entry.first}-{entry.last}" for entry in damage.lost[:10])
     more = f" and {len(damage.lost) - 10} more" if len(damage.lost) > 10 else ""
     return (

@@ -203,10 +203,8 @@ class Backup:
             reader = self.source.open(extent.base, extent.end)
         except OSError as error:
             raise self._unreadable(extent, error) from error
-        try:
+        with reader:
             yield reader
-        finally:
-            reader.close()
 
     def _unreadable(self, extent: Extent, error: OSError) -> JournalError:
         return JournalError(f"{self.source.name(extent.base)} cannot be read: {error.strerror}")

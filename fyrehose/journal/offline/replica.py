@@ -12,8 +12,7 @@ This module does not import Twisted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -118,7 +117,7 @@ class Replica:
         """
         tail = self.tail
         if tail is not None and self.is_writing(reader.base):
-            with self._writing(scan.path_of(self.directory, reader.base), os.O_RDWR) as fd:
+            with self.files.opened(scan.path_of(self.directory, reader.base), os.O_RDWR) as fd:
                 self.files.truncate(fd, tail.position - reader.base)
                 failure = self._write(fd, reader, tail, stop, b"", name, progress)
             self.note()
@@ -142,7 +141,7 @@ class Replica:
             return JournalError(f"{name} belongs to another journal than {self.directory}; use an empty directory")
         path = scan.path_of(self.directory, reader.base)
         temporary = path.with_name(path.name + ".new")
-        with self._writing(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+        with self.files.opened(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
             failure = self._write(fd, reader, made, stop, head, name, progress)
         appended = self.tail is None or follows
         if not made.last or not (appended or failure is None):
@@ -157,14 +156,6 @@ class Replica:
         else:
             self._store_index(made)  # the segment had been deleted in the replica, and later ones had not
         return failure
-
-    @contextmanager
-    def _writing(self, path: Path, flags: int) -> Iterator[int]:
-        fd = self.files.open(path, flags)
-        try:
-            yield fd
-        finally:
-            self.files.close(fd)
 
     def _write(
         self,
@@ -206,7 +197,7 @@ class Replica:
         assert self.tail is not None
         path = self.directory / scan.MARK_NAME
         made = not path.exists()
-        with self._writing(path, os.O_RDWR | os.O_CREAT) as fd:
+        with self.files.opened(path, os.O_RDWR | os.O_CREAT) as fd:
             mark = scan.pack_mark(self.tail.position, self._begin, self.files.identity(fd))
             self.files.write(fd, mark, 0)
             self.files.sync(fd)
@@ -235,13 +226,11 @@ class Replica:
             self._keep_from(first)
 
     def _needed_by(self, base: int) -> int:
-        reader = scan.SegmentReader(scan.path_of(self.directory, base), base, self.files)
-        try:
-            return needed_by(reader)
-        except fmt.Damage as damage:
-            raise damaged(reader.path, base, base, damage) from damage
-        finally:
-            reader.close()
+        with scan.SegmentReader(scan.path_of(self.directory, base), base, self.files) as reader:
+            try:
+                return needed_by(reader)
+            except fmt.Damage as damage:
+                raise damaged(reader.path, base, base, damage) from damage
 
     def _keep_from(self, position: int) -> None:
         self._begin = position
@@ -264,7 +253,7 @@ class Replica:
                 )
             end = segment.end
         if self.tail is not None:
-            with self._writing(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
+            with self.files.opened(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
                 self.files.sync(fd)
             self.note()
 

@@ -141,16 +141,14 @@ def reach(source: Place) -> View:
 
 def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | None]:
     """Read a segment up to *stop* or the first damaged batch; return the tail, and the damage or None."""
-    reader = scan.SegmentReader(segment.path, segment.base)
     tail = CheckedTail(SegmentIndex(segment.base), segment.base, None)
-    try:
-        _, tail = begin(reader, None)
-        for _ in batches(reader, tail, stop):
-            pass
-    except fmt.Damage as damage:
-        return tail, damage
-    finally:
-        reader.close()
+    with scan.SegmentReader(segment.path, segment.base) as reader:
+        try:
+            _, tail = begin(reader, None)
+            for _ in batches(reader, tail, stop):
+                pass
+        except fmt.Damage as damage:
+            return tail, damage
     return tail, None
 
 
@@ -159,11 +157,8 @@ def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None
 
     :raises JournalCorrupt: durable batches follow, and a copy during a write does not explain the damage
     """
-    reader = scan.SegmentReader(segment.path, segment.base)
-    try:
+    with scan.SegmentReader(segment.path, segment.base) as reader:
         durable = durable_beyond(reader, position, segment.end)
         torn = written_while_copied(reader, position, next_whole(reader, position, segment.end))
-    finally:
-        reader.close()
     if position < durable and not torn:
         raise damaged(segment.path, position, segment.base, damage) from damage

@@ -295,14 +295,12 @@ class _Verifier:
     def _tail(self, segment: scan.Segment) -> None:
         """Report how much lies behind the last batch that was checked."""
         end = self.report.end
-        reader = scan.SegmentReader(segment.path, segment.base)
-        try:
-            used = last_byte(reader, end, segment.end) - end
-        except OSError as error:
-            self.report.notes.append(f"the bytes behind position {end} cannot be read: {error.strerror}")
-            return
-        finally:
-            reader.close()
+        with scan.SegmentReader(segment.path, segment.base) as reader:
+            try:
+                used = last_byte(reader, end, segment.end) - end
+            except OSError as error:
+                self.report.notes.append(f"the bytes behind position {end} cannot be read: {error.strerror}")
+                return
         if used:
             self.report.notes.append(
                 f"not checked: {counted(used, 'byte')} behind position {end}, not known to be durable: they are being "
