@@ -291,7 +291,7 @@ def refusal(found: Survey) -> str:
 
 def _members(found: Survey) -> list[MemberStatus]:
     """Return the state of each server that the leader describes, and of servers that only this command has heard."""
-    listed = parsed(leader_of(found.servers) or {})
+    listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [
         MemberStatus(name=str(said.get("name")), role=str(said.get("state")), address=str(said.get("address") or ""))

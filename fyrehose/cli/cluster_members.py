@@ -145,7 +145,7 @@ def _said_by(said: dict[str, Any]) -> Members | None:
 def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
     """Return the members with their states, then other servers that run."""
     heard = {re.sub(r"[^\x20-\x7e]", "?", str(said.get("name"))): said for said in found.servers}
-    known = {each.name: each.heard for each in parsed(cluster.leader_of(found.servers) or {})}
+    known = {each.name: each.heard for each in parsed((cluster.leader_of(found.servers) or {}).get("servers"))}
     for name in listed.names:
         if name in heard:
             yield name, str(heard[name].get("state"))

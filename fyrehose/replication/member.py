@@ -543,27 +543,26 @@ class Member:
             self._failed(Failure())
             return
         if peer is not None and peer.leads:
-            self._heard_a_leader(peer, int(peer.said["epoch"]))
+            self._heard_a_leader(peer)
 
     def _members_asked(self, message: bytes) -> None:
         if self.running:
             self._membership.ask(message, self.role, self.reactor.seconds())
             self._soon()
 
-    def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:
-        if epoch < self.role.validity.epoch:
+    def _heard_a_leader(self, peer: ClusterPeer) -> None:
+        if peer.epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
             if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
-            applied = peer.applied
-            self._hint = max(self._hint, applied)
-            if self._awaited is None and peer.leads:
-                self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))
+            self._hint = max(self._hint, peer.applied)
+            if self._awaited is None:
+                self._awaited = peer.applied, peer.heard - max(0.0, peer.age)
             self._check_awaited()
             if self._hint > self.role.applied:
                 self._once("read", self._read)
-        elif epoch > self.role.validity.epoch:
+        elif peer.epoch > self.role.validity.epoch:
             self._once("look", self._look)
 
     def _check_awaited(self) -> None:

@@ -70,6 +70,6 @@ class Membership:
         if members is None or not members.places or role.changes_members:
             return
         for peer in self.peers.heard_since(now - PRESENT):
-            if peer.name not in members.names and not peer.said.get("leaving"):
+            if peer.name not in members.names and not peer.leaving:
                 role.change_members(members.added(peer.name))
                 return

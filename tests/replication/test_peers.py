@@ -51,6 +51,7 @@ def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arriv
         b"",
         b"\xff",
         b"[]",
+        b"[" * 60_000,
         b"{}",
         b'{"name": "b"}',
         json.dumps({"name": "b", "incarnation": 1, "epoch": "x", "state": "leader"}).encode(),
