@@ -77,11 +77,11 @@ class _Survey:
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: Bytes of earlier damage since then: the gap that skips its numbers may itself be damaged now.
+    #: Bytes of damage that an earlier quarantine has replaced since then: its gap may itself be damaged now.
     mended: int = 0
     #: Whether a damaged range may contain a batch of kind RESERVED, or a first batch of a segment, which repeats it.
     reserving: bool = False
-    #: Whether a damaged range may contain a batch of kind GAP: only later numbers of a stream tell which it skipped.
+    #: Whether a damaged range may contain a batch of kind GAP, whose numbers must be skipped again.
     skipping: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
@@ -160,7 +160,7 @@ class _Survey:
             return streams
 
     def _reaches(self, stream: str, seq: int) -> None:
-        """Note that the last number of *stream* is *seq* at this position; numbers that were not read are lost."""
+        """Set the last number of *stream* at this position to *seq*; numbers that were not read before it are lost."""
         end = self.ends.get(stream, 0)
         self.first.setdefault(stream, seq + 1)
         if seq > end and self.ranges:
@@ -202,13 +202,10 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     found = scan.segments(directory)
     survey = _Survey(scan.identity_of(found))
     for segment in found:
-        after = [other.base for other in found if other.base > segment.base]
-        with scan.SegmentReader(segment.path, segment.base, files, limit=min(after, default=segment.end)) as reader:
+        stop = min((other.base for other in found if other.base > segment.base), default=segment.end)
+        with scan.SegmentReader(segment.path, segment.base, files, limit=stop) as reader:
             _mend_header(reader, survey, files)
-            if after:
-                _survey_sealed(reader, after[0], survey)
-            else:
-                _survey_last(reader, segment.end, mark, survey)
+            _survey_segment(reader, stop, mark if segment is found[-1] else None, survey)
     notes = before + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
@@ -273,7 +270,7 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
 
 
 def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
-    """Write the header of a segment again if it is damaged, and note what its first batch continues from."""
+    """Write the header of a segment again if it is damaged; set the checksum from which its first batch continues."""
     try:
         header = reader.header()
         survey.time = max(survey.time, header.created)  # all of its batches may be damaged
@@ -314,31 +311,24 @@ def _created(reader: scan.SegmentReader) -> int:
     return stat.st_mtime_ns // 1000
 
 
-def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> None:
-    position = reader.base + fmt.SEGMENT_HEADER.size
+def _survey_segment(reader: scan.SegmentReader, stop: int, mark: int | None, survey: _Survey) -> None:
+    """Add the batches and the damaged ranges of a segment to *survey*.
+
+    :param mark: the durable mark, if this is the last segment, which may have a torn tail; None in other segments
+    """
+    begin = position = reader.base + fmt.SEGMENT_HEADER.size
+    durable = 0
     while position < stop:
         try:
             header, body = reader.batch(position)
         except fmt.Damage as damage:
-            position = _add_damage(reader, position, next_whole(reader, position, stop), str(damage), survey)
-        else:
-            survey.add(reader, header, body)
-            position = header.end
-
-
-def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Survey) -> None:
-    position = reader.base + fmt.SEGMENT_HEADER.size
-    durable = mark
-    while position < stop:
-        try:
-            header, body = reader.batch(position)
-        except fmt.Damage as damage:
-            durable = max(durable, durable_beyond(reader, position, stop))
-            if position >= durable and position > reader.base + fmt.SEGMENT_HEADER.size:
-                return  # a torn tail, which recovery truncates
             after = next_whole(reader, position, stop)
-            if after == stop:
-                after = max(durable, position + _SMALLEST_BEGINNING)
+            if mark is not None:
+                durable = max(durable, mark, durable_beyond(reader, position, stop))
+                if position >= durable and position > begin:
+                    return  # a torn tail, which recovery truncates
+                if after == stop:
+                    after = max(durable, position + _SMALLEST_BEGINNING)
             position = _add_damage(reader, position, after, str(damage), survey)
         else:
             survey.add(reader, header, body)

@@ -63,8 +63,9 @@ class Backup:
     mark: int = attrs.field(default=0, init=False)
     looked: float = attrs.field(default=float("-inf"), init=False)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
-    _failures: int = attrs.field(default=0, init=False)  #: attempts since the source was reachable
-    _held: float = attrs.field(default=float("-inf"), init=False)  #: last update (monotonic, seconds)
+    _failures: int = attrs.field(default=0, init=False)  #: failed attempts since the source was reachable last
+    #: When the subscription at the source was updated last (monotonic, seconds).
+    _updated: float = attrs.field(default=float("-inf"), init=False)
 
     def run(self) -> None:
         """Copy everything that is durable at the source and missing in the backup.
@@ -149,7 +150,7 @@ class Backup:
 
     def _look(self) -> View:
         view = reach(self.source)
-        if self.subscription is not None and self._held == float("-inf"):
+        if self.subscription is not None and self._updated == float("-inf"):
             self._update_subscription(0)  # before anything is copied
         return view
 
@@ -240,7 +241,8 @@ class Backup:
             path = scan.snapshot_path_of(self.replica.directory, position)
             if not path.exists():
                 try:
-                    data = checked_snapshot(self.source.snapshot(position), position)
+                    data = self.source.snapshot(position)
+                    Snapshot.of(data, position)
                 except Missing:
                     continue  # retention deleted the snapshot with the last segment that referred to it
                 except fmt.Damage as damage:
@@ -269,22 +271,11 @@ class Backup:
 
     def _update_subscription(self, min_age: float) -> None:
         """Move the subscription to the end of the backup, unless that was done in the last *min_age* seconds."""
-        if self.subscription is not None and time.monotonic() - self._held >= min_age:
+        if self.subscription is not None and time.monotonic() - self._updated >= min_age:
             tail = self.replica.tail
             identity = fmt.UNKNOWN if tail is None else tail.identity
             self.source.update_subscription(self.subscription, self.replica.position, identity)
-            self._held = time.monotonic()
-
-
-def checked_snapshot(data: bytes, position: int) -> bytes:
-    """Check *data*, the content of the snapshot of all streams at *position*, and return it.
-
-    :raises Damage: it is damaged, or another snapshot
-    """
-    found = Snapshot.of(data)
-    if found.position != position:
-        raise fmt.Damage(f"the file contains the snapshot at position {found.position}, not at {position}")
-    return data
+            self._updated = time.monotonic()
 
 
 def check_target(source: Place, directory: Path) -> None:
