@@ -17,12 +17,14 @@ from fyrehose.kernels.pure.commit import stepwise
 from fyrehose.records import Buffer
 
 if TYPE_CHECKING or not kernels.NATIVE:
-    from fyrehose.kernels.pure.commit import commit
+    from fyrehose.kernels.pure.commit import commit, monotonic_clock, wall_clock
 else:
     try:
-        from fyrehose.kernels.native.commit import commit
+        from fyrehose.kernels.native.commit import commit, monotonic_clock, wall_clock
     except ImportError:
-        from fyrehose.kernels.pure.commit import commit
+        from fyrehose.kernels.pure.commit import commit, monotonic_clock, wall_clock
+
+__all__ = ["Files", "SteppedFiles", "lock", "monotonic_clock", "owns_lock", "wall_clock"]
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
