@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -29,37 +30,34 @@ class Growth:
     Earlier samples are thinned out when there are too many.  Between two samples, records are estimated.
     """
 
-    _positions: list[int] = attrs.field(factory=list, init=False)
-    _samples: list[tuple[int, float]] = attrs.field(factory=list, init=False)  #: records and time of each position
+    #: positions, each with the records before it, and the time when the journal had reached it
+    _samples: list[tuple[int, int, float]] = attrs.field(factory=list, init=False)
 
     def note(self, position: int, records: int, now: float) -> None:
         """Record where the journal ends at the time *now*.
 
         :param records: in the journal there, counted from any beginning
         """
-        if self._positions and position <= self._positions[-1]:
+        if self._samples and position <= self._samples[-1][0]:
             return
-        if len(self._positions) == MOST_SAMPLES:
+        if len(self._samples) == MOST_SAMPLES:
             half = MOST_SAMPLES // 2
-            self._positions[:half] = self._positions[:half:2]
             self._samples[:half] = self._samples[:half:2]
-        self._positions.append(position)
-        self._samples.append((records, now))
+        self._samples.append((position, records, now))
 
     def since(self, position: int, now: float) -> tuple[int | None, float | None]:
         """Return how many records lie behind *position*, and how many seconds ago the first of them was written.
 
         :return: None and None if *position* is earlier than all positions that are remembered
         """
-        if not self._positions or position < self._positions[0]:
+        if not self._samples or position < self._samples[0][0]:
             return None, None
-        at = bisect_right(self._positions, position)
-        if at == len(self._positions):
+        at = bisect_right(self._samples, position, key=itemgetter(0))
+        if at == len(self._samples):
             return 0, 0.0
-        (before, _), (after, time) = self._samples[at - 1], self._samples[at]
-        begin, end = self._positions[at - 1], self._positions[at]
+        (begin, before, _), (end, after, time) = self._samples[at - 1 : at + 1]
         part = -(-(after - before) * (end - position) // (end - begin))
-        return self._samples[-1][0] - after + part, max(0.0, now - time)
+        return self._samples[-1][1] - after + part, max(0.0, now - time)
 
 
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:

@@ -61,7 +61,7 @@ class TestGrowth:
         growth = Growth()
         for position in range(100_000):
             growth.note(position, position * 3, position / 4)
-        assert len(growth._positions) <= MOST_SAMPLES
+        assert len(growth._samples) <= MOST_SAMPLES
         assert growth.since(0, 25_000.0)[0] == 99_999 * 3
         assert growth.since(99_998, 25_000.0) == (3, 25_000.0 - 99_999 / 4)
 
