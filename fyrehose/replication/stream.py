@@ -26,19 +26,12 @@ def stream_of(cluster: str) -> str:
     return f"FYREHOSE_{cluster}"
 
 
-def subject_of(cluster: str) -> str:
-    """Return the subject of the entries of a cluster."""
-    return f"fyrehose.{cluster}.log"
+def subject_of(cluster: str, of: str = "log") -> str:
+    """Return a subject of a cluster.
 
-
-def say_subject_of(cluster: str) -> str:
-    """Return the subject of the messages between the servers of a cluster."""
-    return f"fyrehose.{cluster}.say"
-
-
-def members_subject_of(cluster: str) -> str:
-    """Return the subject of requests to change the members of a cluster."""
-    return f"fyrehose.{cluster}.members"
+    :param of: ``log``: entries; ``say``: messages between the servers; ``members``: requests to change the members
+    """
+    return f"fyrehose.{cluster}.{of}"
 
 
 async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:

@@ -20,7 +20,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog, judge, refusal
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
-from fyrehose.replication.stream import members_subject_of
+from fyrehose.replication.stream import subject_of
 from fyrehose.testing.nats import NatsNodes, program
 
 live = [
@@ -164,7 +164,7 @@ class TestWithRealServers:
             await patiently(lambda: other.open(lambda message: None, None, asked.append))
             try:
                 while not asked:
-                    log._ask(log._client.publish(members_subject_of(log.name), b"add a server"), answers=False)
+                    log._ask(log._client.publish(subject_of(log.name, "members"), b"add a server"), answers=False)
                     await deferLater(reactor, 0.05)
             finally:
                 await other.close()
