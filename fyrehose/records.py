@@ -230,7 +230,7 @@ class Publish:
     began: float = 0.0
 
 
-#: Return the room of a run; for sums without a call of Python for each run.
+#: Return the ``room`` of a run.  ``sum(map(room_of, runs))`` runs no Python code for each run.
 room_of: Callable[[Run], int] = attrgetter("room")
 
 

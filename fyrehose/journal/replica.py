@@ -119,7 +119,7 @@ def _aside(directory: Path, position: int) -> Path:
 
 
 def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple[int, int]:
-    """Return where the whole batches of *data* end that continue a log at *position*, and the checksum behind them.
+    """Return the end of those whole batches in *data* that continue a log at *position*, and their last checksum.
 
     Zeros at the end of a batch are not in the file if nothing follows them; its checksum covers them.
     """

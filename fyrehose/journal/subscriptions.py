@@ -4,8 +4,7 @@
 
 A program updates its subscription whenever it has stored what it read, and now and then while there is nothing to read.
 A subscription that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the
-disk.  The
-positions of subscriptions to streams are records of the journal (broker/positions.py).
+disk.  The positions of subscriptions to streams are records of the journal (broker/positions.py).
 
 This module does not import Twisted, because the readers are processes of their own.
 """

@@ -70,7 +70,7 @@ GONE = 1.0
 SPREAD = 0.25
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
-#: How many reasons why the shared log is of no use are remembered, so that each is logged once.
+#: How many warnings about the shared log are remembered, so that each is logged once.
 REASONS = 10
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
@@ -103,8 +103,9 @@ class Member:
     role: Role = attrs.field(init=False)
     peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
-    _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log according to messages
-    _heard_leader: float = attrs.field(default=0.0, init=False)
+    _hint: int = attrs.field(default=0, init=False)  #: number of the last entry, as the leader says
+    _heard_leader: float = attrs.field(default=0.0, init=False)  #: when the leader was last heard
+    #: When the shared log last answered this leader, or had nothing to answer.
     _answered: float = attrs.field(default=0.0, init=False)
     #: When this leader last asked the shared log for something that it has answered.
     _confirmed: float = attrs.field(default=-inf, init=False)
@@ -115,7 +116,7 @@ class Member:
     #: the leader, if NATS reported it as connected; and the leader, if NATS reports it as not connected any more
     _present: EntryWriter | None = attrs.field(default=None, init=False)
     _gone: EntryWriter | None = attrs.field(default=None, init=False)
-    _noted: float = attrs.field(default=0.0, init=False)
+    _noted: float = attrs.field(default=0.0, init=False)  #: when the durable mark was synced to MARK last
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
@@ -127,8 +128,8 @@ class Member:
     _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
-    _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
-    _released: int = attrs.field(default=0, init=False)
+    _led_once: bool = attrs.field(default=False, init=False)  #: whether this server has led since it followed last
+    _released: int = attrs.field(default=0, init=False)  #: the position up to which the gate has released commits
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
@@ -142,7 +143,7 @@ class Member:
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
     #: Why the shared log does not accept anything; empty: it does.
     _warned: str = attrs.field(default="", init=False)
-    #: What was logged since the shared log was of use.
+    #: The warnings since the shared log last answered, so that each is logged once.
     _said: deque[str] = attrs.field(factory=lambda: deque(maxlen=REASONS), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -209,7 +210,7 @@ class Member:
         await self.log.close()
 
     async def _await_pending(self, reason: str) -> None:
-        """Accept nothing more, and wait until everything is accepted by the shared log, or it takes too long."""
+        """Refuse publishes, and wait for a few seconds until the shared log has accepted all appends."""
         deadline = self.reactor.seconds() + PATIENCE if self._stop_at is None else self._stop_at
         self.gate.suspend(reason)
         while self.running and self.role.pending and self.reactor.seconds() < deadline:
@@ -301,7 +302,7 @@ class Member:
             return 0.0
         return float(self.reactor.seconds() - max(self._confirmed, self._current))
 
-    # Once in a while.
+    # Four times a second.
 
     def _tick(self) -> None:
         now = self.reactor.seconds()
@@ -349,7 +350,7 @@ class Member:
         self._warn(self._warned)
 
     def _warn(self, why: str) -> None:
-        """Log *why* the shared log is of no use, once until it is again: different requests may fail by turns."""
+        """Log *why* the shared log cannot be used, but each reason only once until the log answers again."""
         if why not in self._said:
             self._said.append(why)
             log.warn("replication: {why}", why=why)

@@ -7,9 +7,9 @@ An entry is purged when every member has it on disk.  The leader does not wait f
 `member-timeout` and, while the log is larger than `log-limit`, for members that do not confirm; such a server is filled
 later.  At least one other member always has the purged entries.  Reports of servers that are no members are ignored.
 
-Something else may purge the log: an operator of NATS, by mistake.  No server can begin behind that before a checkpoint
-is the first entry, so the leader appends one, and does not wait for such servers.  If no other member can begin, the
-leader alone has what is purged: nobody can read it without the leader's journal anyway.
+Something else may purge the log: an operator of NATS, by mistake.  A server that has not applied the purged entries can
+continue only when the first entry is a checkpoint, so the leader appends one, and does not wait for such servers.  If
+that is true of all other members, the leader alone has the purged entries, and further trimming loses nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Trimmer:
     #: When this leader has first seen each member in the list: a member without messages is waited for from then on.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
-    #: Where the shared log begins, if something else has purged it, and no checkpoint is in front yet; 0: else.
+    #: The first entry that is left after something else has purged the shared log, until that is a checkpoint; else 0.
     _begins: int = attrs.field(default=0, init=False)
-    _begun_well: float = attrs.field(default=0.0, init=False)  #: when this was 0 last
-    #: whether the shared log was too large, and was not trimmed since
+    _begun_well: float = attrs.field(default=0.0, init=False)  #: when ``_begins`` was 0 last
+    #: Whether the shared log was larger than its limit, and was not trimmed since.
     _exceeded: bool = attrs.field(default=False, init=False)
 
     def start(self, role: Role, now: float) -> None:

@@ -7,8 +7,8 @@ follows, and no server starts there.
 
 The server that is followed may have given out numbers that the standby does not have: those of messages that it has
 acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
-so that no number means two messages.  The batch that notes the skipped numbers is where the two logs part.  A program
-that remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
+so that no number means two messages.  From the batch with these gaps on, the two logs differ.  A program that
+remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
 
 This module does not import Twisted.
 """
@@ -152,7 +152,7 @@ def promote(directory: Path, files: Files) -> Promoted:
 
 
 def _part(writer: Writer, time: int) -> None:
-    """Note durably, at the end of the log, that numbers are skipped, and close the log in order."""
+    """Append a durable gap, by which every stream skips numbers, and close the log in order."""
     try:
         writer.open(time)
         # The random part makes the checksums of two standbys differ that are promoted at the same position.

@@ -116,7 +116,7 @@ class _Verifier:
     _time: int = 0
     _ends: dict[str, int] = attrs.field(factory=dict)
     _floor: int = 0
-    #: Streams of which no record can have been lost since their last number was read.
+    #: Streams whose last number was read after the last damage: if numbers are missing from now on, that is a problem.
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
@@ -181,7 +181,7 @@ class _Verifier:
         self.done += size
 
     def _loses(self) -> None:
-        """Record that records may be lost here, so that missing numbers behind this are not another problem."""
+        """Note that records may be lost at this point, so that missing numbers after it are no further problem."""
         self._lost = True
         self._certain.clear()
 
