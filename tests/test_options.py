@@ -31,7 +31,7 @@ from fyrehose.options import (
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Some of each."""
+    """Options of several types."""
 
     max_payload: int = option(16 << 20, size, "largest payload")
     idle: float = option(60.0, duration, "how long nobody may say anything")

@@ -1,4 +1,4 @@
-"""Nothing that looks at a journal's files leaves one of them open, whatever it finds in them."""
+"""Every function that reads a journal's files closes them, also if they are damaged."""
 
 from __future__ import annotations
 

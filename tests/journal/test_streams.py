@@ -211,7 +211,7 @@ class TestDamage:
             data[len(data) // 2] ^= 1
         elif how == "cut":
             del data[-10:]
-        else:  # that of another position
+        else:  # a snapshot of another position
             data = bytearray(b"".join(snapshots.pieces(Streams({"a": 1}), 8, bytes(16))))
         path.write_bytes(data)
         return path
@@ -236,7 +236,7 @@ class TestDamage:
         assert aside == ([] if damaged is None else [damaged])
         assert any("replaced by a snapshot of the" in note for note in again.journal.report.notes)
         again.append(b"new", stream="never seen")
-        assert again.records("never seen")[0].seq > 1  # above all that a stream can have had of which nothing tells
+        assert again.records("never seen")[0].seq > 1  # above every number that a stream without a trace can have had
         assert not verify(again.directory).problems
 
     def test_quarantine_mends_the_beginning_of_a_segment(self, bench: Any, open_journal: Any) -> None:
@@ -244,7 +244,7 @@ class TestDamage:
         bench.close()
         last = scan.segments(bench.directory)[-1].path
         data = bytearray(last.read_bytes())
-        data[140] ^= 1  # in its first batch, which has no room for all streams
+        data[140] ^= 1  # the first batch, which has no room for all streams
         last.write_bytes(data)
         again = open_journal(segment_size=4 << 10, quarantine=True)
         assert everything(again) == before

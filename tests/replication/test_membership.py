@@ -21,7 +21,7 @@ from tests.replication.test_member import Cluster, Server
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Cluster]:
-    """Return a cluster of a, b and c, each of which has taken its place; another one fills its journal by itself."""
+    """Return a cluster with the members a, b and c; a new server fills its journal by itself."""
     made = Cluster(tmp_path, fills=True)
     for name in "abc":
         made.add(name)
@@ -46,7 +46,7 @@ def role_of(server: Server) -> Role:
 
 
 def ask(cluster: Cluster, kind: ChangeKind, name: str = "", by: str = "") -> None:
-    """Ask for a change as the command does: again and again, until it is in the list."""
+    """Request a change as the command does: again and again, until the list of members has it."""
     request = MemberChange("r", listed(cluster).version, kind, name, by)
     for _ in range(20):
         cluster.hub.ask(request.pack())

@@ -1,4 +1,4 @@
-"""What servers of a cluster lack, as the leader sees it, and as followers learn it."""
+"""The table of what each server of a cluster lacks: the leader makes it, and followers get it in messages."""
 
 from __future__ import annotations
 

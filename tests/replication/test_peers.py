@@ -1,4 +1,4 @@
-"""What servers tell each other: invalid, late and own messages, and another server with the same name."""
+"""The messages between servers: invalid, late and own ones, and those of another server with the same name."""
 
 from __future__ import annotations
 

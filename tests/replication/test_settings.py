@@ -1,4 +1,4 @@
-"""The table [replication]: its options, and what is wrong with those that are refused."""
+"""The table [replication]: its options, and the errors about invalid ones."""
 
 from __future__ import annotations
 
