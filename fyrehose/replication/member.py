@@ -122,8 +122,7 @@ class Member:
     _growth: Growth = attrs.field(factory=Growth, init=False)
     _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: the last report of NATS
     _membership: Membership = attrs.field(init=False)
-    #: When this server stops, even if listeners are still open; None: it is not going to stop.
-    _stop_at: float | None = attrs.field(default=None, init=False)
+    #: Stops this server, even if listeners are still open; None: it is not going to stop.
     _stopping_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
     #: Whether messages are refused, because the log is too large.
@@ -178,14 +177,13 @@ class Member:
 
     def expect_stop(self) -> None:
         """Stop in :data:`PATIENCE` seconds, because listeners wait for appends that the shared log may never accept."""
-        if self._ticking is not None and self._stop_at is None:
-            self._stop_at = self.reactor.seconds() + PATIENCE
+        if self._ticking is not None and self._stopping_later is None:
             self._stopping_later = self.reactor.callLater(PATIENCE, self._begin_stop)
 
     async def stop(self) -> None:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
         await self._begin_stop()
-        self._stopping = self._stop_at = None
+        self._stopping = self._stopping_later = None
 
     def _begin_stop(self) -> Deferred[None]:
         if self._stopping_later is not None and self._stopping_later.active():
@@ -211,7 +209,8 @@ class Member:
 
     async def _await_pending(self, reason: str) -> None:
         """Refuse publishes, and wait for a few seconds until the shared log has accepted all appends."""
-        deadline = self.reactor.seconds() + PATIENCE if self._stop_at is None else self._stop_at
+        later = self._stopping_later
+        deadline = self.reactor.seconds() + PATIENCE if later is None else later.getTime()
         self.gate.suspend(reason)
         while self.running and self.role.pending and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.05)

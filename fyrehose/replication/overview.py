@@ -66,11 +66,10 @@ def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list
     Members that have never sent a message are among them; servers that were removed are not.
     """
     found = [_itself(role, peers)]
-    if role.members is not None:
-        unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
-        found += [MemberStatus(name=name, role="not heard", alive=False, heard=None) for name in unheard]
+    unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
+    found += [MemberStatus(name=name, role="not heard", alive=False, heard=None) for name in unheard]
     for peer in peers.others.values():
-        if role.members is not None and not role.members.admits(peer.name):
+        if not role.members.admits(peer.name):
             continue
         records, seconds = growth.since(peer.position, now)
         behind = max(0, role.mark - peer.position)

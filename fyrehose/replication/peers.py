@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.replication.entries import EntryWriter
+from fyrehose.replication.members import UNLISTED
 from fyrehose.replication.role import Role, State
 from fyrehose.replication.settings import ReplicationSettings, server_name
 
@@ -150,7 +151,7 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
         }
-        if role.members is not None:
+        if role.members is not UNLISTED:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             # Lost servers send no messages, so only the leader can report them.

@@ -26,7 +26,7 @@ import attrs
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
-from fyrehose.replication.members import LEAST, Members
+from fyrehose.replication.members import LEAST, UNLISTED, Members
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
@@ -243,14 +243,14 @@ class Role:
         return bool(self.inflight or self._queue)
 
     @property
-    def members(self) -> Members | None:
-        """Return the members of the cluster; None while no entry has named them."""
-        return self.validity.members
+    def members(self) -> Members:
+        """Return the members of the cluster; UNLISTED while no entry has listed them, so never for a leader."""
+        return self.validity.members or UNLISTED
 
     @property
     def admitted(self) -> bool:
         """Return whether this server may take part, as far as the shared log is applied."""
-        return self.members is None or self.members.admits(self.writer.name)
+        return self.members.admits(self.writer.name)
 
     def take(self) -> list[Action]:
         """Return the actions since the last call; the caller performs them in this order."""
@@ -298,7 +298,7 @@ class Role:
         counts = self.validity.counts(entry)
         if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
             self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() notes our trimming
-        if self.members is not None and self.members != before:
+        if self.members != before:
             self._actions.append(Listed(self.members))
         return counts
 
@@ -386,7 +386,7 @@ class Role:
             return False
         self._set(State.CANDIDATE, reason)
         name = self.writer.name
-        self._listed = Members.founded(name, self.size) if self.members is None else self.members.added(name)
+        self._listed = Members.founded(name, self.size) if self.members is UNLISTED else self.members.added(name)
         self._send(self._here(EntryKind.TAKEOVER), self.validity.epoch + 1)
         return True
 
@@ -639,9 +639,7 @@ class Role:
         :param absent: members that the purge does not wait for
         :param alone: whether the copy on this server's disk is enough
         """
-        if self.state is not State.LEADER or self.members is None or self.changes_members:
-            return
-        if self.writer.name not in self.members.names:
+        if self.state is not State.LEADER or self.changes_members or self.writer.name not in self.members.names:
             return
         others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
         mine = [number for number in self.checkpoints if self.reported >= number]

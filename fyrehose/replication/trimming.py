@@ -77,7 +77,7 @@ class Trimmer:
         headless = self._begins > (role.checkpoints[-1] if role.checkpoints else 0)
         if (large or calm or headless) and role.add_checkpoint():
             self._trimmed, self._trimmed_at = role.applied, role.position
-        if role.checkpoints and role.members is not None:
+        if role.checkpoints:
             self._purge(role, role.checkpoints[0], now)
 
     def _purge(self, role: Role, checkpoint: int, now: float) -> None:
@@ -88,18 +88,13 @@ class Trimmer:
         if self._exceeded:
             role.purge(reported, [name for name in reported if reported[name] < checkpoint], alone)
             self._exceeded = checkpoint in role.checkpoints
-        elif waiting or not self._places(role) or self._led < least:
+        elif waiting or not role.members.places or self._led < least:  # free places are waited for like silent members
             absent = [name for name in reported if self._last_heard(name) <= least or name in waiting]
             role.purge(reported, absent, alone)
 
     def _others(self, role: Role) -> list[str]:
         """Return the names of the other members."""
-        names = () if role.members is None else role.members.names
-        return [name for name in names if name != self.settings.name]
-
-    def _places(self, role: Role) -> int:
-        """Return how many places of the cluster are free; trimming waits for them as for silent members."""
-        return 0 if role.members is None else role.members.places
+        return [name for name in role.members.names if name != self.settings.name]
 
     def _reported(self, name: str) -> int:
         peer = self.peers.others.get(name)
@@ -165,7 +160,7 @@ class Trimmer:
         """Return a text for people that names the servers that do not confirm entries."""
         first = role.checkpoints[0] if role.checkpoints else 1
         late = [name for name in self._others(role) if self._reported(name) < first]
-        places = self._places(role)
+        places = role.members.places
         if late:
             return f"{', '.join(map(repr, late))} {'does' if len(late) == 1 else 'do'} not confirm what it has"
         if places:

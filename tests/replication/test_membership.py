@@ -35,8 +35,7 @@ def three(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def listed(cluster: Cluster) -> Members:
-    found: Members | None = role_of(cluster.elect()).members
-    assert found is not None
+    found: Members = role_of(cluster.elect()).members
     return found
 
 
@@ -122,7 +121,7 @@ def test_a_leader_that_was_removed_hands_over_and_ends(three: Cluster, logged_er
     new.publish(b"after")
     three.run(2)
     assert new.read() == [b"before", b"after"]
-    assert leader.name not in role_of(new).members.names  # type: ignore[union-attr]
+    assert leader.name not in role_of(new).members.names
 
 
 def test_a_server_that_is_no_member_ends_with_advice(three: Cluster, logged_errors: list[Any]) -> None:

@@ -23,8 +23,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.copies import RESTORING, STANDBY
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
-from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.offline.transfer import CheckedTail, reach
+from fyrehose.journal.offline.replica import CheckedTail, Replica, reach
 from fyrehose.journal.offline.view import Extent, View, differ
 from fyrehose.journal.snapshots import Snapshot
 

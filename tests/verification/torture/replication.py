@@ -214,7 +214,7 @@ class WaitsForRemoved(Role):
 
     def _counts(self, entry: LogEntry) -> bool:
         counts = super()._counts(entry)
-        self.known |= {*(self.members.names if self.members else ())}
+        self.known |= {*self.members.names}
         return counts
 
     def _copied(self, others: Any, number: int) -> bool:

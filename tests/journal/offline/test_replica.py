@@ -14,7 +14,7 @@ from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.places import Directory
-from fyrehose.journal.offline.transfer import batches, begin, reach, tail_of
+from fyrehose.journal.offline.replica import batches, begin, reach, tail_of
 from fyrehose.journal.offline.view import differ
 from fyrehose.journal.offline.walk import Batch, Log, walk
 
