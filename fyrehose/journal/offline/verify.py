@@ -11,6 +11,7 @@ segment has of each stream are read through :class:`~fyrehose.journal.store.Stor
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -82,13 +83,11 @@ def verify(
     total = sum(segment.size for segment in log.segments)
     verifier = _Verifier(Report(mark=log.mark), directory)
     verifier.front(log)
-    try:
+    with closing(verifier.store):
         for found in walk(log, everything):
             verifier.add(found)
             progress(verifier.done, total)
         verifier.finish()
-    finally:
-        verifier.store.close()
     progress(total, total)
     report = verifier.report
     if not report.batches and not report.problems:
