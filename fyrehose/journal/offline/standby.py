@@ -15,7 +15,6 @@ This module does not import Twisted.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -24,15 +23,16 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalError, JournalFailed, JournalFull, os_reason
+from fyrehose.errors import ConfigError, JournalError, os_reason
 from fyrehose.journal import scan
 from fyrehose.journal.copies import STANDBY, followed
-from fyrehose.journal.files import Files, lock
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline.backup import Backup, is_empty
+from fyrehose.journal.offline.changing import changing
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import REPLICA
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
+from fyrehose.journal.writer import Writer
 
 #: How many numbers every stream skips when a standby is promoted: more than a server can give out in six hours at three
 #: million a second, or in a week at 100,000.  A stream has 2^48 numbers.
@@ -126,28 +126,18 @@ def promote(directory: Path, files: Files) -> Promoted:
     :raises JournalError: it cannot be recovered or written
     """
     check_standby(directory)
-    locked = lock(directory)
     try:
-        journal = recover(directory, files)
-        end = Promoted(journal.position, journal.time, len(journal.streams.ends))
-        _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
-        for name in (STANDBY, REPLICA):
-            files.unlink(directory / name)
-        files.sync_directory(directory)
-    except (NoRoom, SyncFailed, OSError) as error:
-        kind = (
-            JournalFull
-            if isinstance(error, NoRoom)
-            else JournalFailed
-            if isinstance(error, SyncFailed)
-            else JournalError
-        )
-        raise kind(
-            f"{directory} cannot be promoted: {os_reason(error)}; free some space, or check the disk, and run the same "
-            "command again"
+        with changing(directory, "cannot be promoted"):
+            journal = recover(directory, files)
+            end = Promoted(journal.position, journal.time, len(journal.streams.ends))
+            _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
+            for name in (STANDBY, REPLICA):
+                files.unlink(directory / name)
+            files.sync_directory(directory)
+    except OSError as error:
+        raise JournalError(
+            f"{directory} cannot be promoted: {os_reason(error)}; check the disk, and run the same command again"
         ) from error
-    finally:
-        os.close(locked)
     return end
 
 
