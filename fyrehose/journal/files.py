@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fyrehose import kernels
-from fyrehose.errors import JournalError, JournalLocked, JournalUnusable
+from fyrehose.errors import JournalError, JournalFull, JournalLocked, JournalUnusable
 from fyrehose.kernels.pure.commit import stepwise
 from fyrehose.records import Buffer
 
@@ -169,8 +169,8 @@ def lock(directory: Path) -> int:
     :return: a descriptor; the lock lasts until it is closed
     :raises JournalLocked: another process has locked it
     :raises JournalUnusable: the directory cannot be created, or not written by this user
+    :raises JournalFull: the disk has no room for the pid
     :raises JournalError: the file system failed
-    :raises OSError: the pid cannot be written into the lock file
     """
     try:
         _make(directory)
@@ -183,15 +183,18 @@ def lock(directory: Path) -> int:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise JournalLocked(
-            f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}; "
-            "stop that process first, or use another --data-dir"
+            f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or "
+            "another command; stop that process first, or use another directory"
         ) from error
     try:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except OSError:
+    except OSError as error:
         os.close(fd)
-        raise
+        kind = JournalFull if error.errno in NO_ROOM else JournalError
+        raise kind(
+            f"the journal {directory} cannot be written: {error.strerror}; free some space, or use another directory"
+        ) from error
     return fd
 
 

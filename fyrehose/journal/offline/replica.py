@@ -18,11 +18,11 @@ from types import TracebackType
 
 import attrs
 
-from fyrehose.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked, JournalUnreachable
+from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.copies import written_while_copied
-from fyrehose.journal.files import NO_ROOM, PIECE, Files, lock
+from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.offline.places import Directory, Missing, Place
 from fyrehose.journal.offline.view import Extent, View, believed_mark, differ
@@ -90,19 +90,7 @@ class Replica:
         :raises JournalFull: its disk is full
         :raises JournalCorrupt: the end of the log is damaged
         """
-        try:
-            self._lock = lock(self.directory)
-        except JournalLocked as error:
-            holder = (self.directory / "LOCK").read_text(errors="replace").strip()
-            raise JournalLocked(
-                f"{self.directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or a "
-                "backup into it; wait until that process has ended, or use another directory"
-            ) from error
-        except OSError as error:
-            kind = JournalFull if error.errno in NO_ROOM else JournalError
-            raise kind(
-                f"{self.directory} cannot be written: {error.strerror}; free some space, or use another directory"
-            ) from error
+        self._lock = lock(self.directory)
         try:
             for leftover in self.directory.glob("*.new"):
                 self.files.unlink(leftover)

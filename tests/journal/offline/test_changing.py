@@ -24,7 +24,9 @@ def test_the_journal_is_locked_until_the_change_has_ended(tmp_path: Path) -> Non
 def test_a_full_or_failed_disk_is_explained_and_the_lock_is_released(
     tmp_path: Path, error: Exception, kind: type[Exception]
 ) -> None:
-    advice = f"{tmp_path} cannot be changed: {error}; free some space, or check the disk, and run the same command again"
+    advice = (
+        f"{tmp_path} cannot be changed: {error}; free some space, or check the disk, and run the same command again"
+    )
     with pytest.raises(kind) as raised, changing(tmp_path, "cannot be changed"):
         raise error
     assert str(raised.value) == advice
