@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import MAX_PAYLOAD, Run, column_of
 
 #: Content types of the parts of an event, and of the last one.
 PART = "application/x-lumberjack-part"
@@ -44,18 +44,8 @@ def is_part(run: Run) -> bool:
 
 def joined(parts: list[Run], content_type: str | None) -> Run:
     """Return the event that *parts*, all of them in order, make up; it has the number and the time of the last one."""
-    last = parts[-1]
-    return Run.of(
-        last.stream,
-        [b"".join(part.payload for part in parts)],
-        source=last.source,
-        producer=last.producer,
-        topic=last.topic,
-        content_type=content_type,
-        producer_seq=last.producer_seq,
-        first_seq=last.first_seq,
-        time=last.time,
-    )
+    whole = column_of([b"".join(part.payload for part in parts)])
+    return attrs.evolve(parts[-1], lengths=whole.lengths, payload=whole.payload, content_type=content_type)
 
 
 def is_next(part: Run, run: Run) -> bool:
