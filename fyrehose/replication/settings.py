@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, count, duration, file_path, option, size, within
+from fyrehose.options import build, choice, count, duration, file_path, option, size, within
 from fyrehose.replication.members import MAX_MEMBERS, MAX_NAME, is_name
 
 #: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
@@ -48,12 +48,6 @@ def _members(text: str) -> int:
     return number
 
 
-def _acknowledge(text: str) -> str:
-    if text not in ("both", "local"):
-        raise ValueError('"both" (on this disk, and accepted by the shared log) or "local" (on this disk only)')
-    return text
-
-
 @attrs.frozen(kw_only=True)
 class ReplicationSettings:
     """The options of one server of a cluster."""
@@ -64,7 +58,9 @@ class ReplicationSettings:
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
     acknowledge: str = option(
-        "both", _acknowledge, "when messages are acknowledged: both (disk and shared log), or local (this disk only)"
+        "both",
+        choice("both", "local"),
+        "when messages are acknowledged: both (disk and shared log), or local (this disk only)",
     )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
     max_staleness: float = option(
