@@ -550,7 +550,7 @@ class IGuardingPlugin(IProtocolPlugin):
 
 
 class ILeadingPlugin(IProtocolPlugin):
-    """A plugin without use on a server that follows another one, which keeps its listeners closed until it leads."""
+    """A plugin that is of no use on a follower: its listeners stay closed until this server leads."""
 
 
 class IExtraPlugin(IProtocolPlugin):

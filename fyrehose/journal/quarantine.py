@@ -284,7 +284,7 @@ def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> N
 
 
 def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
-    """Return the chain of a segment whose header is damaged."""
+    """Return the checksum from which a segment with a damaged header continues."""
     position = reader.base + fmt.SEGMENT_HEADER.size
     try:
         return reader.header_ahead(position).chain

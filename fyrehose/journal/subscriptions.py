@@ -103,7 +103,7 @@ def registered(directory: Path) -> list[FileSubscription]:
                 raise ValueError("position or time out of range")
             found.append(subscription)
         except FileNotFoundError:
-            pass  # deleted at this moment
+            pass  # the subscription has just been deleted
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(FileSubscription(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
     return sorted(found, key=lambda each: (each.position, each.name))

@@ -142,7 +142,7 @@ class Filler:
         sources = [peer for peer in self.peers.others.values() if peer.journal]
         if not sources and not self.peers.settings.journal:
             raise too_far_behind(self._here, first.position)
-        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader last, because it is the busiest
+        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader comes last, because it is the busiest
             if await self._copy(peer, first):
                 return True
         return False

@@ -512,7 +512,7 @@ class Member:
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
-        """Append batches to the shared log that this server has written, and perhaps not synced yet."""
+        """Append to the shared log the batches that this server has written, and perhaps not synced yet."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:

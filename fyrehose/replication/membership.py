@@ -35,7 +35,7 @@ class Membership:
     answer: dict[str, str] = attrs.field(factory=dict, init=False)
 
     def ask(self, message: bytes, role: Role, now: float) -> None:
-        """Change the members as *message* asks, if this server leads; the answer follows when the change is decided."""
+        """Begin the change of the members that *message* requests, if this server leads; set ``answer`` later."""
         change = MemberChange.unpack(message)
         if change is None or role.state is not State.LEADER or role.changes_members:
             return

@@ -235,5 +235,5 @@ class Peers:
 def _differs(one: tuple[bytes, int, int], other: tuple[bytes, int, int]) -> bool:
     """Return whether two journals cannot be copies of one another; each is (identity, end, chain at the end)."""
     if UNKNOWN in (one[0], other[0]):
-        return False  # one of them is empty
+        return False  # one of the journals is empty
     return one[0] != other[0] or (one[1] == other[1] and one[2] != other[2])

@@ -297,7 +297,7 @@ class Role:
         before = self.members
         counts = self.validity.counts(entry)
         if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
-            self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() notes our trimming
+            self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() sets this for our own
         if self.members != before:
             self._actions.append(Listed(self.members))
         return counts

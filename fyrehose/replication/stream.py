@@ -134,7 +134,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
-        with suppress(NotFoundError):  # the old stream is lost already
+        with suppress(NotFoundError):  # the old stream may be lost already
             await jetstream.delete_stream(stream_of(settings.cluster))
         await create(jetstream, settings.cluster, settings.replicas, settings.log_limit)
         headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}

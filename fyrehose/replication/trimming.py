@@ -106,7 +106,7 @@ class Trimmer:
         return since if peer is None else max(since, peer.heard)
 
     def _cannot_begin(self, name: str) -> bool:
-        """Return whether a member waits for a checkpoint in front of the shared log, and confirms nothing."""
+        """Return whether a member can apply no entry before a checkpoint is the first one, and so confirms nothing."""
         peer = self.peers.others.get(name)
         return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 

@@ -134,7 +134,7 @@ class Backup:
         total = sum(sizes.values())
         self._check_room(total)
         if any(not self.replica.is_writing(extent.base) for extent in missing):
-            self._copy_snapshots()  # before the segments that refer to them
+            self._copy_snapshots()  # snapshots come before the segments that refer to them
         done = 0
         for extent in missing:
             self._copy(extent, lambda copied, before=done: self.progress(before + copied, total))  # type: ignore[misc]

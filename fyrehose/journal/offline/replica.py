@@ -163,7 +163,7 @@ class Replica:
             self.tail = made
             self.note()
         else:
-            self._store_index(made)  # the segment had been deleted in the replica, and later ones had not
+            self._store_index(made)  # fills a hole: the segment had been deleted in the replica, and later ones had not
         return failure
 
     def _write(

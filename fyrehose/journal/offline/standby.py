@@ -45,7 +45,7 @@ PATIENCE = 3.0
 class Lag:
     """The lag of a standby.
 
-    :ivar size: how many bytes the standby lacks of those that were durable at the source at the last look
+    :ivar size: how many bytes were durable at the source when it was last looked at, and are missing in the standby
     :ivar seconds: how long ago the standby had everything that was durable at the source
     :ivar reachable: whether the source answers
     """

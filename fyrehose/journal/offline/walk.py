@@ -93,7 +93,7 @@ class Log:
         :raises JournalCorrupt: all segments of the journal are missing
         """
         noted = believed_mark(directory)
-        found = tuple(scan.segments(directory))  # after the mark was read, so that they reach at least that far
+        found = tuple(scan.segments(directory))  # after the mark, so that they reach at least that far
         if not found and noted.durable:
             raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
         if not found:
