@@ -63,15 +63,10 @@ def network_of(host: str) -> str:
     whole /64, because one machine can use any address of it.  Any other text, such as the name that
     :func:`~fyrehose.net.peers.host_of` gives to a Unix socket, is returned unchanged.
     """
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
+    address = _address(host.partition("%")[0])
+    if address is None:
         return host
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if address.is_loopback:
+    if isinstance(address, IPv4Address) or address.is_loopback:
         return str(address)
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"
 

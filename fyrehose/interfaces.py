@@ -341,13 +341,13 @@ class IBroker(Interface):
         """
 
     def permits(action: Action, stream: str) -> bool:
-        """Return whether the peer may do *action*.
+        """Return whether the peer may do *action* on *stream*.
 
-        For protocols that publish for many peers at once, or have one subscription for all of them.
+        Protocols call this that publish for many peers at once, or have one subscription for all of them.
         """
 
     def check(action: Action, stream: str) -> None:
-        """Check that the peer may do *action*.
+        """Check that the peer may do *action* on *stream*.
 
         :raises Forbidden: the peer may not; the message says why
         """
@@ -356,8 +356,8 @@ class IBroker(Interface):
         """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
         :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
-        :param settled: called once for each commit, with the publishes of this publisher in it, in their order, after
-            their memory was released; with None if they are durable, and may be acknowledged, or with the error
+        :param settled: called once for each commit, with the publishes of this publisher in it, in their order, and
+            with None if they are durable, so that they may be acknowledged, or with the error; their memory is released
         """
 
     def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
@@ -550,7 +550,7 @@ class IGuardingPlugin(IProtocolPlugin):
 
 
 class ILeadingPlugin(IProtocolPlugin):
-    """A plugin without use on a server that follows another one, which keeps its listeners closed until it leads."""
+    """A plugin that is of no use on a follower: its listeners stay closed until this server leads."""
 
 
 class IExtraPlugin(IProtocolPlugin):

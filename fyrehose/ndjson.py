@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from codecs import getincrementaldecoder
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
@@ -153,16 +153,11 @@ class TextChecks:
     """The checks of large records, so that all readers of a record share one; the latest are kept."""
 
     def __init__(self) -> None:
-        self._checks: OrderedDict[tuple[str, int], TextCheck] = OrderedDict()
+        self._check_of = lru_cache(KEPT)(lambda stream, seq: TextCheck())
 
     def of(self, run: Run) -> TextCheck:
         """Return the check of the first record of *run*, a new one if there is none."""
-        key = run.stream, run.first_seq
-        check = self._checks.pop(key, None) or TextCheck()
-        self._checks[key] = check
-        if len(self._checks) > KEPT:
-            self._checks.popitem(last=False)
-        return check
+        return self._check_of(run.stream, run.first_seq)
 
 
 def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:

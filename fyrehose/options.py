@@ -188,6 +188,17 @@ def name(text: str) -> str:
     return text
 
 
+def choice(*words: str) -> Callable[[str], str]:
+    """Return the converter of an option whose value is one of *words*."""
+
+    def convert(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return convert
+
+
 @attrs.frozen
 class FilePath:
     """Converter of an option that is the path of a file or a directory.

@@ -8,8 +8,8 @@ Use::
 
 A session has no socket, reactor or clock.  It never raises for what a peer sends: if the peer breaks the protocol, the
 last event is :class:`fyrehose.errors.Broken`, and nothing follows it.  The events do not depend on how the bytes were
-cut, except that messages which follow each other may be joined in one event.  What a peer is sent leaves in pieces of
-at most :data:`PIECE` bytes.
+cut, except that messages which follow each other may be joined in one event.  The output for a peer is cut into pieces
+of at most :data:`PIECE` bytes.
 
 One read may hold more events than a server wants to handle before it serves other peers.  So a session may stop in the
 middle of its bytes, and then says that there are *more*.  :func:`events_of` continues until there are none.

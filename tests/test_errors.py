@@ -14,7 +14,7 @@ OPERATING = Path(__file__).parents[1] / "docs" / "operating.md"
 
 
 def drawn() -> list[tuple[int, str]]:
-    """Depth and name of each line of the tree in the module's docstring."""
+    """Return the depth and the name of each line of the tree in the module's docstring."""
     tree = (errors.__doc__ or "").partition("tree::\n\n")[2].partition("\n\n")[0]
     found = []
     for line in tree.splitlines():

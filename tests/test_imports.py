@@ -1,4 +1,4 @@
-"""The names in ``__all__`` are what programs may rely on: importable, documented, and cheap until they are used.
+"""The names in ``__all__`` are public: they can be imported, are documented, and cost nothing until they are used.
 
 A package that an extra brings is named when it is missing, with the command that installs it.
 """

@@ -1,4 +1,4 @@
-"""No code asks an object for more than its interface has: what only some can do is an interface of its own."""
+"""No code looks up an attribute that an object's interface lacks; optional abilities have their own interfaces."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_private_names_of_twisted_are_used_in_one_module() -> None:
     """A private name that Fyrehose defines somewhere counts as its own everywhere, so not every use is found."""
     own, foreign = set[str](), {}
     for path in PACKAGE.rglob("*.py"):
-        nodes = nodes_of(path.read_text(encoding="utf-8"))  # not kept: the trees of all files are large
+        nodes = nodes_of(path.read_text(encoding="utf-8"))  # Not cached, because the trees of all files are large.
         own |= own_names(nodes)
         foreign[path.relative_to(PACKAGE).as_posix()] = private(attributes(nodes))
     foreign = {path: names - (own - UNPROMISED) for path, names in foreign.items()}

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-#: What knows bytes and nothing of sockets, clocks or tables.
+#: Modules that know only bytes: no sockets, clocks or tables.
 SANS_IO = (
     "fyrehose.records",
     "fyrehose.errors",
@@ -38,10 +38,10 @@ SANS_IO = (
     "fyrehose.protocols.*.frames",
     "fyrehose.protocols.*session",
 )
-#: What they may not know, even by way of others.
+#: Packages that these modules must not import, even indirectly.
 OUTSIDE = {"twisted", "zope", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
-#: Contracts, and what is nothing but the implementation of one: tests/conformance has their tests.
+#: Interfaces, and a module that only implements one: tests/conformance tests them.
 UNTESTED = {"fyrehose.interfaces", "fyrehose.broker.sequencer"}
 
 
@@ -117,8 +117,8 @@ def test_only_programs_import_the_reactor() -> None:
             assert module.startswith("fyrehose.cli") or (builds and late), module
 
 
-#: The way of a byte: who may import whom.  Each may import what stands before it, and itself; what is not named here,
-#: such as the command line, may import everything.
+#: The layers, from the lowest up.  A module may import its own layer and those before it.  Modules that are
+#: not named here, such as the command line, may import all.
 LAYERS = (
     ("kernels",),
     (

@@ -16,6 +16,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.options import (
     boolean,
     build,
+    choice,
     count,
     counted,
     duration,
@@ -31,7 +32,7 @@ from fyrehose.options import (
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Some of each."""
+    """Options of several types."""
 
     max_payload: int = option(16 << 20, size, "largest payload")
     idle: float = option(60.0, duration, "how long nobody may say anything")
@@ -240,3 +241,11 @@ def test_counted_noun_agrees_with_its_number(number: int, words: tuple[str, ...]
 )
 def test_unknown_word_is_answered_with_the_nearest_right_one(word: str, advice: str) -> None:
     assert suggestion(word, ["keep-bytes", "keep-age", "max-connections"]) == advice
+
+
+def test_choice_accepts_its_words_and_names_them_in_the_error() -> None:
+    convert = choice("none", "optional", "required")
+    assert convert("optional") == "optional"
+    for text in ("", "Optional", "perhaps"):
+        with pytest.raises(ValueError, match=r"^none, optional or required$"):
+            convert(text)

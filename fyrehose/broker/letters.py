@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fyrehose import options
 from fyrehose.errors import (
     Forbidden,
     FyrehoseError,
@@ -27,7 +28,8 @@ from fyrehose.records import MAX_NAME, Run
 
 #: The values of the option ``refused``.
 CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
-CHOICES = (CLOSE, KEEP, KEEP_FORBIDDEN)
+#: Converts the option ``refused``.
+choice = options.choice(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
 #: The most bytes of a payload that a dead letter keeps.
@@ -35,16 +37,6 @@ MOST = 1 << 20
 
 #: Refusals that stay the same at another attempt.
 _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
-
-
-def choice(text: str) -> str:
-    """Return *text* if it is a value of the option ``refused``.
-
-    :raises ValueError: it is not
-    """
-    if text not in CHOICES:
-        raise ValueError(f"expected {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {text!r}")
-    return text
 
 
 def keeps(refused: str, error: FyrehoseError) -> bool:

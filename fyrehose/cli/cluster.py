@@ -26,7 +26,7 @@ from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings, server_name
-from fyrehose.replication.stream import nodes_of, say_subject_of, stream_of
+from fyrehose.replication.stream import nodes_of, stream_of, subject_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -189,7 +189,7 @@ async def survey(
     errors: list[Exception] = []
     client = await connect(settings, errors)
     try:
-        await client.subscribe(say_subject_of(settings.cluster), cb=receive)
+        await client.subscribe(subject_of(settings.cluster, "say"), cb=receive)
         log, *servers = await asyncio.gather(
             _log(client, stream_of(settings.cluster)), *(_reach(url) for url in settings.servers)
         )
@@ -291,7 +291,7 @@ def refusal(found: Survey) -> str:
 
 def _members(found: Survey) -> list[MemberStatus]:
     """Return the state of each server that the leader describes, and of servers that only this command has heard."""
-    listed = parsed(leader_of(found.servers) or {})
+    listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [
         MemberStatus(name=str(said.get("name")), role=str(said.get("state")), address=str(said.get("address") or ""))

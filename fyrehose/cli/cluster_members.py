@@ -27,7 +27,7 @@ from fyrehose.options import counted
 from fyrehose.replication.members import ChangeKind, MemberChange, Members, is_name
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.stream import members_subject_of, say_subject_of
+from fyrehose.replication.stream import subject_of
 
 #: How often a request is repeated, in seconds.
 REPEAT = 0.3
@@ -145,7 +145,7 @@ def _said_by(said: dict[str, Any]) -> Members | None:
 def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
     """Return the members with their states, then other servers that run."""
     heard = {re.sub(r"[^\x20-\x7e]", "?", str(said.get("name"))): said for said in found.servers}
-    known = {each.name: each.heard for each in parsed(cluster.leader_of(found.servers) or {})}
+    known = {each.name: each.heard for each in parsed((cluster.leader_of(found.servers) or {}).get("servers"))}
     for name in listed.names:
         if name in heard:
             yield name, str(heard[name].get("state"))
@@ -184,10 +184,10 @@ async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float)
 
     client = await cluster.connect(settings, [])
     try:
-        await client.subscribe(say_subject_of(settings.cluster), cb=receive)
+        await client.subscribe(subject_of(settings.cluster, "say"), cb=receive)
         deadline = asyncio.get_running_loop().time() + wait
         while asyncio.get_running_loop().time() < deadline:
-            await client.publish(members_subject_of(settings.cluster), change.pack())
+            await client.publish(subject_of(settings.cluster, "members"), change.pack())
             try:
                 said = await asyncio.wait_for(answers.get(), REPEAT)
             except TimeoutError:

@@ -13,7 +13,8 @@ from fyrehose.cli import cluster
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal import scan
 from fyrehose.journal.exchange import Handover
-from fyrehose.journal.files import Files, lock
+from fyrehose.journal.files import Files
+from fyrehose.journal.offline.changing import changing
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.replica import REPLICA, SetAside, bring_back, continuing
 from fyrehose.journal.settings import JournalSettings
@@ -45,8 +46,7 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     """
     cluster.check_installed()
     settings, directory = _server(config, data_dir)
-    locked = lock(directory)
-    try:
+    with changing(directory, "cannot be used for a new shared log"):
         journal = recover(directory, Files())
         aside = continuing(directory, journal.position, journal.identity, journal.chain)
         end = aside[-1].end if aside else journal.position
@@ -68,8 +68,6 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
         identity, chain = _keep(directory, journal, aside)
         first = LogEntry(EntryKind.TAKEOVER, epoch, writer, end, identity=identity, chain=chain, after=chain)
         asyncio.run(begin_again(settings, first))
-    finally:
-        os.close(locked)
     click.echo(f"the shared log begins at position {end}; start this server, then the others")
 
 

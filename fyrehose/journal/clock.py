@@ -8,7 +8,7 @@ a correction.
 At a start, the end of the log tells the time: a wall clock that is further from it than :data:`BOUND` counts as a step.
 The server may have been down for that long, which is known when the wall clock has run steadily, too.
 
-    in: the wall clock, the monotonic clock, the time of the last record      out: the time of the next record
+    the wall clock, the monotonic clock, the time of the last record -> the time of the next record
 """
 
 from __future__ import annotations
@@ -17,23 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import attrs
 
-from fyrehose import kernels
-
-if TYPE_CHECKING or not kernels.NATIVE:
-    from fyrehose.kernels.pure.commit import monotonic_clock, wall_clock
-else:
-    try:
-        from fyrehose.kernels.native.commit import monotonic_clock, wall_clock
-    except ImportError:
-        from fyrehose.kernels.pure.commit import monotonic_clock, wall_clock
+from fyrehose.journal.files import monotonic_clock, wall_clock
 
 __all__ = ["RecordClock", "monotonic_clock", "wall_clock"]
 
-#: A larger step of the wall clock is not followed at first, in microseconds.
+#: The largest step of the wall clock that record times follow at once, in microseconds.
 BOUND = 3600 * 1_000_000
 #: How long the wall clock must run steadily after such a step to be followed again, in microseconds.
 SETTLED = 600 * 1_000_000
@@ -64,8 +55,8 @@ class RecordClock:
     def start(self, last: int) -> int:
         """Start the clock, and return its time, in microseconds since 1970 UTC.
 
-        :param last: the time at the end of the log, in microseconds since 1970 UTC; 0: there is none, so that the wall
-            clock is followed
+        :param last: the time of the last record of the log, in microseconds since 1970 UTC; 0: the log is empty, and
+            the clock begins with the time of the wall clock
         """
         with self._lock:
             wall, now = self.wall(), self.monotonic()
@@ -77,7 +68,7 @@ class RecordClock:
             return now + self._offset
 
     def now(self) -> int:
-        """Return the time, in microseconds since 1970 UTC."""
+        """Return the time for a record that is accepted now, in microseconds since 1970 UTC."""
         with self._lock:
             wall, now = self.wall(), self.monotonic()
             if self._offset is None or self._stepped_offset is not None or abs(wall - now - self._offset) > BOUND:

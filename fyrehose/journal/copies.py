@@ -12,9 +12,10 @@ from pathlib import Path
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.journal.scan import SegmentReader
 
-#: The first bytes of a batch, which are never zeros.
+#: How many bytes at the start of a batch are looked at: a batch that was written never begins with so many zeros.
 WORD = 8
-#: So many zeros in a row are hardly part of a record: text has no zeros, and no number has so many bytes.
+#: How many zeros in a row are taken for a part that was not written yet: text has no zeros, and no number in a record
+#: is so long.
 TORN = 64
 #: How many bytes are searched for zeros at a time.
 WINDOW = 1 << 20
@@ -29,8 +30,8 @@ _ZEROS = re.compile(rb"\0{%d}" % TORN)
 def written_while_copied(reader: SegmentReader, position: int, stop: int) -> bool:
     """Return whether the damage from *position* to *stop* looks as if the file was copied while it was written.
 
-    A read during a write is not atomic: it returns zeros where the write had not come yet, and data where it had; one
-    can follow the other anywhere in a page.
+    A read during a write is not atomic: it returns zeros for the bytes that are not written yet.  Such zeros may begin
+    and end anywhere in a page.
     """
     if not any(reader.read(position, WORD)):
         return True

@@ -16,7 +16,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.records import Buffer, Run
 
-#: Batches of a commit of at most this many bytes are handed over together, without a copy for each.
+#: The batches of a commit are handed over as one item if they have at most this many bytes together.
 TOGETHER = 512 << 10
 
 

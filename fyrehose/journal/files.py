@@ -7,21 +7,24 @@ import fcntl
 import os
 import pwd
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fyrehose import kernels
-from fyrehose.errors import JournalError, JournalLocked, JournalUnusable
+from fyrehose.errors import JournalError, JournalFull, JournalLocked, JournalUnusable
 from fyrehose.kernels.pure.commit import stepwise
 from fyrehose.records import Buffer
 
 if TYPE_CHECKING or not kernels.NATIVE:
-    from fyrehose.kernels.pure.commit import commit
+    from fyrehose.kernels.pure.commit import commit, monotonic_clock, wall_clock
 else:
     try:
-        from fyrehose.kernels.native.commit import commit
+        from fyrehose.kernels.native.commit import commit, monotonic_clock, wall_clock
     except ImportError:
-        from fyrehose.kernels.pure.commit import commit
+        from fyrehose.kernels.pure.commit import commit, monotonic_clock, wall_clock
+
+__all__ = ["Files", "SteppedFiles", "lock", "monotonic_clock", "owns_lock", "wall_clock"]
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
@@ -42,6 +45,15 @@ class Files:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextmanager
+    def opened(self, path: Path, flags: int) -> Iterator[int]:
+        """Open *path* for the body of a ``with`` statement, and close it afterwards."""
+        fd = self.open(path, flags)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read *size* bytes at *offset*; return fewer only at the end of the file."""
@@ -134,15 +146,12 @@ class Files:
     def store(self, path: Path, data: bytes | Iterable[bytes]) -> None:
         """Replace the content of *path* by *data* (or its pieces), atomically and durably."""
         temporary = path.with_name(path.name + ".new")
-        fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
+        with self.opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             at = 0
             for piece in (data,) if isinstance(data, bytes) else data:
                 self.write(fd, piece, at)
                 at += len(piece)
             self.sync(fd)
-        finally:
-            self.close(fd)
         self.rename(temporary, path)
         self.sync_directory(path.parent)
 
@@ -160,8 +169,8 @@ def lock(directory: Path) -> int:
     :return: a descriptor; the lock lasts until it is closed
     :raises JournalLocked: another process has locked it
     :raises JournalUnusable: the directory cannot be created, or not written by this user
+    :raises JournalFull: the disk has no room for the pid
     :raises JournalError: the file system failed
-    :raises OSError: the pid cannot be written into the lock file
     """
     try:
         _make(directory)
@@ -174,15 +183,18 @@ def lock(directory: Path) -> int:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise JournalLocked(
-            f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}; "
-            "stop that process first, or use another --data-dir"
+            f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or "
+            "another command; stop that process first, or use another directory"
         ) from error
     try:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except OSError:
+    except OSError as error:
         os.close(fd)
-        raise
+        kind = JournalFull if error.errno in NO_ROOM else JournalError
+        raise kind(
+            f"the journal {directory} cannot be written: {error.strerror}; free some space, or use another directory"
+        ) from error
     return fd
 
 

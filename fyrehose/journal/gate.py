@@ -25,7 +25,9 @@ class IGate(Interface):
     """Decides when the journal releases a synced commit, and whether the journal accepts publishes."""
 
     accepts = Attribute("Whether the journal accepts publishes; it may be read-only nevertheless.")
-    handover = Attribute("The Handover that the writer fills; None: nobody else has this journal's bytes.")
+    handover = Attribute(
+        "The Handover that the writer fills for the other servers of a cluster; None without a cluster."
+    )
     refusal = Attribute("See IJournal.refusal.")
     leader = Attribute("See IJournal.leader.")
     caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
@@ -66,7 +68,7 @@ class IGate(Interface):
         """Refuse all waiting commits, because the journal has failed."""
 
     def expect_stop() -> None:
-        """Stop within a few seconds, unless :meth:`stop` is called before."""
+        """Begin to stop in a few seconds, in case :meth:`stop` is not called before."""
 
     def stop() -> Deferred[None]:
         """Prepare for closing the journal, which accepts publishes until the returned Deferred fires."""

@@ -24,7 +24,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from struct import Struct
-from typing import Protocol
 
 import attrs
 from crc32c import crc32c
@@ -43,43 +42,12 @@ _STREAM = Struct("<IIQQ")
 _PAIR = Struct("<QQ")
 
 
-class Index(Protocol):
-    """The index of one segment, sealed or active.
+@attrs.define(eq=False)
+class SegmentIndex:
+    """The index of a segment while it is written or scanned.
 
     All positions are those of batches.  A reader of a stream starts at :meth:`find` and continues with
     :meth:`following` until that returns None.
-    """
-
-    @property
-    def end(self) -> int:
-        """Return the position up to which the segment is indexed."""
-
-    @property
-    def snapshot(self) -> int:
-        """Return the position of the snapshot that the segment refers to, or 0 if it refers to none."""
-
-    def last_before(self, stream: str) -> int | None:
-        """Return the last number of *stream* before this segment, or None if the snapshot has it."""
-
-    def last(self, stream: str) -> int:
-        """Return the last number of *stream* in this segment, or 0 if the segment has no record of it."""
-
-    def find(self, stream: str, seq: int) -> int | None:
-        """Return the position from which to scan for record *seq* or later, or None if there is no such record."""
-
-    def pairs(self, stream: str) -> list[tuple[int, int]]:
-        """Return the pairs of *stream*: the first number of the stream in a batch, and the position of that batch."""
-
-    def following(self, stream: str, position: int) -> int | None:
-        """Return the first position, at least *position*, that may have records of *stream*, or None."""
-
-    def positions(self, begin: int) -> list[int]:
-        """Return the positions of all pairs that are at least *begin*, in order; each batch is near one of them."""
-
-
-@attrs.define(eq=False)
-class SegmentIndex:
-    """The index of a segment while it is written or scanned; see :class:`Index` for the methods.
 
     :ivar before: the last number of each stream when the segment began
     :ivar floor: the last number of every stream that is not in ``before``, if there is no snapshot
@@ -135,6 +103,7 @@ class SegmentIndex:
             of.extend((first, position))
 
     def last_before(self, stream: str) -> int | None:
+        """Return the last number of *stream* before this segment, or None if the snapshot has it."""
         before = self.before.get(stream)
         if before is not None or not self.snapshot:
             return self.floor if before is None else before
@@ -147,6 +116,7 @@ class SegmentIndex:
         return 0 if of is None else of[1]
 
     def last(self, stream: str) -> int:
+        """Return the last number of *stream* in this segment, or 0 if the segment has no record of it."""
         of = self.streams.get(stream)
         return 0 if of is None else of[0]
 
@@ -159,6 +129,7 @@ class SegmentIndex:
         return [(stream, of[0]) for stream, of in sorted(self.streams.items(), key=lambda item: item[1][-1])]
 
     def find(self, stream: str, seq: int) -> int | None:
+        """Return the position from which to scan for record *seq* or later, or None if there is no such record."""
         of = self.streams.get(stream)
         if of is None or of[0] < seq:
             return None
@@ -166,6 +137,7 @@ class SegmentIndex:
         return of[max(at, 1) * 2]
 
     def following(self, stream: str, position: int) -> int | None:
+        """Return the first position, at least *position*, that may have records of *stream*, or None."""
         of = self.streams[stream]
         at = bisect_right(range(len(of) // 2), position, key=lambda i: of[2 * i + 2])
         if position - of[2 * at] < SPACING:
@@ -173,10 +145,12 @@ class SegmentIndex:
         return of[2 * at + 2] if 2 * at + 2 < len(of) else None
 
     def pairs(self, stream: str) -> list[tuple[int, int]]:
+        """Return the pairs of *stream*: the first number of the stream in a batch, and the position of that batch."""
         of = self.streams.get(stream, _NOTHING)
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
     def positions(self, begin: int) -> list[int]:
+        """Return the positions of all pairs that are at least *begin*, in order; each batch is near one of them."""
         return sorted({each for of in self.streams.values() for each in of[2::2] if each >= begin})
 
     def pack(self) -> bytes:
@@ -207,7 +181,7 @@ def _header(base: int, end: int, floor: int, snapshot: int, streams: int, names_
 
 @attrs.frozen(eq=False, slots=True)
 class PackedIndex:
-    """The index of a sealed segment, as it is in the index file; see :class:`Index` for the methods.
+    """The index of a sealed segment, as it is in the index file; see :class:`SegmentIndex` for the methods.
 
     Only the values that a method needs are unpacked.
     """
@@ -294,3 +268,7 @@ class PackedIndex:
     def _pair(self, i: int) -> tuple[int, int]:
         first, position = _PAIR.unpack_from(self.data, self._pairs + i * _PAIR.size)
         return first, position
+
+
+#: The index of one segment, which is written or sealed.
+Index = SegmentIndex | PackedIndex

@@ -1,6 +1,6 @@
 """Retention of an open journal; :mod:`fyrehose.journal.retention` decides which segments are kept.
 
-in: the store, the clock, the named subscriptions      out: deleted segments (by the writer thread), log lines
+the store, the clock, the named subscriptions -> deleted segments (by the writer thread), log lines
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Keeper:
     unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     overrun_subscriptions: int = attrs.field(default=0, init=False)
-    #: position of the segment in which the first unread record of a named subscription lies, by stream and number
+    #: base of the segment that has a record, by the stream and the number of the record
     _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     #: The last error that was logged; the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
@@ -51,7 +51,7 @@ class Keeper:
     def check(self, keep_from: Callable[[int], object]) -> None:
         """Delete the segments that the settings and the subscriptions no longer keep.
 
-        :param keep_from: stores durably where the log begins; called in the writer thread
+        :param keep_from: called in the writer thread with the position where the log begins, to store it durably
         """
         try:
             verdict = judge(

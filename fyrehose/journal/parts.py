@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import MAX_PAYLOAD, Run, column_of
 
 #: Content types of the parts of an event, and of the last one.
 PART = "application/x-lumberjack-part"
@@ -26,11 +26,12 @@ PARTS = frozenset({PART, LAST_PART})
 JSON = "application/json"
 #: The largest event that an answer of the server joins, in bytes.
 LARGEST = 64 << 20
-#: The most bytes that a :class:`Joiner` holds.
+#: The most bytes of parts that a :class:`Joiner` keeps in memory.
 HELD = 256 << 20
 #: The most bytes of other records between two parts that :func:`event_at` reads in each direction.
 BETWEEN = 32 << 20
-#: The most bytes of one read.  The search backwards looks at so few records first, and doubles that up to so many.
+#: The most bytes of one read; the number of records that the search backwards reads first, and its limit: the number
+#: doubles with each read.
 _READ, _FEW, _MANY = 256 << 10, 16, 4_096
 
 
@@ -43,18 +44,8 @@ def is_part(run: Run) -> bool:
 
 def joined(parts: list[Run], content_type: str | None) -> Run:
     """Return the event that *parts*, all of them in order, make up; it has the number and the time of the last one."""
-    last = parts[-1]
-    return Run.of(
-        last.stream,
-        [b"".join(part.payload for part in parts)],
-        source=last.source,
-        producer=last.producer,
-        topic=last.topic,
-        content_type=content_type,
-        producer_seq=last.producer_seq,
-        first_seq=last.first_seq,
-        time=last.time,
-    )
+    whole = column_of([b"".join(part.payload for part in parts)])
+    return attrs.evolve(parts[-1], lengths=whole.lengths, payload=whole.payload, content_type=content_type)
 
 
 def is_next(part: Run, run: Run) -> bool:
@@ -64,11 +55,14 @@ def is_next(part: Run, run: Run) -> bool:
 
 @attrs.define(eq=False)
 class Joiner:
-    """Joins the events of a reader that begins anywhere, if the result is a JSON text; everything else stays as it is.
+    """Joins the parts of large events on their way to a reader; all other runs pass through unchanged.
 
-    A reader that begins between the parts has only the end of an event, which is no JSON text.
+       Parts are joined only if the result is a JSON text.
 
-    :ivar most: the most bytes to hold; the parts of events that need more are passed on as they are
+    A reader that begins between the parts of an event gets only its end,
+       which is no JSON text.
+
+       :ivar most: the most bytes of parts in memory; beyond that, the parts of the oldest event are passed on unjoined
     """
 
     most: int = HELD
@@ -130,7 +124,8 @@ Read = Callable[[int, int], tuple[Run, ...]]
 def event_at(read: Read, run: Run, oldest: int, last: int) -> tuple[int, ...] | None:
     """Return the numbers of all parts of the event of which *run* is one.
 
-    :param read: returns records from a number on, about as many bytes as it is told, and at least one record
+    :param read: called with a number and a size in bytes; returns the records from that number on, about as many bytes,
+        and at least one record
     :param oldest: the oldest number of the stream that can be read
     :param last: the last number to consider
     :return: None if the event is incomplete, larger than :data:`LARGEST`, or its parts are far apart

@@ -77,11 +77,11 @@ class _Survey:
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: Bytes of earlier damage since then: the gap that skips its numbers may itself be damaged now.
+    #: Bytes of damage that an earlier quarantine has replaced since then: its gap may itself be damaged now.
     mended: int = 0
     #: Whether a damaged range may contain a batch of kind RESERVED, or a first batch of a segment, which repeats it.
     reserving: bool = False
-    #: Whether a damaged range may contain a batch of kind GAP: only later numbers of a stream tell which it skipped.
+    #: Whether a damaged range may contain a batch of kind GAP, whose numbers must be skipped again.
     skipping: bool = False
     floor: int = 0  #: the last number of every stream that has none of its own
     end: int = 0  #: of the log
@@ -160,7 +160,7 @@ class _Survey:
             return streams
 
     def _reaches(self, stream: str, seq: int) -> None:
-        """Note that the last number of *stream* is *seq* at this position; numbers that were not read are lost."""
+        """Set the last number of *stream* at this position to *seq*; numbers that were not read before it are lost."""
         end = self.ends.get(stream, 0)
         self.first.setdefault(stream, seq + 1)
         if seq > end and self.ranges:
@@ -202,16 +202,10 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     found = scan.segments(directory)
     survey = _Survey(scan.identity_of(found))
     for segment in found:
-        after = [other.base for other in found if other.base > segment.base]
-        reader = scan.SegmentReader(segment.path, segment.base, files, limit=min(after, default=segment.end))
-        try:
+        stop = min((other.base for other in found if other.base > segment.base), default=segment.end)
+        with scan.SegmentReader(segment.path, segment.base, files, limit=stop) as reader:
             _mend_header(reader, survey, files)
-            if after:
-                _survey_sealed(reader, after[0], survey)
-            else:
-                _survey_last(reader, segment.end, mark, survey)
-        finally:
-            reader.close()
+            _survey_segment(reader, stop, mark if segment is found[-1] else None, survey)
     notes = before + survey.notes
     if survey.skip:
         _skip(found[-1], survey, files)
@@ -235,12 +229,9 @@ def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
         clock=survey.time,
         chain=survey.chain,
     )
-    fd = files.open(last.path, os.O_RDWR)
-    try:
+    with files.opened(last.path, os.O_RDWR) as fd:
         files.write(fd, data, survey.end - last.base)
         files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
@@ -248,15 +239,11 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 
     :raises JournalCorrupt: a newer version has written one of them
     """
-    reader = scan.SegmentReader(segment.path, segment.base, files)
     position = segment.base + fmt.SEGMENT_HEADER.size
-    try:
-        with newer_refused(segment.path):
-            reader.look_at_header()
-            while (position := next_batch(reader, position, segment.end)) < segment.end:
-                position = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).end
-    finally:
-        reader.close()
+    with scan.SegmentReader(segment.path, segment.base, files) as reader, newer_refused(segment.path):
+        reader.look_at_header()
+        while (position := next_batch(reader, position, segment.end)) < segment.end:
+            position = reader.header_ahead(position).end
 
 
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
@@ -265,12 +252,9 @@ def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
     if not found or mark.begin is None or found[0].base <= mark.begin:
         return []
     path = directory / scan.MARK_NAME
-    fd = files.open(path, os.O_RDWR)
-    try:
+    with files.opened(path, os.O_RDWR) as fd:
         files.write(fd, scan.pack_mark(mark.durable, found[0].base, files.identity(fd)), 0)
         files.sync(fd)
-    finally:
-        files.close(fd)
     return [f"positions {mark.begin} to {found[0].base}, the oldest of the log, are missing, with all their records"]
 
 
@@ -280,36 +264,30 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
     reach += [(segment, mark) for segment in found[-1:]]
     for segment, stop in reach:
         if segment.end < stop:
-            fd = files.open(segment.path, os.O_RDWR)
-            try:
+            with files.opened(segment.path, os.O_RDWR) as fd:
                 files.truncate(fd, stop - segment.base)
                 files.sync(fd)
-            finally:
-                files.close(fd)
 
 
 def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
-    """Write the header of a segment again if it is damaged, and note what its first batch continues from."""
+    """Write the header of a segment again if it is damaged; set the checksum from which its first batch continues."""
     try:
         header = reader.header()
         survey.time = max(survey.time, header.created)  # all of its batches may be damaged
     except fmt.Damage:
         header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
-        fd = files.open(reader.path, os.O_RDWR)
-        try:
+        with files.opened(reader.path, os.O_RDWR) as fd:
             files.write(fd, header.pack(), 0)
             files.sync(fd)
-        finally:
-            files.close(fd)
     # The chain is that of the header: the previous segment may be deleted, or its end may be damaged, too.
     survey.chain = header.chain
 
 
 def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
-    """Return the chain of a segment whose header is damaged."""
+    """Return the checksum from which a segment with a damaged header continues."""
     position = reader.base + fmt.SEGMENT_HEADER.size
     try:
-        return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position).chain
+        return reader.header_ahead(position).chain
     except fmt.Damage:
         return survey.chain  # the first batch is damaged, too, and its replacement continues the previous segment
 
@@ -333,31 +311,24 @@ def _created(reader: scan.SegmentReader) -> int:
     return stat.st_mtime_ns // 1000
 
 
-def _survey_sealed(reader: scan.SegmentReader, stop: int, survey: _Survey) -> None:
-    position = reader.base + fmt.SEGMENT_HEADER.size
+def _survey_segment(reader: scan.SegmentReader, stop: int, mark: int | None, survey: _Survey) -> None:
+    """Add the batches and the damaged ranges of a segment to *survey*.
+
+    :param mark: the durable mark, if this is the last segment, which may have a torn tail; None in other segments
+    """
+    begin = position = reader.base + fmt.SEGMENT_HEADER.size
+    durable = 0
     while position < stop:
         try:
             header, body = reader.batch(position)
         except fmt.Damage as damage:
-            position = _add_damage(reader, position, next_whole(reader, position, stop), str(damage), survey)
-        else:
-            survey.add(reader, header, body)
-            position = header.end
-
-
-def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Survey) -> None:
-    position = reader.base + fmt.SEGMENT_HEADER.size
-    durable = mark
-    while position < stop:
-        try:
-            header, body = reader.batch(position)
-        except fmt.Damage as damage:
-            durable = max(durable, durable_beyond(reader, position, stop))
-            if position >= durable and position > reader.base + fmt.SEGMENT_HEADER.size:
-                return  # a torn tail, which recovery truncates
             after = next_whole(reader, position, stop)
-            if after == stop:
-                after = max(durable, position + _SMALLEST_BEGINNING)
+            if mark is not None:
+                durable = max(durable, mark, durable_beyond(reader, position, stop))
+                if position >= durable and position > begin:
+                    return  # a torn tail, which recovery truncates
+                if after == stop:
+                    after = max(durable, position + _SMALLEST_BEGINNING)
             position = _add_damage(reader, position, after, str(damage), survey)
         else:
             survey.add(reader, header, body)
@@ -367,7 +338,7 @@ def _survey_last(reader: scan.SegmentReader, stop: int, mark: int, survey: _Surv
 
 def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, survey: _Survey) -> int:
     try:
-        header = fmt.BatchHeader.unpack(reader.read(start, fmt.BATCH_HEADER.size), start)
+        header = reader.header_ahead(start)
         records = header.kind is fmt.Kind.RECORDS and header.end == stop
     except fmt.Damage:
         records = False
@@ -383,14 +354,11 @@ def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     # The index goes first, and durably: if the process ends after this, no index must list records that are lost.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
-    fd = files.open(damage.path, os.O_RDWR)
-    try:
+    with files.opened(damage.path, os.O_RDWR) as fd:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
         for position, data in _fillers(damage, survey, files):
             files.write(fd, data, position - damage.base)
         files.sync(fd)
-    finally:
-        files.close(fd)
     lost = ", ".join(f"{entry.stream!r} {entry.first}-{entry.last}" for entry in damage.lost[:10])
     more = f" and {len(damage.lost) - 10} more" if len(damage.lost) > 10 else ""
     return (

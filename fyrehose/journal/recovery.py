@@ -182,11 +182,8 @@ def sync_mended(directory: Path, files: Files) -> None:
         return
     for path in [*(segment.path for segment in segments(directory)), directory / MARK_NAME]:
         if path.exists():
-            fd = files.open(path, os.O_RDONLY)
-            try:
+            with files.opened(path, os.O_RDONLY) as fd:
                 files.sync(fd)
-            finally:
-                files.close(fd)
     files.unlink(marker)
 
 
@@ -207,13 +204,11 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
     :param newest: the position of the snapshot that the last segment refers to, which may be the segment's base
     """
     oldest, last = found[0], found[-1]
-    reader = SegmentReader(oldest.path, oldest.base, files)
-    try:
-        needed = needed_by(reader)
-    except fmt.Damage:
-        return  # reading the segment reports the damage; until it is repaired, all snapshots may be needed
-    finally:
-        reader.close()
+    with SegmentReader(oldest.path, oldest.base, files) as reader:
+        try:
+            needed = needed_by(reader)
+        except fmt.Damage:
+            return  # reading the segment reports the damage; until it is repaired, all snapshots may be needed
     for position in snapshots(directory):
         if position < needed or (position >= last.base and position != newest):
             files.unlink(snapshot_path_of(directory, position))
@@ -255,7 +250,7 @@ def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
     durable = 0
     position = behind(reader, position, stop)
     while (position := next_batch(reader, position, stop)) < stop:
-        durable = max(durable, _header(reader, position).durable)
+        durable = max(durable, reader.header_ahead(position).durable)
         try:
             position = reader.batch(position)[0].end
         except fmt.Damage:
@@ -269,7 +264,7 @@ def behind(reader: SegmentReader, position: int, stop: int) -> int:
     If its header is intact, the search starts at the end of the batch: its payloads may look like batches.
     """
     if _is_header(reader, position):
-        return min(_header(reader, position).end, stop)
+        return min(reader.header_ahead(position).end, stop)
     return min(position + 8, stop)
 
 
@@ -300,17 +295,13 @@ def next_whole(reader: SegmentReader, position: int, stop: int) -> int:
     return position
 
 
-def _header(reader: SegmentReader, position: int) -> fmt.BatchHeader:
-    return fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
-
-
 def _is_header(reader: SegmentReader, position: int) -> bool:
     """Return whether there is an intact header of a batch at *position*.
 
     :raises Newer: there is one, and a newer version has written it
     """
     try:
-        _header(reader, position)
+        reader.header_ahead(position)
     except fmt.Newer:
         raise
     except fmt.Damage:
@@ -350,14 +341,12 @@ def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: boo
             f"{segment.path} ends at position {segment.end}, but the next segment begins at {next_base}: a segment is "
             f"missing or truncated; {remedy}"
         )
-    reader = SegmentReader(segment.path, segment.base)
-    try:
-        header = reader.header()
-        overlap = last_byte(reader, next_base, segment.end) - next_base
-    except fmt.Damage as damage:
-        raise damaged(segment.path, segment.base, segment.base, damage) from damage
-    finally:
-        reader.close()
+    with SegmentReader(segment.path, segment.base) as reader:
+        try:
+            header = reader.header()
+            overlap = last_byte(reader, next_base, segment.end) - next_base
+        except fmt.Damage as damage:
+            raise damaged(segment.path, segment.base, segment.base, damage) from damage
     if overlap:
         raise JournalCorrupt(
             f"{segment.path} has {overlap} bytes behind position {next_base}, where {next_base:016x}.segment begins: "
@@ -373,22 +362,20 @@ def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: boo
 
 
 def _check(segment: Segment, end: int, copied: bool) -> None:
-    reader = SegmentReader(segment.path, segment.base, limit=end)
     position = segment.base + fmt.SEGMENT_HEADER.size
-    try:
-        for header, _ in reader.batches(position, end):
-            position = header.end
-    except fmt.Damage as damage:
-        with newer_refused(segment.path):
-            after = next_whole(reader, position, end)
-        if copied and written_while_copied(reader, position, after):
-            raise JournalCorrupt(
-                f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; copy "
-                "this file again from the original, where it is complete by now"
-            ) from damage
-        raise _damaged_or_copied_over(reader, position, after, damage) from damage
-    finally:
-        reader.close()
+    with SegmentReader(segment.path, segment.base, limit=end) as reader:
+        try:
+            for header, _ in reader.batches(position, end):
+                position = header.end
+        except fmt.Damage as damage:
+            with newer_refused(segment.path):
+                after = next_whole(reader, position, end)
+            if copied and written_while_copied(reader, position, after):
+                raise JournalCorrupt(
+                    f"{segment.path} was being written while it was copied, and ends at position {position} of {end}; "
+                    "copy this file again from the original, where it is complete by now"
+                ) from damage
+            raise _damaged_or_copied_over(reader, position, after, damage) from damage
 
 
 def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, damage: fmt.Damage) -> JournalCorrupt:
@@ -408,25 +395,23 @@ def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, da
 
 
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
-    reader = SegmentReader(segment.path, segment.base)
     recovered.index = SegmentIndex(segment.base)
     recovered.durable = mark.trusted.durable
     recovered.position = segment.base + fmt.SEGMENT_HEADER.size
-    try:
-        recovered.chain = reader.header().chain
-        for header, body in reader.batches(recovered.position, segment.end):
-            recovered.add(header, body)
-    except fmt.Damage as damage:
-        at = recovered.position
-        with newer_refused(segment.path):
-            after, beyond = next_whole(reader, at, segment.end), durable_beyond(reader, at, segment.end)
-        known = at < recovered.durable or recovered.index.end == 0
-        torn = mark.copied and not known and written_while_copied(reader, at, after)
-        if not torn and (known or at < beyond):
-            raise _damaged_or_copied_over(reader, at, after, damage) from damage
-        _cut_off(segment, reader, recovered, files)
-    finally:
-        reader.close()
+    with SegmentReader(segment.path, segment.base) as reader:
+        try:
+            recovered.chain = reader.header().chain
+            for header, body in reader.batches(recovered.position, segment.end):
+                recovered.add(header, body)
+        except fmt.Damage as damage:
+            at = recovered.position
+            with newer_refused(segment.path):
+                after, beyond = next_whole(reader, at, segment.end), durable_beyond(reader, at, segment.end)
+            known = at < recovered.durable or recovered.index.end == 0
+            torn = mark.copied and not known and written_while_copied(reader, at, after)
+            if not torn and (known or at < beyond):
+                raise _damaged_or_copied_over(reader, at, after, damage) from damage
+            _cut_off(segment, reader, recovered, files)
     if recovered.position < recovered.durable:
         raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
     if mark.copied:
@@ -445,16 +430,18 @@ def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, file
     if stop == at:
         return
     aside = segment.path.with_name(f"torn-{at:016x}.bytes")
-    fd = files.open(segment.path, os.O_RDWR)
-    try:
-        files.store(aside, files.pieces(fd, at - segment.base, stop - segment.base))
-        files.truncate(fd, at - segment.base)
-        files.sync(fd)
-    finally:
-        files.close(fd)
+    cut(segment, at, stop, aside, files)
     recovered.notes.append(
         f"truncated {stop - at} bytes of a batch that was being written (never acknowledged); they are in {aside.name}"
     )
+
+
+def cut(segment: Segment, start: int, stop: int, aside: Path, files: Files) -> None:
+    """Copy the bytes of a segment from *start* to *stop* to the file *aside*, and truncate the segment at *start*."""
+    with files.opened(segment.path, os.O_RDWR) as fd:
+        files.store(aside, files.pieces(fd, start - segment.base, stop - segment.base))
+        files.truncate(fd, start - segment.base)
+        files.sync(fd)
 
 
 def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
@@ -469,11 +456,8 @@ def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
 
 def _write_again(segment: Segment, recovered: Recovered, files: Files) -> None:
     begin = max(recovered.durable, segment.base) - segment.base
-    fd = files.open(segment.path, os.O_RDWR)
-    try:
+    with files.opened(segment.path, os.O_RDWR) as fd:
         for piece in files.pieces(fd, begin, recovered.position - segment.base):
             files.write(fd, piece, begin)
             begin += len(piece)
         files.sync(fd)
-    finally:
-        files.close(fd)

@@ -41,13 +41,9 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
         if segment.end <= position:
             break
         begin = max(position, segment.base)
-        reader = scan.SegmentReader(segment.path, segment.base, files)
-        try:
+        with scan.SegmentReader(segment.path, segment.base, files) as reader:
             stop = last_byte(reader, begin, segment.end)
-        finally:
-            reader.close()
-        fd = files.open(segment.path, os.O_RDWR)
-        try:
+        with files.opened(segment.path, os.O_RDWR) as fd:
             if stop > begin:
                 aside = _aside(directory, begin)
                 files.store(aside, files.pieces(fd, begin - segment.base, stop - segment.base))
@@ -55,8 +51,6 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
             if begin > segment.base:
                 files.truncate(fd, begin - segment.base)
                 files.sync(fd)
-        finally:
-            files.close(fd)
         if begin == segment.base:
             files.unlink(segment.path)
             files.unlink(scan.index_path_of(directory, segment.base))
@@ -125,7 +119,7 @@ def _aside(directory: Path, position: int) -> Path:
 
 
 def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple[int, int]:
-    """Return where the whole batches of *data* end that continue a log at *position*, and the checksum behind them.
+    """Return the end of those whole batches in *data* that continue a log at *position*, and their last checksum.
 
     Zeros at the end of a batch are not in the file if nothing follows them; its checksum covers them.
     """

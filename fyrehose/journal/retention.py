@@ -56,8 +56,8 @@ class Deletion:
     def work(self, keep_from: Callable[[int], object]) -> None:
         """Delete :attr:`segments` and the snapshots that go with them; blocks.  After an error, call it again.
 
-        :param keep_from: stores durably where the log begins, so that recovery can tell a deleted segment from a lost
-            one
+        :param keep_from: called with the position where the log begins, to store it durably: recovery then knows a
+            deleted segment from a lost one
         :raises OSError: a segment could not be deleted, or not durably
         """
         try:

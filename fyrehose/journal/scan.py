@@ -117,11 +117,8 @@ def identity_of(found: Sequence[Segment]) -> bytes:
     :raises Newer: a newer version has written a segment
     """
     for segment in reversed(found):
-        reader = SegmentReader(segment.path, segment.base)
-        try:
+        with SegmentReader(segment.path, segment.base) as reader:
             header = reader.look_at_header()
-        finally:
-            reader.close()
         if header is not None and header.identity != fmt.UNKNOWN:
             return header.identity
     return fmt.UNKNOWN
@@ -130,13 +127,10 @@ def identity_of(found: Sequence[Segment]) -> bytes:
 def look_at_mark(directory: Path, files: Files) -> Mark:
     """Read MARK; return an empty :class:`Mark` if it is missing or damaged."""
     try:
-        fd = files.open(directory / MARK_NAME, os.O_RDONLY)
+        with files.opened(directory / MARK_NAME, os.O_RDONLY) as fd:
+            return _mark(files.read(fd, _MARK.size + _MARK_REST.size + 1, 0), files.identity(fd))
     except FileNotFoundError:
         return Mark()
-    try:
-        return _mark(files.read(fd, _MARK.size + _MARK_REST.size + 1, 0), files.identity(fd))
-    finally:
-        files.close(fd)
 
 
 def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
@@ -196,6 +190,12 @@ class SegmentReader:
     def __attrs_post_init__(self) -> None:
         self._fd = self.files.open(self.path, os.O_RDONLY)
 
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.files.close(self._fd)
 
@@ -223,23 +223,29 @@ class SegmentReader:
             return None
 
     def batch_header(self, position: int) -> fmt.BatchHeader:
-        """Return the header of the batch at *position* without reading the body.
+        """Return the header of the batch at *position*; nothing else is read from the file.
 
         :raises Damage: there is no batch, or its header is damaged
         """
         data = self.files.read(self._fd, fmt.BATCH_HEADER.size, position - self.base)
         return fmt.BatchHeader.unpack(data, position)
 
+    def header_ahead(self, position: int) -> fmt.BatchHeader:
+        """Return the header of the batch at *position*, and read the bytes behind it ahead, for the next call.
+
+        :raises Damage: there is no batch, or its header is damaged
+        """
+        return fmt.BatchHeader.unpack(self.read(position, fmt.BATCH_HEADER.size), position)
+
     def batch(self, position: int) -> tuple[fmt.BatchHeader, memoryview]:
         """Read and check the batch at *position*; return its header and its body.
 
         :raises Damage: there is no batch, or it is damaged, or it extends beyond the end of the segment
         """
-        size = fmt.BATCH_HEADER.size
-        header = fmt.BatchHeader.unpack(self.read(position, size), position)
+        header = self.header_ahead(position)
         if header.end > self.limit:
             raise fmt.Damage(f"the batch ends at position {header.end}, beyond the end of its segment ({self.limit})")
-        body = self.read(position + size, header.length)
+        body = self.read(position + fmt.BATCH_HEADER.size, header.length)
         header.check(body)
         return header, body
 

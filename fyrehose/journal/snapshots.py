@@ -81,15 +81,15 @@ class Snapshot:
     rows: int
 
     @classmethod
-    def of(cls, data: bytes) -> Snapshot:
-        """Decode a snapshot from the content of its file.
+    def of(cls, data: bytes, position: int) -> Snapshot:
+        """Decode *data*, the content of the file of the snapshot at *position*.
 
-        :raises Damage: it is damaged, or no snapshot
+        :raises Damage: it is damaged, no snapshot, or one of another position
         :raises Newer: a newer version has written it
         """
         if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):
             raise fmt.Damage("the snapshot is damaged")
-        magic, version, position, floor, identity, rows, size = _HEADER.unpack_from(data)
+        magic, version, at, floor, identity, rows, size = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             raise fmt.Damage("the file is no snapshot of streams: its first bytes are not FYSTREAM")
         if version > VERSION:
@@ -98,6 +98,8 @@ class Snapshot:
             )
         if len(data) != _HEADER.size + rows * _ROW.size + size + _CRC.size:
             raise fmt.Damage("the lengths of the snapshot contradict each other")
+        if at != position:
+            raise fmt.Damage(f"the file contains the snapshot at position {at}, not at {position}")
         return cls(data, position, floor, identity, rows)
 
     def last(self, stream: str) -> int:
@@ -107,7 +109,7 @@ class Snapshot:
         return self.floor if at == self.rows or self._name(at) != name else self._row(at)[2]
 
     def streams(self) -> Streams:
-        """Unpack all streams."""
+        """Return the state of all streams at the snapshot's position."""
         found = Streams(floor=self.floor)
         begin = at = _HEADER.size + self.rows * _ROW.size
         for end, state, last, reserved, start in _ROW.iter_unpack(self.data[_HEADER.size : begin]):
@@ -150,9 +152,7 @@ def load(directory: Path, position: int) -> Snapshot:
     """
     path = snapshot_path_of(directory, position)
     try:
-        found = Snapshot.of(path.read_bytes())
-        if found.position != position:
-            raise fmt.Damage(f"the file contains the snapshot at position {found.position}")
+        return Snapshot.of(path.read_bytes(), position)
     except fmt.Newer as newer:
         raise JournalCorrupt(f"{path} cannot be read: {newer}; serve it with that version") from newer
     except (OSError, fmt.Damage) as error:
@@ -161,4 +161,3 @@ def load(directory: Path, position: int) -> Snapshot:
             f"{path}, which has the last numbers of streams, cannot be used: {why}; put the file back from a copy, or "
             "start with --quarantine to continue without it"
         ) from error
-    return found

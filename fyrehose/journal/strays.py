@@ -9,14 +9,13 @@ set aside, and no record is lost.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import last_byte
+from fyrehose.journal.recovery import cut, last_byte
 
 
 def set_strays_aside(directory: Path, files: Files) -> list[str]:
@@ -31,14 +30,11 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
     while len(found) > 1:
         segment, after = found[:2]
         del found[0]
-        reader = scan.SegmentReader(segment.path, segment.base, files)
-        try:
+        with scan.SegmentReader(segment.path, segment.base, files) as reader:
             end = last_byte(reader, after.base, segment.end)
             # Zeros may also be the end of a batch, so they do not tell where the batches end.
             goes_on = segment.end > after.base and _undamaged_end(reader, segment.end) > after.base
             header = reader.look_at_header()
-        finally:
-            reader.close()
         if goes_on:
             if header is None or _is_of(after, header.identity, files):
                 raise JournalCorrupt(
@@ -70,24 +66,15 @@ def _undamaged_end(reader: scan.SegmentReader, stop: int) -> int:
 
 def _is_of(segment: scan.Segment, identity: bytes, files: Files) -> bool:
     """Return whether the header of *segment* is undamaged, and of the journal with this *identity*."""
-    reader = scan.SegmentReader(segment.path, segment.base, files)
-    try:
+    with scan.SegmentReader(segment.path, segment.base, files) as reader:
         header = reader.look_at_header()
-    finally:
-        reader.close()
     return header is not None and header.identity in (fmt.UNKNOWN, identity)
 
 
 def _cut(segment: scan.Segment, start: int, stop: int, files: Files) -> str:
     """Set aside the bytes of a segment file from *start* to *stop*, and truncate it there; return a message."""
     aside = free_name(segment.path.with_name(f"quarantine-{start:016x}.bytes"))
-    fd = files.open(segment.path, os.O_RDWR)
-    try:
-        files.store(aside, files.pieces(fd, start - segment.base, stop - segment.base))
-        files.truncate(fd, start - segment.base)
-        files.sync(fd)
-    finally:
-        files.close(fd)
+    cut(segment, start, stop, aside, files)
     size, name = stop - start, segment.path.name
     return f"{size} bytes of {name} behind the start of the next segment were set aside in {aside.name}"
 

@@ -4,7 +4,7 @@ Recovery replays it from the last segment, and the writer updates it.  Every seg
 outlive the segments that retention deletes.  If there are few streams, a segment begins with all of them (ENDS); if
 there are many, with those that changed since the last snapshot file (STREAMS, see :mod:`.snapshots`).
 
-    in: batches of the log, or what is written to it      out: the entries that the next segment begins with
+    batches that are read or written -> the entries that the next segment begins with
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Streams:
             self._touch(stream)
 
     def skip(self, gaps: Iterable[Entry]) -> None:
-        """Note that numbers are missing and will never be used again (GAP)."""
+        """Apply a batch of kind GAP, whose numbers are missing and are never used again."""
         for gap in gaps:
             if gap.stream:
                 self.wrote(gap.stream, gap.first, max(self.ends.get(gap.stream, 0), gap.last))
@@ -70,13 +70,13 @@ class Streams:
                 self.floor = max(self.floor, gap.last)
 
     def reserve(self, entries: Iterable[Entry]) -> None:
-        """Note numbers that may be given out before they are written (RESERVED)."""
+        """Apply a batch of kind RESERVED, whose numbers may be given out before their records are written."""
         for entry in entries:
             self.reserved[entry.stream] = entry.first
             self._touch(entry.stream)
 
     def close(self) -> None:
-        """Note that the journal was closed in order: every number that was given out is written (CLOSED)."""
+        """Apply a batch of kind CLOSED: every number that was given out before it is written."""
         for stream in self.reserved:
             self._touch(stream)
         self.reserved.clear()
@@ -114,9 +114,10 @@ class Streams:
         return [Entry(stream, end + 1, last) for stream, end, last in reserved if last > end]
 
     def skipping(self, count: int) -> tuple[list[Entry], list[Entry]]:
-        """Return the entries by which no stream, known or new, uses its next *count* numbers.
+        """Return the entries that make every stream, known or new, skip its next *count* numbers.
 
-        :return: the gaps (GAP), which bring retired streams back, and the entries that retire those again (STREAMS)
+        :return: entries for a batch of kind GAP, which brings retired streams back, and for one of kind STREAMS, which
+            retires these again
         """
         ends = self.ends | self.retired
         gaps = [Entry(stream, end + 1, min(end + count, LAST_SEQ)) for stream, end in ends.items() if end < LAST_SEQ]
@@ -171,7 +172,7 @@ class Streams:
         return self.copy()
 
     def adopt(self, snapshot: int) -> None:
-        """Refer to the snapshot at position *snapshot*, which was captured last and is on disk now."""
+        """Let later segments refer to the snapshot at position *snapshot*: the one captured last, now on disk."""
         assert self.changed_meanwhile is not None, "capture() was called before"
         self.snapshot, self.changed, self.changed_meanwhile = snapshot, self.changed_meanwhile, None
 

@@ -4,8 +4,7 @@
 
 A program updates its subscription whenever it has stored what it read, and now and then while there is nothing to read.
 A subscription that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the
-disk.  The
-positions of subscriptions to streams are records of the journal (broker/positions.py).
+disk.  The positions of subscriptions to streams are records of the journal (broker/positions.py).
 
 This module does not import Twisted, because the readers are processes of their own.
 """
@@ -104,7 +103,7 @@ def registered(directory: Path) -> list[FileSubscription]:
                 raise ValueError("position or time out of range")
             found.append(subscription)
         except FileNotFoundError:
-            pass  # deleted at this moment
+            pass  # the subscription has just been deleted
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found.append(FileSubscription(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
     return sorted(found, key=lambda each: (each.position, each.name))

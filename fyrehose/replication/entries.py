@@ -5,16 +5,16 @@ the engine behind it.  Integers are little-endian:
 
     entry       header 72 | name of the writer | data, or the list of the members
     takeover    a server has become the leader, in a new epoch, where the log ends
-    checkpoint  the log ends here; entries before this one may be deleted once other servers have synced them
+    checkpoint  the journal ends at this position; earlier entries may be deleted once other servers have synced them
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
     members     the list of the members has changed
 
-All entries but data carry the list that counts from there on, so the first entry that is left has the present list.
+All entries but data have the list that is valid from there on, so the first entry that is left has the present list.
 
 A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
 the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
-follow the last part in its entry.  The header of a segment
-is followed by the segment's first batch in the same entry, which no batch of the previous segment shares.
+follow the last part in its entry.  The header of a segment is followed by the segment's first batch in the same entry;
+no batch of the previous segment is in it.
 
 A position alone does not say in which log it is: journals of two clusters may have the same length.  So each entry has
 the identity of its journal, and the chain, the checksum from which the journal continues at that position.
@@ -120,7 +120,7 @@ class LogEntry:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the shared log may begin with it: it says all that one has to know of what was purged."""
+        """Return whether the shared log may begin with this entry: a take-over or a checkpoint needs no earlier one."""
         return self.kind not in _FILLED
 
     @property
@@ -266,17 +266,14 @@ class Validity:
 
 @attrs.frozen(slots=True)
 class Piece:
-    """A piece of the journal in an entry: data at a position.
-
-    :ivar part: whether the batch continues in the next piece
-    :ivar chain, after, members: as in :class:`LogEntry`
-    """
+    """The content of an entry that is not appended yet; the fields are those of :class:`LogEntry`."""
 
     position: int
     data: bytes
     part: bool
     chain: int
     after: int
+    kind: EntryKind = EntryKind.DATA
     members: Members | None = None
 
     @property

@@ -27,7 +27,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.recovery import newer_refused
 from fyrehose.journal.replica import REPLICA, cut_at_mark
-from fyrehose.replication.entries import EntryKind
+from fyrehose.replication.entries import EntryKind, LogEntry
 from fyrehose.replication.peers import ClusterPeer, Peers
 from fyrehose.replication.shared_log import ISharedLog, Unavailable
 
@@ -45,8 +45,8 @@ TRIES = 60
 #: How long an empty server waits for the others before it begins an empty shared log, in seconds.
 ALONE = 10.0
 
-#: Copies what is durable in the journal at a URL into a directory, by these system calls, if it has this identity and
-#: until the event is set; returns where the copy ends.
+#: Copies the durable part of a journal.  Called with the URL of the journal, a directory, the system calls, the
+#: identity that the journal must have, and an event that ends the copy; returns the position where the copy ends.
 Copy = Callable[[str, Path, Files, bytes, Event], int]
 
 
@@ -65,20 +65,6 @@ def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any)
     return done
 
 
-@attrs.frozen
-class Need:
-    """The part of the log that a journal lacks, and the identity of the journals that have it.
-
-    :ivar here: the position where the journal ends
-    :ivar first: the position where the shared log begins
-    :ivar identity: of the journal whose bytes are in the shared log; UNKNOWN: it had none yet
-    """
-
-    here: int
-    first: int
-    identity: bytes
-
-
 @attrs.define(eq=False)
 class Filler:
     """Fills the journal in *directory*, if need be.
@@ -95,6 +81,7 @@ class Filler:
     copy: Copy
     in_thread: Callable[..., Deferred[int]]
     files: Files = attrs.field(factory=Files)
+    _here: int = attrs.field(default=0, init=False)  #: where this journal ended before it was filled
     #: Why the journal of each server could not be copied; the same reason is logged once.
     _failures: dict[str, str] = attrs.field(factory=dict, init=False)
 
@@ -108,27 +95,27 @@ class Filler:
         :raises JournalCorrupt: the durable mark of this journal is unknown
         """
         try:
-            need = await self._needed()
+            first = await self._first_beyond()
         except (Unavailable, defer.TimeoutError):
             return  # the shared log does not answer: this server follows it as soon as it does
-        if need is None:
+        if first is None:
             return
         cut_at_mark(self.directory, self.files)
         for _ in range(TRIES):
-            if await self._fill(need):
+            if await self._fill(first):
                 return
             await deferLater(self.reactor, RETRY)
-        raise too_far_behind(need.here, need.first)
+        raise too_far_behind(self._here, first.position)
 
-    async def _needed(self) -> Need | None:
-        """Return the part that this journal lacks in front of the first entry of the shared log, if any."""
-        here = self._end()
-        if here is None:
+    async def _first_beyond(self) -> LogEntry | None:
+        """Return the first entry of the shared log if this journal ends before it; otherwise None."""
+        end = self._end()
+        if end is None:
             return None
         await self.log.open(self._heard, self.peers.writer).addTimeout(PATIENCE, self.reactor)
         extent = await self.log.extent()
         found = await self.log.read(extent.first, 1) if extent.first <= extent.last else []
-        if not found or found[0][1].kind is EntryKind.DATA or found[0][1].position <= here:
+        if not found or found[0][1].kind is EntryKind.DATA or found[0][1].position <= end:
             return None
         first = found[0][1]
         with newer_refused(self.directory):
@@ -138,7 +125,8 @@ class Filler:
                 f"{self.directory} has another journal ({own.hex()}) than the shared log ({first.identity.hex()}); put "
                 "this server's own journal back, or empty the directory, so that it is filled"
             )
-        return Need(here, first.position, first.identity)
+        self._here = end
+        return first
 
     def _end(self) -> int | None:
         """Return the durable mark of this journal; None if this server was never in a cluster."""
@@ -149,29 +137,29 @@ class Filler:
     def _heard(self, message: bytes) -> None:
         self.peers.hear(message, self.reactor.seconds())
 
-    async def _fill(self, need: Need) -> bool:
+    async def _fill(self, first: LogEntry) -> bool:
         await deferLater(self.reactor, LISTEN)
         sources = [peer for peer in self.peers.others.values() if peer.journal]
         if not sources and not self.peers.settings.journal:
-            raise too_far_behind(need.here, need.first)
-        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader last, because it is the busiest
-            if await self._copy(peer, need):
+            raise too_far_behind(self._here, first.position)
+        for peer in sorted(sources, key=lambda peer: peer.leads):  # the leader comes last, because it is the busiest
+            if await self._copy(peer, first):
                 return True
         return False
 
-    async def _copy(self, peer: ClusterPeer, need: Need) -> bool:
+    async def _copy(self, peer: ClusterPeer, first: LogEntry) -> bool:
         if peer.name not in self._failures:
             log.info(
                 "replication: this journal ends at position {here}, and the shared log begins at {first}: copying the "
                 "journal of {name} from {url}",
-                here=need.here,
-                first=need.first,
+                here=self._here,
+                first=first.position,
                 name=peer.name,
                 url=peer.journal,
             )
         stopping = Event()
         try:
-            end = await self.in_thread(self.copy, peer.journal, self.directory, self.files, need.identity, stopping)
+            end = await self.in_thread(self.copy, peer.journal, self.directory, self.files, first.identity, stopping)
         except JournalError as error:
             if self._failures.get(peer.name) != str(error):
                 log.warn("replication: the journal of {name} cannot be copied: {why}", name=peer.name, why=str(error))
@@ -181,7 +169,7 @@ class Filler:
             stopping.set()
             raise
         log.info("replication: the journal is filled up to position {end}", end=end)
-        return end >= need.first
+        return end >= first.position
 
 
 def too_far_behind(here: int, first: int) -> ConfigError:

@@ -117,7 +117,7 @@ class ReplicatedGate:
     #: Where the log was cut when this server stopped leading: commits before that position still count.
     _kept: int = attrs.field(default=0, init=False)
 
-    # The journal's side.
+    # Methods that the journal calls: see IGate.
 
     def attach(self, journal: FileJournal) -> None:
         self._journal = journal
@@ -248,7 +248,7 @@ class ReplicatedGate:
             kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
             self._journal.release(attrs.evolve(commit, items=[], result=kept))
 
-    # The member's side: lead.
+    # Methods that the member calls to lead.
 
     def lead(self) -> Deferred[None]:
         """Accept publishes from now on; each is handed over to the shared log, and waits for :meth:`release`."""
@@ -324,7 +324,7 @@ class ReplicatedGate:
             self._journal.accept("the shared log answers again")
         return True
 
-    # The member's side: step down.
+    # Methods that the member calls to step down.
 
     def follow(self, position: int, reason: str) -> Deferred[None]:
         """Accept no publishes any more, and set aside the bytes of the log beyond *position*.

@@ -37,9 +37,7 @@ from fyrehose.replication.stream import (
     create,
     lacks_leader,
     limit_of,
-    members_subject_of,
     nodes_of,
-    say_subject_of,
     stream_of,
     subject_of,
 )
@@ -57,7 +55,7 @@ RETRY = 0.25
 SILENT = 3.0
 #: How long a connection that was left may take to close, in seconds.
 CLOSE = 5.0
-#: How long the end of the connection may take, twice, in seconds.
+#: How long sending the last messages may take, and then closing the connection, in seconds each.
 LAST_WORDS = 0.75
 #: How long to wait for NATS to report that a subject has no subscriber, which it normally does at once, in seconds.
 NOBODY = 0.5
@@ -94,7 +92,7 @@ class JetStreamLog:
     #: Prefix of the subjects to which NATS sends requested entries, and the queue of each request by its subject.
     _inbox: str = attrs.field(default="", init=False)
     _requests: dict[str, asyncio.Queue[Any]] = attrs.field(factory=dict, init=False)
-    _asked: int = attrs.field(default=0, init=False)
+    _asked: int = attrs.field(default=0, init=False)  #: how many requests for entries were sent
     #: The last error of the connection; the same error is not logged again and again.
     _error: str = attrs.field(default="", init=False)
     #: When NATS last answered a request, or a connection was made, by the loop's clock.
@@ -174,8 +172,8 @@ class JetStreamLog:
             name=f"fyrehose {self.name}",
             **self.options,
         )
-        await client.subscribe(say_subject_of(self.name), cb=receive)
-        await client.subscribe(members_subject_of(self.name), cb=receive_request)
+        await client.subscribe(subject_of(self.name, "say"), cb=receive)
+        await client.subscribe(subject_of(self.name, "members"), cb=receive_request)
         if self._writer is not None:
             await client.subscribe(self._here(self._writer), cb=_ignore)
         self._inbox = client.new_inbox()
@@ -301,7 +299,7 @@ class JetStreamLog:
 
     def say(self, message: bytes) -> None:
         if self._client is not None and self._client.is_connected:
-            said = self._client.publish(say_subject_of(self.name), message)
+            said = self._client.publish(subject_of(self.name, "say"), message)
             self._ask(said, answers=False).addErrback(lambda _: None)
 
     def is_here(self, writer: EntryWriter) -> Deferred[bool]:

@@ -70,7 +70,7 @@ GONE = 1.0
 SPREAD = 0.25
 #: How much the clocks of two servers may differ in speed.
 DRIFT = 0.01
-#: How many reasons why the shared log is of no use are remembered, so that each is logged once.
+#: How many warnings about the shared log are remembered, so that each is logged once.
 REASONS = 10
 #: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
 PATIENCE = 3.0
@@ -103,8 +103,9 @@ class Member:
     role: Role = attrs.field(init=False)
     peers: Peers = attrs.field(init=False)
     takeovers: int = attrs.field(default=0, init=False)
-    _hint: int = attrs.field(default=0, init=False)  #: the last number in the shared log according to messages
-    _heard_leader: float = attrs.field(default=0.0, init=False)
+    _hint: int = attrs.field(default=0, init=False)  #: number of the last entry, as the leader says
+    _heard_leader: float = attrs.field(default=0.0, init=False)  #: when the leader was last heard
+    #: When the shared log last answered this leader, or had nothing to answer.
     _answered: float = attrs.field(default=0.0, init=False)
     #: When this leader last asked the shared log for something that it has answered.
     _confirmed: float = attrs.field(default=-inf, init=False)
@@ -115,20 +116,19 @@ class Member:
     #: the leader, if NATS reported it as connected; and the leader, if NATS reports it as not connected any more
     _present: EntryWriter | None = attrs.field(default=None, init=False)
     _gone: EntryWriter | None = attrs.field(default=None, init=False)
-    _noted: float = attrs.field(default=0.0, init=False)
+    _noted: float = attrs.field(default=0.0, init=False)  #: when the durable mark was synced to MARK last
     _checked: float = attrs.field(default=float("-inf"), init=False)  #: when a follower asked for the log's extent last
     _trimmer: Trimmer = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
     _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: the last report of NATS
     _membership: Membership = attrs.field(init=False)
-    #: When this server stops, even if listeners are still open; None: it is not going to stop.
-    _stop_at: float | None = attrs.field(default=None, init=False)
+    #: Stops this server, even if listeners are still open; None: it is not going to stop.
     _stopping_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
     #: Whether messages are refused, because the log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
-    _led_once: bool = attrs.field(default=False, init=False)  #: whether the last other role was that of the leader
-    _released: int = attrs.field(default=0, init=False)
+    _led_once: bool = attrs.field(default=False, init=False)  #: whether this server has led since it followed last
+    _released: int = attrs.field(default=0, init=False)  #: the position up to which the gate has released commits
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
@@ -142,7 +142,7 @@ class Member:
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
     #: Why the shared log does not accept anything; empty: it does.
     _warned: str = attrs.field(default="", init=False)
-    #: What was logged since the shared log was of use.
+    #: The warnings since the shared log last answered, so that each is logged once.
     _said: deque[str] = attrs.field(factory=lambda: deque(maxlen=REASONS), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -177,14 +177,13 @@ class Member:
 
     def expect_stop(self) -> None:
         """Stop in :data:`PATIENCE` seconds, because listeners wait for appends that the shared log may never accept."""
-        if self._ticking is not None and self._stop_at is None:
-            self._stop_at = self.reactor.seconds() + PATIENCE
+        if self._ticking is not None and self._stopping_later is None:
             self._stopping_later = self.reactor.callLater(PATIENCE, self._begin_stop)
 
     async def stop(self) -> None:
         """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
         await self._begin_stop()
-        self._stopping = self._stop_at = None
+        self._stopping = self._stopping_later = None
 
     def _begin_stop(self) -> Deferred[None]:
         if self._stopping_later is not None and self._stopping_later.active():
@@ -209,8 +208,9 @@ class Member:
         await self.log.close()
 
     async def _await_pending(self, reason: str) -> None:
-        """Accept nothing more, and wait until everything is accepted by the shared log, or it takes too long."""
-        deadline = self.reactor.seconds() + PATIENCE if self._stop_at is None else self._stop_at
+        """Refuse publishes, and wait for a few seconds until the shared log has accepted all appends."""
+        later = self._stopping_later
+        deadline = self.reactor.seconds() + PATIENCE if later is None else later.getTime()
         self.gate.suspend(reason)
         while self.running and self.role.pending and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.05)
@@ -301,7 +301,7 @@ class Member:
             return 0.0
         return float(self.reactor.seconds() - max(self._confirmed, self._current))
 
-    # Once in a while.
+    # Four times a second.
 
     def _tick(self) -> None:
         now = self.reactor.seconds()
@@ -349,7 +349,7 @@ class Member:
         self._warn(self._warned)
 
     def _warn(self, why: str) -> None:
-        """Log *why* the shared log is of no use, once until it is again: different requests may fail by turns."""
+        """Log *why* the shared log cannot be used, but each reason only once until the log answers again."""
         if why not in self._said:
             self._said.append(why)
             log.warn("replication: {why}", why=why)
@@ -512,7 +512,7 @@ class Member:
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
-        """Append batches to the shared log that this server has written, and perhaps not synced yet."""
+        """Append to the shared log the batches that this server has written, and perhaps not synced yet."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:
@@ -543,27 +543,26 @@ class Member:
             self._failed(Failure())
             return
         if peer is not None and peer.leads:
-            self._heard_a_leader(peer, int(peer.said["epoch"]))
+            self._heard_a_leader(peer)
 
     def _members_asked(self, message: bytes) -> None:
         if self.running:
             self._membership.ask(message, self.role, self.reactor.seconds())
             self._soon()
 
-    def _heard_a_leader(self, peer: ClusterPeer, epoch: int) -> None:
-        if epoch < self.role.validity.epoch:
+    def _heard_a_leader(self, peer: ClusterPeer) -> None:
+        if peer.epoch < self.role.validity.epoch:
             return
         if self.role.state is State.FOLLOWER:
             if not self.peers.has_left(peer.writer):
                 self._heard_leader = peer.heard
-            applied = peer.applied
-            self._hint = max(self._hint, applied)
-            if self._awaited is None and peer.leads:
-                self._awaited = applied, peer.heard - max(0.0, float(peer.said.get("age", 0.0)))
+            self._hint = max(self._hint, peer.applied)
+            if self._awaited is None:
+                self._awaited = peer.applied, peer.heard - max(0.0, peer.age)
             self._check_awaited()
             if self._hint > self.role.applied:
                 self._once("read", self._read)
-        elif epoch > self.role.validity.epoch:
+        elif peer.epoch > self.role.validity.epoch:
             self._once("look", self._look)
 
     def _check_awaited(self) -> None:

@@ -112,7 +112,7 @@ class Members:
         return self if not self.places else Members(self.version + 1, self.names)
 
     def __str__(self) -> str:
-        listed = " and ".join(filter(None, (", ".join(self.names[:-1]), self.names[-1])))
+        listed = " and ".join(filter(None, (", ".join(self.names[:-1]), *self.names[-1:])))
         if not self.places:
             return listed
         return f"{listed} ({self.places} {'place is' if self.places == 1 else 'places are'} free)"
@@ -132,6 +132,10 @@ class Members:
         if found is None or not 0 < len(set(names)) == len(names) <= MAX_MEMBERS:
             raise Damage(f"an entry of the shared log has an invalid list of members: {data[:200]!r}")
         return cls(int(found[1]), names, int(found[2]))
+
+
+#: The list before any entry of the shared log has one: every server may take part.
+UNLISTED = Members(0, (), MAX_MEMBERS)
 
 
 class ChangeKind(Enum):

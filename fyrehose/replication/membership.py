@@ -35,9 +35,9 @@ class Membership:
     answer: dict[str, str] = attrs.field(factory=dict, init=False)
 
     def ask(self, message: bytes, role: Role, now: float) -> None:
-        """Change the members as *message* asks, if this server leads; the answer follows when the change is decided."""
+        """Begin the change of the members that *message* requests, if this server leads; set ``answer`` later."""
         change = MemberChange.unpack(message)
-        if change is None or role.state is not State.LEADER or role.members is None or role.changes_members:
+        if change is None or role.state is not State.LEADER or role.changes_members:
             return
         try:
             after = change.apply(role.members)
@@ -67,9 +67,9 @@ class Membership:
     def fill_places(self, role: Role, now: float) -> None:
         """Add a server that has just sent a message, while the list has free places."""
         members = role.members
-        if members is None or not members.places or role.changes_members:
+        if not members.places or role.changes_members:
             return
         for peer in self.peers.heard_since(now - PRESENT):
-            if peer.name not in members.names and not peer.said.get("leaving"):
+            if peer.name not in members.names and not peer.leaving:
                 role.change_members(members.added(peer.name))
                 return

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import attrs
+from attrs.converters import optional
 
 from fyrehose.observe.meters import MemberStatus
-from fyrehose.replication.peers import MOST_PEERS, Peers
+from fyrehose.replication.peers import MOST_PEERS, ClusterPeer, Peers
 from fyrehose.replication.role import Role, State
 
 #: The most positions for which the time is remembered when the journal reached them.
@@ -28,37 +30,34 @@ class Growth:
     Earlier samples are thinned out when there are too many.  Between two samples, records are estimated.
     """
 
-    _positions: list[int] = attrs.field(factory=list, init=False)
-    _samples: list[tuple[int, float]] = attrs.field(factory=list, init=False)  #: records and time of each position
+    #: positions, each with the records before it, and the time when the journal had reached it
+    _samples: list[tuple[int, int, float]] = attrs.field(factory=list, init=False)
 
     def note(self, position: int, records: int, now: float) -> None:
         """Record where the journal ends at the time *now*.
 
         :param records: in the journal there, counted from any beginning
         """
-        if self._positions and position <= self._positions[-1]:
+        if self._samples and position <= self._samples[-1][0]:
             return
-        if len(self._positions) == MOST_SAMPLES:
+        if len(self._samples) == MOST_SAMPLES:
             half = MOST_SAMPLES // 2
-            self._positions[:half] = self._positions[:half:2]
             self._samples[:half] = self._samples[:half:2]
-        self._positions.append(position)
-        self._samples.append((records, now))
+        self._samples.append((position, records, now))
 
     def since(self, position: int, now: float) -> tuple[int | None, float | None]:
         """Return how many records lie behind *position*, and how many seconds ago the first of them was written.
 
         :return: None and None if *position* is earlier than all positions that are remembered
         """
-        if not self._positions or position < self._positions[0]:
+        if not self._samples or position < self._samples[0][0]:
             return None, None
-        at = bisect_right(self._positions, position)
-        if at == len(self._positions):
+        at = bisect_right(self._samples, position, key=itemgetter(0))
+        if at == len(self._samples):
             return 0, 0.0
-        (before, _), (after, time) = self._samples[at - 1], self._samples[at]
-        begin, end = self._positions[at - 1], self._positions[at]
+        (begin, before, _), (end, after, time) = self._samples[at - 1 : at + 1]
         part = -(-(after - before) * (end - position) // (end - begin))
-        return self._samples[-1][0] - after + part, max(0.0, now - time)
+        return self._samples[-1][1] - after + part, max(0.0, now - time)
 
 
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
@@ -67,17 +66,15 @@ def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list
     Members that have never sent a message are among them; servers that were removed are not.
     """
     found = [_itself(role, peers)]
-    if role.members is not None:
-        unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
-        found += [MemberStatus(name=name, role="not heard", alive=False, heard=None) for name in unheard]
+    unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
+    found += [MemberStatus(name=name, role="not heard", alive=False, heard=None) for name in unheard]
     for peer in peers.others.values():
-        if role.members is not None and not role.members.admits(peer.name):
+        if not role.members.admits(peer.name):
             continue
         records, seconds = growth.since(peer.position, now)
         behind = max(0, role.mark - peer.position)
-        found.append(
-            attrs.evolve(_other(peers, peer.name, now), behind=behind, records=records, seconds=_rounded(seconds))
-        )
+        seconds = None if seconds is None else round(seconds, 1)
+        found.append(attrs.evolve(_other(peers, peer, now), behind=behind, records=records, seconds=seconds))
     return sorted(found, key=lambda each: each.name)
 
 
@@ -85,8 +82,8 @@ def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]
     """Return all servers as the leader describes them, or those that have sent messages if none leads."""
     leader = peers.others.get("" if role.leader is None else role.leader.name)
     if leader is not None and leader.leads and now - leader.heard < peers.settings.takeover_after:
-        return parsed(leader.said)
-    found = [_itself(role, peers), *(_other(peers, name, now) for name in peers.others)]
+        return parsed(leader.servers)
+    found = [_itself(role, peers), *(_other(peers, peer, now) for peer in peers.others.values())]
     return sorted(found, key=lambda each: each.name)
 
 
@@ -95,24 +92,12 @@ def packed(members: list[MemberStatus]) -> list[dict[str, Any]]:
     return [attrs.asdict(each) for each in members]
 
 
-def parsed(said: Mapping[str, Any]) -> list[MemberStatus]:
-    """Return the servers that the message of a leader describes, without invalid entries."""
-    listed = said.get("servers")
+def parsed(listed: object) -> list[MemberStatus]:
+    """Return the servers of the table that a leader has sent, without invalid rows."""
     found = []
     for each in listed[:MOST_PEERS] if isinstance(listed, list) else ():
         try:
-            found.append(
-                MemberStatus(
-                    name=_printable(each["name"]),
-                    role=_printable(each["role"]),
-                    address=_printable(each["address"]),
-                    alive=bool(each["alive"]),
-                    heard=_number(each["heard"], float),
-                    behind=_number(each["behind"], int),
-                    records=_number(each["records"], int),
-                    seconds=_number(each["seconds"], float),
-                )
-            )
+            found.append(MemberStatus(**{name: convert(each[name]) for name, convert in _CONVERTERS.items()}))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return found
@@ -124,13 +109,12 @@ def _itself(role: Role, peers: Peers) -> MemberStatus:
     return MemberStatus(name=peers.settings.name, role=role.state.value, address=peers.settings.address, **known)
 
 
-def _other(peers: Peers, name: str, now: float) -> MemberStatus:
-    peer = peers.others[name]
+def _other(peers: Peers, peer: ClusterPeer, now: float) -> MemberStatus:
     silent = max(0.0, now - peer.heard)
     return MemberStatus(
-        name=name,
-        role=_printable(peer.said["state"]),
-        address=_printable(peers.address_of(name)),
+        name=peer.name,
+        role=_printable(peer.state),
+        address=_printable(peer.address),
         alive=silent < peers.settings.takeover_after,
         heard=round(silent, 1),
     )
@@ -140,9 +124,10 @@ def _printable(text: object) -> str:
     return re.sub(r"[^\x20-\x7e]", "?", str(text)[:200])
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 1)
-
-
-def _number(value: Any, kind: Any) -> Any:
-    return None if value is None else kind(value)
+#: Converters for the columns of the table that a leader sends.
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("name", "role", "address"), _printable),
+    **dict.fromkeys(("heard", "seconds"), optional(float)),
+    **dict.fromkeys(("behind", "records"), optional(int)),
+    "alive": bool,
+}

@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.replication.entries import EntryWriter
+from fyrehose.replication.members import UNLISTED
 from fyrehose.replication.role import Role, State
 from fyrehose.replication.settings import ReplicationSettings, server_name
 
@@ -32,46 +33,70 @@ MOST_PEERS = 100
 MAX_MESSAGE = 64 << 10
 
 
-@attrs.define(eq=False)
+def _text(value: object) -> str:
+    return str(value or "")
+
+
+def _identity(text: Any) -> bytes:
+    return bytes.fromhex(text or "") or UNKNOWN
+
+
+@attrs.frozen(kw_only=True)
 class ClusterPeer:
     """The last message of another server of the cluster.
 
     :ivar heard: when the message arrived, by the reactor's clock
-    :ivar said: the fields of the message, see :meth:`Peers.pack`
+    :ivar incarnation: the random number of that start of the server
+    :ivar applied: the number of the last entry of the shared log that the server has looked at
+    :ivar reported: the number of the last entry up to which the server has everything on disk
+    :ivar position: the durable mark of the server
+    :ivar age: if it leads, how many seconds before the message it was confirmed that no other server does
+    :ivar identity, end, chain: of its journal, the position where that ends, and the checksum there
+    :ivar address: where it accepts messages by HTTP, as its configuration has it; empty: unknown
+    :ivar journal: the URL where its journal can be copied; empty: there is none
+    :ivar leaving: whether it stops, so that another server may take over at once
+    :ivar servers: if it leads, its table of all servers, not checked yet: see :func:`.overview.parsed`
+    :ivar rival: the incarnation of another server with its name, if it has heard of one
     """
 
-    name: str
     heard: float
-    said: dict[str, Any]
+    name: str = attrs.field(converter=server_name)
+    incarnation: int = attrs.field(converter=int)
+    state: str = attrs.field(converter=str)
+    epoch: int = attrs.field(converter=int)
+    applied: int = attrs.field(default=0, converter=int)
+    reported: int = attrs.field(default=0, converter=int)
+    position: int = attrs.field(default=0, converter=int)
+    age: float = attrs.field(default=0.0, converter=float)
+    identity: bytes = attrs.field(default=b"", converter=_identity)
+    end: int = attrs.field(default=0, converter=int)
+    chain: int = attrs.field(default=0, converter=int)
+    address: str = attrs.field(default="", converter=_text)
+    journal: str = attrs.field(default="", converter=_text)
+    leaving: bool = attrs.field(default=False, converter=bool)
+    servers: object = None
+    rival: object = None
+
+    @classmethod
+    def unpack(cls, message: bytes, now: float) -> ClusterPeer | None:
+        """Decode a message that arrived at *now*; return None if it is not of a server of a cluster."""
+        if len(message) > MAX_MESSAGE:
+            return None
+        try:
+            said = json.loads(message)
+            known = {field.name: said[field.name] for field in attrs.fields(cls) if field.name in said}
+            return cls(**{**known, "heard": now})
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            return None
 
     @property
     def writer(self) -> EntryWriter:
         """Return the name and the incarnation of the other server, as in entries of the shared log."""
-        return EntryWriter(self.name, int(self.said["incarnation"]))
+        return EntryWriter(self.name, self.incarnation)
 
     @property
     def leads(self) -> bool:
-        return bool(self.said.get("state") == State.LEADER.value)
-
-    @property
-    def journal(self) -> str:
-        """Return the URL where its journal can be copied; empty if there is none."""
-        return str(self.said.get("journal") or "")
-
-    @property
-    def position(self) -> int:
-        """Return the durable mark that the server has reported."""
-        return int(self.said.get("position", 0))
-
-    @property
-    def applied(self) -> int:
-        """Return the number of the last entry of the shared log that it has looked at."""
-        return int(self.said.get("applied", 0))
-
-    @property
-    def reported(self) -> int:
-        """Return the number of the last entry of the shared log up to which the server has everything on disk."""
-        return int(self.said.get("reported", 0))
+        return self.state == State.LEADER.value
 
 
 @attrs.define(eq=False)
@@ -126,7 +151,7 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
         }
-        if role.members is not None:
+        if role.members is not UNLISTED:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             # Lost servers send no messages, so only the leader can report them.
@@ -142,30 +167,20 @@ class Peers:
         :return: None if the message is of this server, not of a server, or of one whose journal differs from this one
         :raises ConfigError: another server that is alive has the same name
         """
-        try:
-            if len(message) > MAX_MESSAGE:
-                return None
-            said = json.loads(message)
-            name, incarnation = server_name(said["name"]), int(said["incarnation"])
-            _ = int(said["epoch"]), str(said["state"]), int(said.get("reported", 0)), int(said.get("position", 0))
-            _ = int(said.get("applied", 0)), float(said.get("age", 0.0))
-            theirs = (
-                bytes.fromhex(said.get("identity", "")) or UNKNOWN,
-                int(said.get("end", 0)),
-                int(said.get("chain", 0)),
-            )
-        except (ValueError, KeyError, TypeError, OverflowError):
+        peer = ClusterPeer.unpack(message, now)
+        if peer is None:
             return None
-        if name == self.settings.name:
-            self._hear_rival(incarnation, said)
+        if peer.name == self.settings.name:
+            self._hear_rival(peer)
             return None
+        theirs = peer.identity, peer.end, peer.chain
         if role is not None and _differs(theirs, (role.identity, role.position, role.chain)):
-            self._refuse(EntryWriter(name, incarnation), theirs[0], role.identity)
+            self._refuse(peer.writer, peer.identity, role.identity)
             return None
-        if name not in self.others and len(self.others) == MOST_PEERS:
+        if peer.name not in self.others and len(self.others) == MOST_PEERS:
             del self.others[min(self.others, key=lambda each: self.others[each].heard)]
-        self.others[name] = peer = ClusterPeer(name, now, said)
-        if said.get("leaving"):
+        self.others[peer.name] = peer
+        if peer.leaving:
             self._left.add(peer.writer)
         return peer
 
@@ -181,15 +196,15 @@ class Peers:
                 ours=ours.hex(),
             )
 
-    def _hear_rival(self, incarnation: int, said: dict[str, Any]) -> None:
+    def _hear_rival(self, peer: ClusterPeer) -> None:
         """Notice another server with this server's name.
 
         A late message of this server's previous start looks the same, so only one that answers this start counts.
         """
-        if incarnation == self.incarnation:
+        if peer.incarnation == self.incarnation:
             return
-        self._rival = incarnation
-        if said.get("rival") == self.incarnation:
+        self._rival = peer.incarnation
+        if peer.rival == self.incarnation:
             raise ConfigError(
                 f"another server of the cluster has the same name, {self.settings.name!r}; give each a name of its own"
             )
@@ -201,7 +216,7 @@ class Peers:
     def address_of(self, name: str | None) -> str:
         """Return the address of a server, as its configuration has it; empty if it is unknown."""
         peer = self.others.get(name or "")
-        return "" if peer is None else str(peer.said.get("address") or "")
+        return "" if peer is None else peer.address
 
     def position_of(self, name: str) -> int:
         """Return the durable mark of a server; 0 if it is unknown."""
@@ -220,5 +235,5 @@ class Peers:
 def _differs(one: tuple[bytes, int, int], other: tuple[bytes, int, int]) -> bool:
     """Return whether two journals cannot be copies of one another; each is (identity, end, chain at the end)."""
     if UNKNOWN in (one[0], other[0]):
-        return False  # one of them is empty
+        return False  # one of the journals is empty
     return one[0] != other[0] or (one[1] == other[1] and one[2] != other[2])

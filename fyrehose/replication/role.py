@@ -26,16 +26,16 @@ import attrs
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
-from fyrehose.replication.members import LEAST, Members
+from fyrehose.replication.members import LEAST, UNLISTED, Members
 
 #: How many appends to the shared log are under way at once.
 WINDOW = 8
-#: While at least so many appends are under way, only entries of at least so many bytes follow; smaller ones wait, and
-#: are joined, because the shared log spends more time on an entry than on its bytes.
+#: While EAGER appends or more are under way, only entries of at least LARGE bytes follow.  Smaller ones wait, and are
+#: joined, because the shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
 #: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
-#: second.  A NATS server that was frozen, or cut off, answers for seconds what was true before.
+#: second.  A NATS server that was frozen, or cut off, answers with outdated numbers for some seconds.
 SIGNS = 80
 #: A server that is no member stops after so many answers, when it has applied all entries that they mention; there are
 #: at most four answers in a second.
@@ -206,7 +206,7 @@ class Role:
     _start: int = attrs.field(init=False)  #: the durable mark at the start
     _end: int = attrs.field(init=False)  #: where the leader's journal ends
     _end_chain: int = attrs.field(init=False)  #: the checksum from which the journal continues there
-    _queue: deque[tuple[EntryKind, Piece]] = attrs.field(factory=deque, init=False)
+    _queue: deque[Piece] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
     #: Where the journal ended after each entry that is not reported yet: (number, position).
     _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
@@ -243,14 +243,14 @@ class Role:
         return bool(self.inflight or self._queue)
 
     @property
-    def members(self) -> Members | None:
-        """Return the members of the cluster; None while no entry has named them."""
-        return self.validity.members
+    def members(self) -> Members:
+        """Return the members of the cluster; UNLISTED while no entry has listed them, so never for a leader."""
+        return self.validity.members or UNLISTED
 
     @property
     def admitted(self) -> bool:
         """Return whether this server may take part, as far as the shared log is applied."""
-        return self.members is None or self.members.admits(self.writer.name)
+        return self.members.admits(self.writer.name)
 
     def take(self) -> list[Action]:
         """Return the actions since the last call; the caller performs them in this order."""
@@ -297,13 +297,13 @@ class Role:
         before = self.members
         counts = self.validity.counts(entry)
         if counts and entry.kind is EntryKind.CHECKPOINT and self.state is not State.LEADER:
-            self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() notes our trimming
-        if self.members is not None and self.members != before:
+            self.trimmed = self.applied  # another leader may trim up to its checkpoint; purge() sets this for our own
+        if self.members != before:
             self._actions.append(Listed(self.members))
         return counts
 
     def _is_of_this_journal(self) -> bool:
-        """Stop if the shared log has bytes of another journal, whose identity or checksum differs (rule 11)."""
+        """Return whether the shared log is of this journal; stop if its identity or its checksum differs (rule 11)."""
         log = self.validity
         if self.identity == UNKNOWN:
             self.identity = log.identity
@@ -386,8 +386,8 @@ class Role:
             return False
         self._set(State.CANDIDATE, reason)
         name = self.writer.name
-        self._listed = Members.founded(name, self.size) if self.members is None else self.members.added(name)
-        self._send(EntryKind.TAKEOVER, self._here(), self.validity.epoch + 1)
+        self._listed = Members.founded(name, self.size) if self.members is UNLISTED else self.members.added(name)
+        self._send(self._here(EntryKind.TAKEOVER), self.validity.epoch + 1)
         return True
 
     def _may_take_over(self, last: int) -> bool:
@@ -400,9 +400,9 @@ class Role:
             and (self.applied == 0 or self.validity.end == self.position)
         )
 
-    def _here(self) -> Piece:
-        """Return an empty piece at the end of the journal, for entries without data."""
-        return Piece(self._end, b"", False, self._end_chain, self._end_chain)
+    def _here(self, kind: EntryKind, members: Members | None = None) -> Piece:
+        """Return the content of an entry without data, at the end of the journal."""
+        return Piece(self._end, b"", False, self._end_chain, self._end_chain, kind, members)
 
     # Lead.
 
@@ -411,7 +411,7 @@ class Role:
         assert self.state is State.LEADER, "only the leader appends"
         assert position == self._end, f"the journal ends at {self._end}, not at {position}"
         for piece in divide(position, self._end_chain, batches, self.most):
-            self._queue.append((EntryKind.DATA, piece))
+            self._queue.append(piece)
             self._end, self._end_chain = piece.position + len(piece.data), piece.after
         self._pump()
 
@@ -449,7 +449,9 @@ class Role:
         return self._is_under_way(EntryKind.MEMBERS)
 
     def _is_under_way(self, kind: EntryKind) -> bool:
-        return any(item.entry.kind is kind for item in self.inflight) or any(each is kind for each, _ in self._queue)
+        return any(item.entry.kind is kind for item in self.inflight) or any(
+            piece.kind is kind for piece in self._queue
+        )
 
     def _queue_first(self, kind: EntryKind, members: Members | None = None) -> None:
         """Queue an entry without data before others that wait, because a full shared log accepts few entries.
@@ -457,41 +459,41 @@ class Role:
         It comes behind a batch of which a part was sent already.
         """
         within = bool(self.inflight) and self.inflight[-1].entry.part
-        at, here = len(self._queue), self._here()
-        for number, (_, piece) in enumerate(self._queue):
+        at, here = len(self._queue), self._here(kind, members)
+        for number, piece in enumerate(self._queue):
             if not within:
-                at, here = number, Piece(piece.position, b"", False, piece.chain, piece.chain)
+                at, here = number, Piece(piece.position, b"", False, piece.chain, piece.chain, kind, members)
                 break
             within = piece.part
-        self._queue.insert(at, (kind, attrs.evolve(here, members=members)))
+        self._queue.insert(at, here)
         self._pump()
 
     def _pump(self) -> None:
         large = min(LARGE, self.most)
         while self._queue and len(self.inflight) < (1 if self._alone else self.window):
-            if len(self.inflight) >= self.eager and sum(len(piece.data) for _, piece in self._queue) < large:
+            if len(self.inflight) >= self.eager and sum(len(piece.data) for piece in self._queue) < large:
                 return
-            self._send(*self._take_queued())
+            self._send(self._take_queued())
 
-    def _take_queued(self) -> tuple[EntryKind, Piece]:
+    def _take_queued(self) -> Piece:
         """Return the next entry of the queue, joined with the entries behind it that fit."""
-        kind, first = self._queue.popleft()
+        first = self._queue.popleft()
         pieces, size, after = [first.data], len(first.data), first.after
-        while self._queue and kind is EntryKind.DATA and not first.part:
-            following, more = self._queue[0]
-            fits = following is EntryKind.DATA and size + len(more.data) <= self.most
+        while self._queue and first.kind is EntryKind.DATA and not first.part:
+            more = self._queue[0]
+            fits = more.kind is EntryKind.DATA and size + len(more.data) <= self.most
             if not fits or more.part or more.begins_segment:
                 break
             self._queue.popleft()
             pieces.append(more.data)
             size += len(more.data)
             after = more.after
-        return kind, Piece(first.position, joined(pieces), first.part, first.chain, after, first.members)
+        return attrs.evolve(first, data=joined(pieces), after=after)
 
-    def _send(self, kind: EntryKind, piece: Piece, epoch: int = 0) -> None:
+    def _send(self, piece: Piece, epoch: int = 0) -> None:
         self._listed = piece.members or self._listed
         entry = LogEntry(
-            kind,
+            piece.kind,
             epoch or self.validity.epoch,
             self.writer,
             piece.position,
@@ -500,7 +502,7 @@ class Role:
             self.identity,
             piece.chain,
             piece.after,
-            None if kind is EntryKind.DATA else self._listed,
+            None if piece.kind is EntryKind.DATA else self._listed,
         )
         item = UnsettledAppend(entry, self.applied + len(self.inflight))
         self.inflight.append(item)
@@ -561,8 +563,9 @@ class Role:
         while len(self.inflight) > 1:
             later = self.inflight.pop().entry
             members = later.members if later.kind is EntryKind.MEMBERS else None
-            piece = Piece(later.position, later.data, later.part, later.chain, later.after, members)
-            self._queue.appendleft((later.kind, piece))
+            self._queue.appendleft(
+                Piece(later.position, later.data, later.part, later.chain, later.after, later.kind, members)
+            )
         for item in self.inflight:
             self._alone, self._listed = True, item.entry.members or self.members
             item.expect, item.known = number, False
@@ -636,9 +639,7 @@ class Role:
         :param absent: members that the purge does not wait for
         :param alone: whether the copy on this server's disk is enough
         """
-        if self.state is not State.LEADER or self.members is None or self.changes_members:
-            return
-        if self.writer.name not in self.members.names:
+        if self.state is not State.LEADER or self.changes_members or self.writer.name not in self.members.names:
             return
         others = [reported.get(name, 0) for name in {*self.members.names} - {self.writer.name, *absent}]
         mine = [number for number in self.checkpoints if self.reported >= number]

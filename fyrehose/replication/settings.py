@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, count, duration, option, size
+from fyrehose.options import build, choice, count, duration, file_path, option, size, within
 from fyrehose.replication.members import MAX_MEMBERS, MAX_NAME, is_name
 
 #: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
@@ -48,16 +48,6 @@ def _members(text: str) -> int:
     return number
 
 
-def _acknowledge(text: str) -> str:
-    if text not in ("both", "local"):
-        raise ValueError('"both" (on this disk, and accepted by the shared log) or "local" (on this disk only)')
-    return text
-
-
-def _text(text: str) -> str:
-    return text
-
-
 @attrs.frozen(kw_only=True)
 class ReplicationSettings:
     """The options of one server of a cluster."""
@@ -68,7 +58,9 @@ class ReplicationSettings:
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
     acknowledge: str = option(
-        "both", _acknowledge, "when messages are acknowledged: both (disk and shared log), or local (this disk only)"
+        "both",
+        choice("both", "local"),
+        "when messages are acknowledged: both (disk and shared log), or local (this disk only)",
     )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
     max_staleness: float = option(
@@ -83,17 +75,17 @@ class ReplicationSettings:
         "size of the shared log beyond which servers that do not confirm are not waited for",
         least=1,
     )
-    address: str = option("", _text, "HOST:PORT or URL where this server accepts messages by HTTP")
+    address: str = option("", str, "HOST:PORT or URL where this server accepts messages by HTTP")
     journal: str = option(
         "", _journal, "URL of `fyrehose journal serve` for this server's journal, from which others fill theirs"
     )
-    token_file: str = option("", _text, "file with the token of the other servers' `fyrehose journal serve`")
-    user: str = option("", _text, "name of this server's user of NATS; needs a password-file")
-    password_file: str = option("", _text, "file with the password of that user; it is read for each connection")
-    credentials: str = option("", _text, "credentials file of NATS")
-    tls_authorities: str = option("", _text, "PEM file of the certificate authority of the NATS servers")
-    tls_certificate: str = option("", _text, "PEM file with this server's certificate for NATS")
-    tls_key: str = option("", _text, "PEM file with the key of the certificate")
+    token_file: str = option("", file_path, "file with the token of the other servers' `fyrehose journal serve`")
+    user: str = option("", str, "name of this server's user of NATS; needs a password-file")
+    password_file: str = option("", file_path, "file with the password of that user; it is read for each connection")
+    credentials: str = option("", file_path, "credentials file of NATS")
+    tls_authorities: str = option("", file_path, "PEM file of the certificate authority of the NATS servers")
+    tls_certificate: str = option("", file_path, "PEM file with this server's certificate for NATS")
+    tls_key: str = option("", file_path, "PEM file with the key of the certificate")
 
     @property
     def ahead(self) -> int:
@@ -146,9 +138,10 @@ class ReplicationSettings:
         return password
 
 
-def parse(table: object) -> ReplicationSettings:
+def parse(table: object, folder: str = "") -> ReplicationSettings:
     """Build the settings from the table ``[replication]``.
 
+    :param folder: of the configuration file: relative paths in the table are relative to it
     :raises ConfigError: an option is unknown, invalid or missing
     """
     if not isinstance(table, dict):
@@ -156,7 +149,7 @@ def parse(table: object) -> ReplicationSettings:
     values = {key.replace("-", "_"): value for key, value in table.items()}
     if isinstance(values.get("servers"), list):
         values["servers"] = ",".join(map(str, values["servers"]))
-    settings = build(ReplicationSettings, "replication", values)
+    settings = build(ReplicationSettings, "replication", within(folder, ReplicationSettings, values))
     if not settings.servers:
         raise ConfigError('[replication] needs servers, for example servers = ["nats://10.0.0.1:4222"]')
     return settings if settings.name else attrs.evolve(settings, name=_host_name())

@@ -26,19 +26,12 @@ def stream_of(cluster: str) -> str:
     return f"FYREHOSE_{cluster}"
 
 
-def subject_of(cluster: str) -> str:
-    """Return the subject of the entries of a cluster."""
-    return f"fyrehose.{cluster}.log"
+def subject_of(cluster: str, of: str = "log") -> str:
+    """Return a subject of a cluster.
 
-
-def say_subject_of(cluster: str) -> str:
-    """Return the subject of the messages between the servers of a cluster."""
-    return f"fyrehose.{cluster}.say"
-
-
-def members_subject_of(cluster: str) -> str:
-    """Return the subject of requests to change the members of a cluster."""
-    return f"fyrehose.{cluster}.members"
+    :param of: ``log``: entries; ``say``: messages between the servers; ``members``: requests to change the members
+    """
+    return f"fyrehose.{cluster}.{of}"
 
 
 async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:
@@ -141,7 +134,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
-        with suppress(NotFoundError):  # the old stream is lost already
+        with suppress(NotFoundError):  # the old stream may be lost already
             await jetstream.delete_stream(stream_of(settings.cluster))
         await create(jetstream, settings.cluster, settings.replicas, settings.log_limit)
         headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}

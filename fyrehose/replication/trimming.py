@@ -7,9 +7,9 @@ An entry is purged when every member has it on disk.  The leader does not wait f
 `member-timeout` and, while the log is larger than `log-limit`, for members that do not confirm; such a server is filled
 later.  At least one other member always has the purged entries.  Reports of servers that are no members are ignored.
 
-Something else may purge the log: an operator of NATS, by mistake.  No server can begin behind that before a checkpoint
-is the first entry, so the leader appends one, and does not wait for such servers.  If no other member can begin, the
-leader alone has what is purged: nobody can read it without the leader's journal anyway.
+Something else may purge the log: an operator of NATS, by mistake.  A server that has not applied the purged entries can
+continue only when the first entry is a checkpoint, so the leader appends one, and does not wait for such servers.  If
+that is true of all other members, the leader alone has the purged entries, and further trimming loses nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Trimmer:
     #: When this leader has first seen each member in the list: a member without messages is waited for from then on.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
-    #: Where the shared log begins, if something else has purged it, and no checkpoint is in front yet; 0: else.
+    #: The first entry that is left after something else has purged the shared log, until that is a checkpoint; else 0.
     _begins: int = attrs.field(default=0, init=False)
-    _begun_well: float = attrs.field(default=0.0, init=False)  #: when this was 0 last
-    #: whether the shared log was too large, and was not trimmed since
+    _begun_well: float = attrs.field(default=0.0, init=False)  #: when ``_begins`` was 0 last
+    #: Whether the shared log was larger than its limit, and was not trimmed since.
     _exceeded: bool = attrs.field(default=False, init=False)
 
     def start(self, role: Role, now: float) -> None:
@@ -77,7 +77,7 @@ class Trimmer:
         headless = self._begins > (role.checkpoints[-1] if role.checkpoints else 0)
         if (large or calm or headless) and role.add_checkpoint():
             self._trimmed, self._trimmed_at = role.applied, role.position
-        if role.checkpoints and role.members is not None:
+        if role.checkpoints:
             self._purge(role, role.checkpoints[0], now)
 
     def _purge(self, role: Role, checkpoint: int, now: float) -> None:
@@ -88,18 +88,13 @@ class Trimmer:
         if self._exceeded:
             role.purge(reported, [name for name in reported if reported[name] < checkpoint], alone)
             self._exceeded = checkpoint in role.checkpoints
-        elif waiting or not self._places(role) or self._led < least:
+        elif waiting or not role.members.places or self._led < least:  # free places are waited for like silent members
             absent = [name for name in reported if self._last_heard(name) <= least or name in waiting]
             role.purge(reported, absent, alone)
 
     def _others(self, role: Role) -> list[str]:
         """Return the names of the other members."""
-        names = () if role.members is None else role.members.names
-        return [name for name in names if name != self.settings.name]
-
-    def _places(self, role: Role) -> int:
-        """Return how many places of the cluster are free; trimming waits for them as for silent members."""
-        return 0 if role.members is None else role.members.places
+        return [name for name in role.members.names if name != self.settings.name]
 
     def _reported(self, name: str) -> int:
         peer = self.peers.others.get(name)
@@ -111,7 +106,7 @@ class Trimmer:
         return since if peer is None else max(since, peer.heard)
 
     def _cannot_begin(self, name: str) -> bool:
-        """Return whether a member waits for a checkpoint in front of the shared log, and confirms nothing."""
+        """Return whether a member can apply no entry before a checkpoint is the first one, and so confirms nothing."""
         peer = self.peers.others.get(name)
         return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 
@@ -165,7 +160,7 @@ class Trimmer:
         """Return a text for people that names the servers that do not confirm entries."""
         first = role.checkpoints[0] if role.checkpoints else 1
         late = [name for name in self._others(role) if self._reported(name) < first]
-        places = self._places(role)
+        places = role.members.places
         if late:
             return f"{', '.join(map(repr, late))} {'does' if len(late) == 1 else 'do'} not confirm what it has"
         if places:

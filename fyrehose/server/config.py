@@ -238,14 +238,14 @@ def read_file(path: Path) -> FromFile:
         raise ConfigError(f"invalid --config {path}: [listen] must be a table of PROTOCOL = ENDPOINT")
     if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
         raise ConfigError(f"invalid --config {path}: options must be in tables named [option.PROTOCOL]")
+    folder = path.absolute().parent
     try:
         rules = streams.parse(content.get("stream", []))
         routed = _routes(content.get("route", []), options)
         table = content.get("replication")
-        cluster = None if table is None else replication.parse(table)
+        cluster = None if table is None else replication.parse(table, str(folder))
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"invalid --config {path}: {error}") from error
-    folder = path.absolute().parent
     return FromFile(
         data_dir=None if texts[0] is None else str(folder / texts[0]),
         policy=None if texts[1] is None else str(folder / texts[1]),

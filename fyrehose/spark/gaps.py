@@ -190,7 +190,7 @@ def _begun(place: Place, entries: list[fmt.Entry]) -> Streams:
 
 def _snapshot(place: Place, position: int) -> Snapshot:
     try:
-        return Snapshot.of(place.snapshot(position))
+        return Snapshot.of(place.snapshot(position), position)
     except (Missing, fmt.Damage) as error:
         raise JournalCorrupt(f"the snapshot of the streams at position {position} cannot be used: {error}") from error
 

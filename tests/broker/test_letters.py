@@ -50,5 +50,5 @@ def test_splitting_a_publish_in_halves_keeps_the_order_of_messages() -> None:
 
 
 def test_unknown_value_of_the_option_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected close, dead-letter or dead-letter\+policy, not 'drop'"):
+    with pytest.raises(ValueError, match=r"^close, dead-letter or dead-letter\+policy$"):
         choice("drop")

@@ -19,7 +19,7 @@ from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files, lock
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import cut_at_mark
-from fyrehose.journal.writer import Writer
+from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
 from fyrehose.records import Run
 from fyrehose.replication.entries import EntryKind, LogEntry, Validity
 from fyrehose.replication.settings import ReplicationSettings
@@ -201,3 +201,21 @@ def test_a_journal_whose_durable_mark_is_unknown_ends_at_its_last_whole_batch(
     )
     assert begun[0][1].position == writer.position
     assert records(writer.directory) == 3
+
+
+@pytest.mark.parametrize(("error", "status"), [(NoRoom("no space left"), 6), (SyncFailed("I/O error"), 4)])
+def test_reseed_reports_a_full_or_failed_disk_without_a_traceback(
+    config: Path,
+    begun: list[tuple[str, LogEntry]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+) -> None:
+    def fail(self: Writer) -> int:
+        raise error
+
+    monkeypatch.setattr(Writer, "note", fail)
+    ended = run(config, "--yes")
+    assert ended.exit_code == status
+    assert f"cannot be used for a new shared log: {error}; free some space, or check the disk" in ended.output
+    assert begun == []

@@ -271,4 +271,7 @@ def test_error_of_a_backup_names_the_disk_that_is_full(
     monkeypatch.setattr(os, "pwrite", full)
     result = run("journal", command, str(tmp_path / "data"), str(tmp_path / "copy"))
     why = "cannot be written: No space left on device; free some space, or use another directory"
-    assert (result.exit_code, result.stderr) == (JournalFull.exit_status, f"fyrehose: {tmp_path / 'copy'} {why}\n")
+    assert (result.exit_code, result.stderr) == (
+        JournalFull.exit_status,
+        f"fyrehose: the journal {tmp_path / 'copy'} {why}\n",
+    )

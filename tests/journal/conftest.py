@@ -1,4 +1,4 @@
-"""Fixtures: a journal on a real file system, with a clock, a worker and system calls that the test controls."""
+"""Fixtures: a journal on a real file system; the test controls its clock, its worker and its system calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Opener = Callable[..., Bench]
 
 @pytest.fixture
 def open_journal(tmp_path: Path) -> Iterator[Opener]:
-    """Return a function that opens the journal of this test, also several times."""
+    """Return a function that opens the journal of this test; it may be called again after a stop."""
     benches: list[Bench] = []
 
     def open_it(

@@ -99,7 +99,7 @@ def test_a_clock_that_keeps_stepping_is_not_followed() -> None:
 
 @pytest.mark.parametrize("ahead", [BOUND + 1, YEAR])
 def test_clock_far_ahead_at_the_start_is_not_followed_until_it_has_settled(ahead: int) -> None:
-    """The server may have been down for that long: nothing but time tells."""
+    """The server may have been down for that long; only a clock that runs steadily shows that it is right."""
     clocks = Clocks()
     clock = clocks.record_clock()
     assert clock.start(NOW - ahead) == NOW - ahead
@@ -153,7 +153,7 @@ def test_random_steps_are_followed_only_after_the_clock_has_run_steadily(steps: 
     for step, passed in steps:
         clocks.wall += step
         found = clock.now()
-        # Directly after a step the time is near the one before, or it is the wall clock's by a small step.
+        # Directly after a step, the time is near the last one, or it is that of a wall clock that made a small step.
         assert abs(found - before) <= BOUND
         clocks.advance(passed)
         before = clock.now()
@@ -238,7 +238,7 @@ class TestTheJournal:
 
     @pytest.mark.parametrize("step", [YEAR, -YEAR])
     def test_no_segment_expires_by_its_age_while_the_clock_is_in_doubt(self, open_journal: Any, step: int) -> None:
-        """Whatever time is counted meanwhile: the last record may have the wrong one."""
+        """The time that is counted meanwhile may be wrong, because the last record may have a wrong time."""
         clocks = Clocks()
         bench = self.journal(open_journal, clocks, keep_age=60.0)
         self.fill(bench, clocks, 30)
@@ -260,7 +260,7 @@ class TestTheJournal:
         bench = self.journal(open_journal, clocks, keep_bytes=4096, subscription_timeout=3600.0)
         clocks.advance(2 * HOUR)
         for _ in range(5):
-            clocks.wall -= YEAR  # in doubt again
+            clocks.wall -= YEAR  # the clock is in doubt again
             bench.clock.advance(1)
         assert bench.journal.bounds("s")[0] == 1
 
@@ -279,7 +279,7 @@ class TestTheJournal:
 
 
 def test_a_step_of_an_hour_is_followed_at_once_and_a_longer_one_after_ten_minutes() -> None:
-    """While it stands the wall clock may drift by a minute."""
+    """In these ten minutes the wall clock may drift by a minute."""
     hour, minute, second = 3_600_000_000, 60_000_000, 1_000_000
     time = [10**15, 0]
     clock = RecordClock(lambda: time[0], lambda: time[1])

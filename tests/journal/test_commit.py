@@ -1,4 +1,4 @@
-"""Group commit: what waits, where a commit runs, how its owners are settled, and the writer thread.
+"""Group commit: which publishes wait, which thread commits them, and how their owners are settled.
 
 A commit runs in the reactor's thread only if it is small, fits into the segment, and nothing else writes.
 """
@@ -68,7 +68,7 @@ class HandWorker:
         self.work()
 
     def work(self) -> int:
-        """Run all jobs; return how many there were."""
+        """Run all jobs that wait; return how many they were."""
         count = 0
         while self.jobs:
             job, done = self.jobs[0]
@@ -110,7 +110,7 @@ def bench(open_journal: Opener, worker: HandWorker, pace: Near) -> Iterator[Benc
 
 
 def opened(open_journal: Opener, worker: HandWorker, pace: Near, **settings: Any) -> Bench:
-    """Open a journal, whose worker has done what belongs to that."""
+    """Open a journal whose worker has no job left."""
     worker.by_hand = False
     bench = open_journal(worker=worker, pace=pace, **settings)
     worker.by_hand = True
@@ -315,7 +315,7 @@ def test_commits_run_in_the_worker_that_the_caller_gives(open_journal: Opener) -
 
 @attrs.define
 class FakeWriter:
-    """Records what it is given to write."""
+    """A writer that records the publishes that it is told to write."""
 
     time: int = 100
     payloads: list[bytes] = attrs.field(factory=list)
@@ -352,7 +352,7 @@ class HeldWorker(InlineWorker):
 
 @attrs.define(eq=False)
 class Owner:
-    """Notes how its publishes were settled."""
+    """An owner of publishes that records how they were settled."""
 
     said: list[tuple[list[bytes], Exception | None]]
     name: bytes = b""
@@ -444,7 +444,7 @@ def test_size_of_a_commit_is_limited(rig: Rig) -> None:
     ],
 )
 def test_small_publish_does_not_wait_for_a_large_one_behind_it(rig: Rig, sizes: list[int], commits: list[int]) -> None:
-    """A publish of 16 MiB is written and synced for 20 ms and more."""
+    """Writing and syncing a publish of 16 MiB takes 20 ms or more."""
     for size in sizes:
         rig.submit(b"x", size)
     while rig.worker.jobs:
@@ -463,7 +463,7 @@ def test_next_commit_is_scheduled_ahead_when_as_large_as_the_last_small_one(
     rig.submit(b"x", last)
     rig.worker.work()
     rig.submit(b"y")
-    job, _ = rig.worker.jobs.pop(0)  # a commit is under way, which takes what waits
+    job, _ = rig.worker.jobs.pop(0)  # a commit is under way, and takes the publishes that wait
     job()
     for size in added:
         rig.submit(b"x", size)
@@ -669,7 +669,7 @@ def test_a_commit_of_exactly_the_limit_is_not_a_stall(measured: Measured) -> Non
 
 
 def test_a_few_slow_commits_of_a_fast_disk_leave_commits_in_their_thread(measured: Measured) -> None:
-    # On a busy machine every other system call may take as long as other processes have the processor.
+    # On a busy machine any system call may take long, while other processes use the processor.
     feed(measured, FAST / 2)
     for _ in range(100):
         feed(measured, FAST / 2, 3)

@@ -74,7 +74,7 @@ class Server:
 
 
 def recovered(directory: Path) -> list[int]:
-    """Start a server on the copy; return the numbers of its messages."""
+    """Start a server in the copy; return the numbers of the messages that it serves."""
     journal = FileJournal(
         Clock(), directory, JournalSettings(min_free=0, segment_size=128 << 10), worker=InlineWorker(), now=lambda: 1
     )
@@ -214,7 +214,7 @@ def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segme
 def test_many_zeros_in_a_segment_mean_that_it_was_copied_while_it_was_written(
     open_journal: Any, tmp_path: Path, copy: bool, which: int, begin: int, end: int, torn: bool
 ) -> None:
-    """Of a copy only: in an original they are damage.  The last segment ends there."""
+    """In a copy, the last segment then ends at the zeros.  In an original they are damage."""
     bench = open_journal(segment_size=32 << 10)
     for i in range(6):
         bench.append(b"%d" % i * 9000)

@@ -1,4 +1,4 @@
-"""Nothing that looks at a journal's files leaves one of them open, whatever it finds in them."""
+"""Every function that reads a journal's files closes them, also if they are damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crc32c import crc32c
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal import scan, snapshots
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline import dump, transfer
+from fyrehose.journal.offline import dump, replica
 from fyrehose.journal.offline.backup import Backup
 from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.offline.replica import Replica
@@ -38,13 +38,13 @@ def look_at_oldest(directory: Path) -> None:
 
 USES: dict[str, Callable[[Path], object]] = {
     "back up": back_up,
-    "continue a backup": lambda directory: transfer.tail_of(directory),
+    "continue a backup": lambda directory: replica.tail_of(directory),
     "dump": lambda directory: list(dump.runs(directory)),
     "look": look,
     "look at the batches": durable_by_batches,
     "look at the oldest": look_at_oldest,
     "quarantine": lambda directory: set_aside(directory, WatchedFiles()),
-    "reach": lambda directory: transfer.reach(Directory(directory)),
+    "reach": lambda directory: replica.reach(Directory(directory)),
     "recover": lambda directory: recover(directory, WatchedFiles(), verify=1 << 20),
     "verify": verify,
     "walk": lambda directory: list(walk(Log.of(directory), everything=True)),

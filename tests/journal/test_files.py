@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fyrehose.errors import JournalError, JournalLocked
+from fyrehose.errors import JournalError, JournalFull, JournalLocked
 from fyrehose.journal.files import PIECE, Files, lock
 
 
@@ -119,7 +119,7 @@ def test_a_lock_whose_file_cannot_be_written_is_released(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OSError, match="Read-only"):
+    with pytest.raises(JournalFull, match="Read-only file system; free some space"):
         lock(tmp_path)
     monkeypatch.undo()
     os.close(lock(tmp_path))

@@ -20,7 +20,7 @@ START = 1_000_000_000 * SECOND
 
 
 class Time:
-    """A wall clock and a monotonic clock that run in parallel, until a test sets the former."""
+    """A wall clock and a monotonic clock that run in parallel, until a test sets the wall clock."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -153,7 +153,7 @@ def test_a_clock_in_doubt_at_the_start_hides_no_records(open_aging: Any, time: T
     bench = open_aging()
     wait(bench, time, 60)
     assert bench.journal.bounds("old.a") == (1, 2)
-    if step > 0:  # a server that was down for long: the clock is believed when it has run steadily
+    if step > 0:  # The server was down for long: its clock is followed once it has run steadily.
         wait(bench, time, SETTLED / SECOND)
         assert bench.journal.bounds("old.a") == (3, 2)
 

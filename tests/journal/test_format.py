@@ -112,7 +112,7 @@ def test_extents_refuse_lengths_that_contradict_each_other(run: Run, at: int, fl
     try:
         whole = [(found.stream, found.first_seq, found.last_seq) for found in fmt.runs(body, 1)]
     except fmt.Damage as damage:
-        if "UTF-8" not in str(damage):  # of names, extents look at the stream's only
+        if "UTF-8" not in str(damage):  # extents decode no name but that of the stream
             with pytest.raises(fmt.Damage):
                 fmt.extents(body)
         return
@@ -155,7 +155,7 @@ def test_batch_at_another_position_or_with_another_chain_is_damaged() -> None:
 
 
 def test_durable_position_beyond_the_batch_is_damaged() -> None:
-    """A batch cannot note a durable position behind itself."""
+    """The durable position in the header of a batch lies before the batch."""
     _, data = packing.batch(fmt.Kind.ENDS, [], position=64, durable=72, time=1, clock=1, chain=0)
     with pytest.raises(fmt.Damage, match="beyond its own"):
         fmt.BatchHeader.unpack(data[:64], 64)
@@ -276,7 +276,7 @@ def test_entries_with_names_of_every_length_survive_a_round_trip(length: int) ->
 
 
 def test_constants_of_the_format_have_the_specified_values() -> None:
-    """They are in the files of every journal."""
+    """These constants are in the files of every journal, so they must not change."""
     assert (fmt.SEGMENT_VERSION, fmt.BATCH_VERSION, fmt.MAX_BODY, fmt.UNKNOWN) == (1, 2, 64 * 1024 * 1024, b"\0" * 16)
     assert [(kind.name, kind.value, kind.version) for kind in fmt.Kind] == [
         ("RECORDS", 0, 1),

@@ -1,4 +1,4 @@
-"""The gate of a server that is alone, and the journal in front of any gate: nothing leaves before it is released."""
+"""The gate of a single server; and with any gate: nothing is acknowledged or delivered before its release."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HeldGate(LocalGate):
 
 @attrs.define(eq=False)
 class SlowGate(LocalGate):
-    """A gate that prepares the directory for as long as the test says."""
+    """A gate whose preparation lasts until the test ends it."""
 
     preparing: Deferred[None] = attrs.field(init=False)
 
@@ -126,7 +126,7 @@ def test_a_journal_whose_gate_accepts_nothing_says_why(tmp_path: Path) -> None:
 
 
 def test_opening_fails_when_the_preparation_of_the_gate_is_cancelled(tmp_path: Path) -> None:
-    """Recovery itself is finished; then the journal can be closed."""
+    """A recovery that has begun is finished first; then the journal can be closed."""
     gate = SlowGate()
     journal = FileJournal(Clock(), tmp_path, JournalSettings(min_free=0), worker=InlineWorker(), gate=gate)
     results: list[Any] = []

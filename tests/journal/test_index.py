@@ -1,4 +1,4 @@
-"""Indexes: packed and unpacked ones agree, and following them misses no record."""
+"""Indexes: the packed and the unpacked form give the same answers, and a reader that follows one misses no record."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_index_skips_batches_of_other_streams() -> None:
 
 
 def test_pairs_are_64_kib_apart() -> None:
-    """Other processes and versions read the index file, so its bytes are fixed."""
+    """Other processes and versions read index files, so the distance of the pairs is fixed."""
     index = SegmentIndex(0)
     for position in (64, 64 + 65528, 64 + 65536, 64 + 65536 + 65528, 64 + 65536 + 65544):
         index.add_run(position, "s", position, position)

@@ -205,7 +205,7 @@ class TestNoRoom:
         assert open_journal().payloads() == [b"kept", b"again"]
 
     def test_appends_behind_a_failed_commit_are_not_written(self, open_journal, monkeypatch) -> None:
-        """They would fit on the disk, but their numbers follow those of the failed commit."""
+        """These appends would fit on the disk, but their numbers continue those of the failed commit."""
         files, worker = FaultyFiles(), Held()
         bench = open_journal(files=files, worker=worker)
         bench.append(b"kept")
@@ -215,7 +215,7 @@ class TestNoRoom:
 
         def fail_once(fd: int, data: bytes, offset: int) -> None:
             monkeypatch.undo()
-            behind.append(bench.append(b"behind"))  # as the reactor may, while the thread writes
+            behind.append(bench.append(b"behind"))  # The reactor may accept this append while the writer thread writes.
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(files, "write", fail_once)
@@ -500,7 +500,7 @@ class TestRetention:
             bench.append(b"%03d" % i * 100)
         bench.close()
         bench = open_journal(segment_size=4096, keep_bytes=1)
-        # The broker says it when the journal is open.
+        # The broker sets this when the journal is open.
         bench.journal.keeper.unread = lambda: [Unread("jobs", "s", 0, 1_000_000)]
         bench.clock.advance(2)
         assert bench.journal.bounds("s") == (1, 30)
@@ -605,7 +605,7 @@ class RecordingObserver:
 
 
 class Held:
-    """A worker that runs its jobs when the test says so."""
+    """A worker whose jobs wait until the test runs them."""
 
     def __init__(self) -> None:
         self.jobs: list = []  # type: ignore[type-arg]
@@ -658,7 +658,7 @@ class TestOverload:
         assert [record.time for record in bench.records()] == times, "the same as it was served before"
 
     def test_appends_are_divided_into_batches_that_can_be_read(self, open_journal) -> None:
-        """Long names of many small appends count for the size of a batch."""
+        """The names of appends count for the size of a batch, also if many small ones have long names."""
         worker = Held()
         bench = open_journal(worker=worker)
         worker.hold = True

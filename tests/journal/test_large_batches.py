@@ -1,6 +1,6 @@
-"""A byte that changes anywhere in a large batch is found by everything that reads the journal.
+"""Every reader of the journal finds a changed byte anywhere in a large batch.
 
-Load makes large batches: what is only true of small ones is not true.
+Servers under load write large batches, so it is not enough that this holds for small ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoSync(SteppedFiles):
 
 
 def places(size: int) -> list[int]:
-    """Return offsets at the begin, in the middle and at the end of *size* bytes, and around powers of two."""
+    """Return offsets at the beginning, in the middle and at the end of *size* bytes, and around powers of two."""
     near = [0, size // 3, size // 2, size]
     near += [power for power in (4 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, MIB, 4 * MIB) if power < size]
     return sorted({at for middle in near for at in (middle - 1, middle, middle + 1) if 0 <= at < size})
@@ -111,7 +111,7 @@ def test_a_subscriber_never_receives_a_large_payload_with_a_flipped_byte(open_jo
     bench = open_journal()
     bench.append(payload[: 200 * KIB])
     bench.close()
-    bench = open_journal()  # nothing of it is in memory now
+    bench = open_journal()  # the body must be read from the disk now
     path = scan.path_of(bench.directory, 0)
     flipped(bench.directory, path.read_bytes().index(payload[:64]) + at)
     with pytest.raises(JournalCorrupt, match="the body of the batch is damaged"):

@@ -1,4 +1,4 @@
-"""A journal that a newer version has written to is refused, wherever the newer batch stands, and nothing is changed."""
+"""A journal with a batch of a newer version is refused, wherever that batch is, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batches(segment: scan.Segment) -> list[fmt.BatchHeader]:
 
 
 def renew(segment: scan.Segment, header: fmt.BatchHeader) -> None:
-    """Return the batch as a newer version would have written it."""
+    """Return the batch with the version number of a newer format."""
     data = bytearray(segment.path.read_bytes())
     at = header.position - segment.base
     data[at + 3] = NEWER

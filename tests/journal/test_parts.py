@@ -1,4 +1,4 @@
-"""Parts of an event that is larger than a record become one record again, wherever a reader begins."""
+"""The parts of an event that is larger than a record are joined, wherever a reader begins."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped
 
 
 def forged(position: int, durable: int, stream: str = "forged") -> bytes:
-    """Return a payload that looks like a valid batch at *position*: it includes the chain of its checksum."""
+    """Return a payload that looks like a valid batch at *position*, with the right checksums."""
     run = Run.of(stream, [b"never published"], source="t").numbered(1, 1)
     return packing.batch(
         fmt.Kind.RECORDS, [run], position=position, durable=durable, time=1, clock=1, chain=0x12345678
@@ -208,7 +208,7 @@ class TestNumbersAreNeverUsedAgain:
         bench.crash()
         found = [header for header, _ in batches(bench)]
         patch(bench, found[-1].position + 70, b"damage")
-        quarantine.set_aside(bench.directory, Files())  # and then the power goes
+        quarantine.set_aside(bench.directory, Files())  # and then the power fails
         bench = open_journal()
         assert bench.journal.ends()["s"] >= 10
         assert bench.payloads() == [b"%d" % i for i in range(9)]
@@ -229,7 +229,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.journal.floor >= reserved - 1
 
     def test_numbers_are_not_used_again_if_a_gap_in_a_closed_log_is_damaged(self, open_journal) -> None:
-        """Closing in order ends reservations, but says nothing about numbers that a damaged gap has noted."""
+        """An orderly close ends reservations, but does not tell which numbers a damaged gap has skipped."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
         bench.crash()
@@ -258,7 +258,7 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.journal.bounds("s")[1] >= end
 
     def test_numbers_are_not_used_again_if_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
-        """That gap noted more numbers than fit into its own bytes."""
+        """That gap skips more numbers than its own bytes could have contained as records."""
         bench = open_journal()
         bench.append(b"kept")
         at = bench.journal._writer.position
@@ -549,7 +549,7 @@ def damaged_journal(open_journal, what: str):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_power_cut_during_quarantine_loses_no_further_record(open_journal, tmp_path: Path, what: str) -> None:
-    """Whatever of it is on the disk, the next quarantine comes to the same; once it has ended none is needed."""
+    """Whichever of its changes are on disk, the next quarantine has the same result; a completed one needs no other."""
     bench, ends = damaged_journal(open_journal, what)
     files = RecordingFiles(bench.directory)
     quarantine.set_aside(bench.directory, files)
@@ -580,7 +580,7 @@ def test_a_power_cut_during_quarantine_loses_no_further_record(open_journal, tmp
 def test_a_power_cut_after_a_killed_quarantine_loses_no_further_record(
     open_journal, tmp_path: Path, what: str, repeated: bool
 ) -> None:
-    """The kernel had all that the killed process had written, so the next start finds nothing wrong with it."""
+    """The kernel has everything that the killed process wrote, so the next start sees no damage until the power cut."""
     bench, ends = damaged_journal(open_journal, what)
     files = RecordingFiles(bench.directory)
     quarantine.set_aside(bench.directory, files)
@@ -614,7 +614,7 @@ def test_a_power_cut_after_a_killed_quarantine_loses_no_further_record(
 
 @pytest.mark.parametrize("kept", [1, 3])
 def test_streams_of_an_oldest_segment_without_a_beginning_start_at_their_first_record(open_journal, kept: int) -> None:
-    """Retention has deleted what was before them; nothing of that may be given out again, nor be listed as kept."""
+    """Retention has deleted earlier records: their numbers are neither given out again nor listed as kept."""
     bench = open_journal(segment_size=2048)
     for stream, count in (("second", 1), ("third", 2), ("gone", 5)):
         bench.append(*[b""] * count, stream=stream)
@@ -635,7 +635,7 @@ def test_streams_of_an_oldest_segment_without_a_beginning_start_at_their_first_r
     size = found.header.end - found.header.position
     bench.close()
     patch(bench, oldest.base + 70, b"damage")
-    # The damage may have had a gap, too, which notes numbers in few bytes.
+    # The damaged range may have had a gap, which skips many numbers in few bytes.
     skip = (size + oldest.base) // 4 + RESERVE if kept == 1 else 0
     assert len(quarantine.set_aside(bench.directory, Files())) == (2 if skip else 1)
     found = next(found for found in walk(Log.of(bench.directory)) if isinstance(found, Batch))
@@ -669,7 +669,7 @@ def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_
 
 
 def test_a_segment_with_only_a_damaged_beginning_is_replaced(open_journal) -> None:
-    """Without MARK nothing says that the beginning was durable, but no server writes without it."""
+    """Without MARK, the durable mark is unknown; but every segment of a server begins with a batch."""
     bench = open_journal(segment_size=2048)
     for _ in range(3):
         bench.append(b"x" * 900)

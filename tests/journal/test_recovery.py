@@ -1,6 +1,7 @@
 """Recovery truncates torn tails, refuses damage, and quarantine leaves a visible gap.
 
-The rules are those of docs/journal-format.md.  What is acknowledged here is what an append's Deferred said.
+The rules are those of docs/journal-format.md.  A record counts as acknowledged here when the Deferred of its append
+has fired.
 """
 
 from __future__ import annotations
@@ -374,7 +375,7 @@ class TestQuarantine:
 
 
 def test_flipped_bits_are_always_detected(open_journal) -> None:
-    """A sample of what ``make torture`` does for every bit of a segment."""
+    """This flips a sample of the bits; ``make torture`` flips every bit of a segment."""
     bench = open_journal(segment_size=1 << 16)
     wrote = [b"%08d" % i * 8 for i in range(300)]
     for i in range(0, 300, 10):

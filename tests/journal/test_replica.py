@@ -1,4 +1,4 @@
-"""The writer of a replicated journal: identical bytes; what was not released is set aside."""
+"""The writer of a replicated journal writes identical bytes; bytes that were not released are set aside."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_applying_is_repeated_after_a_full_disk(pair: tuple[Writer, Writer], nam
 
 
 def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
-    """What was released before the cut is there after it, and the rest is applied again."""
+    """Released batches are still there after the power cut; the others are applied again."""
     leader = replica(tmp_path / "leader")
     leader.lead(1)
     (tmp_path / "follower").mkdir()

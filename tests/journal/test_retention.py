@@ -1,4 +1,4 @@
-"""Which segments are not kept (what a journal does about it: tests/journal/test_keeper.py)."""
+"""Which segments expire (tests/journal/test_keeper.py tests that they are deleted)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Kept:
     ],
 )
 def test_expired_segments_are_counted_by_their_age(settings: dict[str, Any], doubted: bool, count: int) -> None:
-    """A segment is as old as its last record, and that is as old as the segment behind it."""
+    """The age of a segment is that of its last record, which was written when the next segment was created."""
     assert expired(cast("Store", Kept()), JournalSettings(**settings), 100 * SECOND, doubted) == count
 
 

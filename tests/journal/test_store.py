@@ -126,7 +126,7 @@ def test_recently_used_entries_stay_in_the_caches(open_journal, monkeypatch) -> 
 
 
 def test_entry_larger_than_its_cache_is_kept_until_another_is_used(open_journal, monkeypatch) -> None:
-    """The entry is read in many small steps, and each of them would rebuild it otherwise."""
+    """A reader needs the entry in many small steps; without the cache each step would build it again."""
     monkeypatch.setattr(stores, "CACHE", 10)
     monkeypatch.setattr(stores, "INDEXES", 10)
     bench = open_journal(segment_size=4096)
@@ -166,7 +166,7 @@ def test_reading_the_end_of_a_stream_scans_nothing_behind_it(open_journal, monke
 
 
 def test_read_returns_what_it_found_after_a_limited_scan(open_journal, monkeypatch) -> None:
-    """The rest may be far behind, between records of other streams; the next read finds it."""
+    """More records may follow far behind those of other streams; the next read finds them."""
     monkeypatch.setattr(stores, "ENOUGH", 10_000)
     bench = open_journal()
     bench.append(b"first", stream="rare")
@@ -263,7 +263,7 @@ def test_a_read_ends_at_the_end_of_a_segment_and_the_next_one_continues(open_jou
 
 
 def test_reading_new_records_scans_no_earlier_batches(open_journal, monkeypatch) -> None:
-    """With small commits the index has one batch in a hundred, but reading the newest needs no scan."""
+    """With small commits the index lists one batch in a hundred, but the newest records are found without a scan."""
     bench = open_journal()
     looked = []
     batch = stores.Store._batch
@@ -323,7 +323,7 @@ def test_a_journal_that_is_opened_again_has_empty_caches(open_journal, tmp_path:
 def test_a_read_from_any_number_returns_what_fits_and_reads_no_other_batch(
     open_journal, monkeypatch, reopened: bool
 ) -> None:
-    """At least one record, and only of the segment in which the first is."""
+    """A read returns at least one record, and records of one segment only."""
     bench = open_journal(segment_size=1024)
     batches = [(10, 20, 30), (5,), (50, 1, 1), (7, 7), (40,), (9, 30, 2, 2), (100,), (3, 3), (60, 5), (8,)]
     for number, sizes in enumerate(batches):

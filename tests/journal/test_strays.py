@@ -63,7 +63,7 @@ def test_quarantine_sets_a_stray_segment_aside_and_every_record_is_read(
 
 
 def test_segment_of_another_journal_that_begins_at_the_same_position_is_set_aside(open_journal) -> None:
-    """Its header is undamaged, and only tells that it is of another journal; nobody takes its word for the identity."""
+    """The header of the stray segment is undamaged; its identity is not taken for that of this journal."""
     bench, base = overlapped(open_journal)
     path = scan.path_of(bench.directory, base)
     content = path.read_bytes()
@@ -81,7 +81,7 @@ def test_segment_of_another_journal_that_begins_at_the_same_position_is_set_asid
 
 
 def test_stray_segment_is_set_aside_where_the_log_has_only_zeros_behind_its_start(open_journal, tmp_path: Path) -> None:
-    """Zeros at the end of a payload are not space that was allocated ahead."""
+    """Zeros at the end of a payload must not be taken for space that was allocated ahead."""
     stray = first_segment_of_another(open_journal, tmp_path, 3, "s")
     bench = open_journal()
     bench.append(b"before")
@@ -193,7 +193,7 @@ def test_zeros_behind_the_end_of_a_sealed_segment_are_no_damage(open_journal) ->
 
 
 def test_verify_reads_records_as_the_server_does(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reports every record that the server's store does not find, for whatever reason."""
+    """Verify reports every record that a server's store cannot find."""
     bench = filled(open_journal)
     lost = Random(1).choice(scan.segments(bench.directory)[1:-1]).base
     batches = verify.__globals__["Store"].batches

@@ -211,7 +211,7 @@ class TestDamage:
             data[len(data) // 2] ^= 1
         elif how == "cut":
             del data[-10:]
-        else:  # that of another position
+        else:  # a snapshot of another position
             data = bytearray(b"".join(snapshots.pieces(Streams({"a": 1}), 8, bytes(16))))
         path.write_bytes(data)
         return path
@@ -236,7 +236,7 @@ class TestDamage:
         assert aside == ([] if damaged is None else [damaged])
         assert any("replaced by a snapshot of the" in note for note in again.journal.report.notes)
         again.append(b"new", stream="never seen")
-        assert again.records("never seen")[0].seq > 1  # above all that a stream can have had of which nothing tells
+        assert again.records("never seen")[0].seq > 1  # above every number that a stream without a trace can have had
         assert not verify(again.directory).problems
 
     def test_quarantine_mends_the_beginning_of_a_segment(self, bench: Any, open_journal: Any) -> None:
@@ -244,7 +244,7 @@ class TestDamage:
         bench.close()
         last = scan.segments(bench.directory)[-1].path
         data = bytearray(last.read_bytes())
-        data[140] ^= 1  # in its first batch, which has no room for all streams
+        data[140] ^= 1  # the first batch, which has no room for all streams
         last.write_bytes(data)
         again = open_journal(segment_size=4 << 10, quarantine=True)
         assert everything(again) == before
@@ -359,7 +359,7 @@ def test_streams_survive_a_round_trip_through_a_snapshot(
     retired = {name: last for name, last in retired.items() if name not in live}
     reserved = {name: last + 7 for name, last in list(live.items())[::3]}
     put = Streams(live, retired, dict.fromkeys(list(live)[::2], 1), reserved, floor=floor)
-    found = snapshots.Snapshot.of(b"".join(snapshots.pieces(put, 77, bytes(range(16)))))
+    found = snapshots.Snapshot.of(b"".join(snapshots.pieces(put, 77, bytes(range(16)))), 77)
     got = found.streams()
     assert (got.ends, got.retired, got.starts, got.floor, got.reserved) == (live, retired, put.starts, floor, reserved)
     assert (found.position, found.identity) == (77, bytes(range(16)))
@@ -373,16 +373,16 @@ def test_every_flipped_bit_of_a_snapshot_is_detected() -> None:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(fmt.Damage):
-            snapshots.Snapshot.of(bytes(changed))
+            snapshots.Snapshot.of(bytes(changed), 77)
 
 
 @pytest.mark.parametrize("at", [48, 52], ids=["rows", "size of the names"])
 def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) -> None:
     """Lengths are checked even if the checksum is right, because a writer may have a bug."""
     data = b"".join(snapshots.pieces(Streams({"a": 1, "bb": 2}), 77, bytes(range(16))))
-    assert snapshots.Snapshot.of(sealed(data, {})).rows == 2
+    assert snapshots.Snapshot.of(sealed(data, {}), 77).rows == 2
     with pytest.raises(fmt.Damage, match="contradict"):
-        snapshots.Snapshot.of(sealed(data, {at: data[at] + 1}))
+        snapshots.Snapshot.of(sealed(data, {at: data[at] + 1}), 77)
 
 
 @pytest.mark.parametrize("kept", [10, 2, 1, 0])

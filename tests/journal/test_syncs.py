@@ -34,7 +34,7 @@ def test_writer_calls_no_commit_of_many_durable_before_it_is_synced(tmp_path: Pa
 
 
 def test_a_sealed_segment_is_synced_in_its_final_size(tmp_path: Path) -> None:
-    """Its descriptor is closed afterwards, so nobody could sync it later."""
+    """The file is closed afterwards, so it cannot be synced later."""
 
     class Watched(WatchedFiles):
         closed: ClassVar[list[bool]] = []

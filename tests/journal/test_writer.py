@@ -121,7 +121,7 @@ def test_make_room_allocates_the_rest_of_the_segment_only(tmp_path: Path) -> Non
 
 
 def test_writer_that_syncs_each_commit_reserves_no_numbers(tmp_path: Path) -> None:
-    """This includes numbers that the last process had reserved, which are a gap now."""
+    """The numbers that the last process had reserved become a gap."""
     of = writer(tmp_path, FaultyFiles(), segment_size=4096)
     of.commit(numbered(1, b"x"), 1, 1)
     of.close(in_order=False)
@@ -205,7 +205,7 @@ def test_a_writer_that_failed_to_open_closes_only_its_own_files(tmp_path: Path, 
 
 
 class TestPreparing:
-    """Zeros are written where small commits go next, which only makes syncs faster."""
+    """Zeros are written ahead where small commits go next; they only make syncs faster."""
 
     def test_zeros_are_written_ahead_for_small_commits(self, tmp_path: Path) -> None:
         of = writer(tmp_path, FaultyFiles(), sync_each=True, segment_size=4 * AHEAD)
@@ -296,7 +296,7 @@ class TestPreparing:
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_short_write_is_truncated(tmp_path: Path, segments: int) -> None:
-    """Nothing remains behind the end that could be mistaken for a batch or a torn tail."""
+    """No bytes remain behind the end of the log that look like a batch or a torn tail."""
     files = FaultyFiles()
     of = writer(tmp_path, files, sync_each=True)
     if segments == 2:

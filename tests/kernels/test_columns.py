@@ -77,7 +77,7 @@ def body_of(*runs: Run) -> bytes:
 
 
 class Walk:
-    """The tables of a walk, and what Python does for the kernel when it needs attention."""
+    """The tables of a walk, and the Python code that handles the runs at which the kernel stops."""
 
     def __init__(self, kernel: ModuleType, **streams: tuple[int, int, int]) -> None:
         self.kernel, self.known, self.names = kernel, dict[bytes, int](), list(streams)

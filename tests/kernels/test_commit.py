@@ -1,4 +1,4 @@
-"""The kernel of a small commit, native and pure: the bytes, the order of the steps, and which of them has failed."""
+"""The kernel of a small commit, native and pure: its bytes, the order of its steps, and the step that failed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ print(*kernel.commit(segment, 64, mark, [run], packing.names, 64, 0, 1, 1, 0, 0,
 
 
 def test_short_write_goes_on_until_the_error(kernel: ModuleType, tmp_path: Path) -> None:
-    """The file system takes a part, and says at the next call why it takes no more."""
+    """The file system writes a part, and the next call fails with the reason."""
     names = [str(tmp_path / "segment"), str(tmp_path / "mark")]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY, "the test may lower it"
     found = subprocess.run(
@@ -165,7 +165,7 @@ def test_short_write_goes_on_until_the_error(kernel: ModuleType, tmp_path: Path)
 
 @only_native
 def test_columns_that_have_grown_are_refused(opened: Any) -> None:
-    """The native kernel sets its room aside beforehand; the pure one needs none."""
+    """Only the native kernel allocates its memory before it copies the columns; the pure one accepts them."""
     run = Run.of("s", [b""], source="t", first_seq=1)
     run.payload = bytes(1000)
     segment = opened("segment")

@@ -35,7 +35,7 @@ def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert (lengths, payload) == (column(1, 0), b"x")
 
 
-#: What neither a scan nor a gathering goes over.
+#: Bytes at which both scan() and gather() stop.
 OTHER = [
     frame(3, b"data", kind=6),
     frame(3, b"data", version=2),

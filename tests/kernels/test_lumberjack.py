@@ -331,7 +331,7 @@ def test_anything_else_is_not(kernel: ModuleType, document: bytes) -> None:
 
 
 def parses(document: bytes) -> bool:
-    """Return whether the module json parses *document*, without the constants that only it knows."""
+    """Return whether the module json parses *document*, without NaN and Infinity, which are not JSON."""
 
     def refuse(constant: str) -> float:
         raise ValueError(constant)
@@ -487,7 +487,7 @@ def test_identify_refuses_columns_that_do_not_add_up(kernel: ModuleType) -> None
             kernel.identify(lengths, payload, FIELDS)
 
 
-#: Frames that are good for the most part, with something wrong thrown in.
+#: Mostly valid frames, with some invalid ones among them.
 PIECES = st.lists(
     st.builds(
         json_frame,

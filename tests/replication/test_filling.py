@@ -92,7 +92,7 @@ def test_without_a_journal_to_copy_the_server_says_what_to_do(tmp_path: Path, jo
 
 
 def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) -> None:
-    """Following asks it again and again; the start does not wait for it."""
+    """The start does not wait for the shared log; the open journal asks it again and again."""
     clock = Clock()
     log = Hub(clock, Random(1), away={"c"}).log("c")
     log.timeout = 60.0
@@ -160,7 +160,7 @@ def test_the_reason_why_a_journal_cannot_be_copied_is_logged_once(tmp_path: Path
 
 
 def test_a_server_whose_own_journal_is_another_one_copies_nothing(tmp_path: Path) -> None:
-    """It says so before it asks another server for anything."""
+    """The server ends with an error before it asks another server for anything."""
     header = SegmentHeader(0, 1, 0, b"another journal!")
     (tmp_path / f"{0:016x}.segment").write_bytes(header.pack())
     (tmp_path / REPLICA).write_text("c\n")

@@ -85,7 +85,7 @@ class WatchedFiles(SteppedFiles):
 
 @attrs.define(eq=False)
 class Member:
-    """A server's journal, what it has handed over, and what its observer has seen."""
+    """A server's journal, the batches that it has handed over, and the events that its observer has received."""
 
     directory: Path
     worker: Worker = attrs.field(factory=InlineWorker)
@@ -319,7 +319,7 @@ def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
 def test_a_suspended_leader_is_announced_when_early_acknowledgements_are_released(
     member: Callable[[str], Member],
 ) -> None:
-    """The broker takes the numbers of streams from the journal then, and no number may be given twice."""
+    """The broker then takes the last numbers of streams from the journal; no number may be given out twice."""
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one")
@@ -337,7 +337,7 @@ def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: 
     for _ in range(3):
         old.append(bytes(30_000)).addErrback(lambda _: None)
     old.gate.release(old.position())
-    lost = old.handed.pop()  # the shared log has the beginning of the second segment, and not what follows
+    lost = old.handed.pop()  # the shared log has the first batch of the second segment, and none of the following
     old.send(new)
     now(old.gate.follow(lost[0], "b leads"))
     now(new.gate.lead())
@@ -755,7 +755,7 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
 def test_a_commit_that_ends_after_the_journal_of_a_leader_has_failed_is_refused(
     tmp_path: Path, logged_errors: Any, retires: bool
 ) -> None:
-    """It is on the disk, but nothing releases it any more; and the failure is announced when nothing waits."""
+    """The commit is on disk, but can no longer be released.  The failure is announced when no commit waits."""
     worker = SteppedWorker()
     leader = Member(tmp_path / "a", worker)
     now(leader.gate.lead())

@@ -20,7 +20,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.replication.jetstream import JetStreamLog, judge, refusal
 from fyrehose.replication.shared_log import EntryRange, Refused, Unavailable
-from fyrehose.replication.stream import members_subject_of
+from fyrehose.replication.stream import subject_of
 from fyrehose.testing.nats import NatsNodes, program
 
 live = [
@@ -53,7 +53,7 @@ def run(nodes: NatsNodes, request: pytest.FixtureRequest) -> Run:
     """Return a function that runs a coroutine with an open log of its own name, until it is done."""
 
     async def using(test: Callable[[JetStreamLog], Awaitable[None]]) -> None:
-        # The streams of all tests together must fit into what the nodes set aside.
+        # The streams of all tests together must fit into the space that the NATS servers reserve.
         name = request.node.name.replace("[", "-").replace("]", "")
         log = JetStreamLog(reactor, nodes.urls, name, limit=64 << 20)
         try:
@@ -84,7 +84,7 @@ class TestWithRealServers:
             pid = nodes.pid(next(node for node, url in enumerate(nodes.urls) if url.endswith(frozen)))
             os.kill(pid, signal.SIGSTOP)
             try:
-                for _ in range(30):  # each takes two seconds without an answer
+                for _ in range(30):  # each request waits two seconds for its answer
                     with suppress(Unavailable):
                         assert await log.append(takeover(), 0) == 1
                         break
@@ -164,7 +164,7 @@ class TestWithRealServers:
             await patiently(lambda: other.open(lambda message: None, None, asked.append))
             try:
                 while not asked:
-                    log._ask(log._client.publish(members_subject_of(log.name), b"add a server"), answers=False)
+                    log._ask(log._client.publish(subject_of(log.name, "members"), b"add a server"), answers=False)
                     await deferLater(reactor, 0.05)
             finally:
                 await other.close()
@@ -175,7 +175,7 @@ class TestWithRealServers:
     def test_the_only_server_is_tried_again_after_it_has_refused_the_connection(
         self, run: Run, nodes: NatsNodes
     ) -> Any:
-        """The client gives up for ever, for example when a server that starts does not know the password yet."""
+        """The NATS client gives up for good, for example if a new server does not know the password yet."""
 
         async def test(log: JetStreamLog) -> None:
             alone = JetStreamLog(reactor, nodes.urls[:1], log.name)

@@ -245,12 +245,12 @@ def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
 def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader that only its followers hear cannot know what another one has acknowledged meanwhile."""
+    """A leader that is cut off from the shared log cannot know what another leader has acknowledged meanwhile."""
     servers = [cluster.add(name) for name in "ab"]
     leader = cluster.elect()
     (follower,) = (server for server in servers if server is not leader)
     cluster.run(5)
-    monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # what servers say still arrives
+    monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # messages between servers still arrive
     cluster.run(8)
     assert leader.role is State.LEADER
     assert leader.journal.age > 7
@@ -442,7 +442,7 @@ def test_a_leader_without_the_shared_log_soon_refuses_messages_with_local_acknow
 
 
 def test_with_local_acknowledgements_a_take_over_may_lose_messages(cluster: Cluster, log_lines: list[str]) -> None:
-    """That is what `acknowledge = "local"` gives up; the journals are the same all the same."""
+    """With `acknowledge = "local"` such messages are lost; the journals of the servers are still identical."""
     cluster.acknowledge = "local"
     old = cluster.elect("abc")
     old.publish(b"kept")
@@ -468,7 +468,7 @@ def test_with_local_acknowledgements_a_take_over_may_lose_messages(cluster: Clus
 def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two servers that miss the leader at once would depose each other again and again."""
+    """Otherwise two servers that miss messages of the leader would depose each other again and again."""
     leader = cluster.elect("abc")
     cluster.settle()
     monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
@@ -581,7 +581,7 @@ def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
     leader.stop()
     assert leader.journal.state is JournalState.FAILED
     with leader.journal.directory.joinpath("LOCK").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no server has this message any more
     logged_errors.clear()
 
 
@@ -618,7 +618,7 @@ def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
     old.stop()
     began = cluster.clock.seconds()
     new = cluster.elect()
-    assert cluster.clock.seconds() - began < 1.0  # simulated time; without a hand-over it is more
+    assert cluster.clock.seconds() - began < 1.0  # in simulated time; without a hand-over it takes longer
     new.publish(b"two")
     cluster.run(1)
     old.start()
@@ -701,7 +701,7 @@ def leader_alone(cluster: Cluster) -> Server:
 
 
 def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
-    """Operators see it before the first publisher does."""
+    """So operators notice it before the first publisher is refused."""
     leader = leader_alone(cluster)
     cluster.run(10)
     assert leader.journal.state is JournalState.WRITABLE
@@ -718,7 +718,7 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
 def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
-    """The stream was deleted: an append finds nobody, and the question where the log ends finds no stream."""
+    """The stream was deleted: appends fail for one reason, and the request for the extent of the log for another."""
 
     def fail(why: str) -> Callable[..., Deferred[Any]]:
         return lambda log, *_: deferLater(log.hub.clock, 0.01, raise_unavailable, why)
@@ -914,7 +914,7 @@ def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, lo
 def test_a_server_continues_after_outdated_answers_for_some_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A NATS server that was frozen believes for a while that it leads the stream, and says where it ended before."""
+    """A NATS server that was frozen may believe for a while that it leads the stream, and report an earlier end."""
     leader = cluster.elect("ab")
     outdated = EntryRange(1, 1)
     leader.publish(b"x")
@@ -938,7 +938,7 @@ def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:
 
 
 def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(cluster: Cluster, log_lines: list[str]) -> None:
-    """It begins at the leader's next checkpoint."""
+    """The server begins to read at the leader's next checkpoint."""
     leader = cluster.elect("abc")
     leader.publish(b"1")
     cluster.settle()
@@ -1058,7 +1058,7 @@ def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: 
 
 
 def test_a_late_message_of_the_previous_start_is_not_taken_for_another_server(cluster: Cluster) -> None:
-    """A route of NATS that was cut delivers it when the server has started again."""
+    """A connection between NATS servers that was cut may deliver the message after the server has started again."""
     one = cluster.add("a")
     cluster.run(1)
     late: list[bytes] = []
@@ -1131,7 +1131,7 @@ def test_no_acknowledged_message_is_lost_while_servers_and_answers_fail(cluster:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_followers_come_and_go_while_somebody_purges_the_shared_log(cluster: Cluster, seed: int) -> None:
-    """The leader stays: it alone has what was purged before a follower has read it."""
+    """The leader is never stopped: it alone has the entries that were purged before a follower had read them."""
     rnd = cluster.hub.rnd = Random(seed)
     cluster.fills = True
     leader = cluster.elect("abc")

@@ -21,7 +21,7 @@ from tests.replication.test_member import Cluster, Server
 
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Cluster]:
-    """Return a cluster of a, b and c, each of which has taken its place; another one fills its journal by itself."""
+    """Return a cluster with the members a, b and c; a new server fills its journal by itself."""
     made = Cluster(tmp_path, fills=True)
     for name in "abc":
         made.add(name)
@@ -35,8 +35,7 @@ def three(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def listed(cluster: Cluster) -> Members:
-    found: Members | None = role_of(cluster.elect()).members
-    assert found is not None
+    found: Members = role_of(cluster.elect()).members
     return found
 
 
@@ -46,7 +45,7 @@ def role_of(server: Server) -> Role:
 
 
 def ask(cluster: Cluster, kind: ChangeKind, name: str = "", by: str = "") -> None:
-    """Ask for a change as the command does: again and again, until it is in the list."""
+    """Request a change as the command does: again and again, until the list of members has it."""
     request = MemberChange("r", listed(cluster).version, kind, name, by)
     for _ in range(20):
         cluster.hub.ask(request.pack())
@@ -122,7 +121,7 @@ def test_a_leader_that_was_removed_hands_over_and_ends(three: Cluster, logged_er
     new.publish(b"after")
     three.run(2)
     assert new.read() == [b"before", b"after"]
-    assert leader.name not in role_of(new).members.names  # type: ignore[union-attr]
+    assert leader.name not in role_of(new).members.names
 
 
 def test_a_server_that_is_no_member_ends_with_advice(three: Cluster, logged_errors: list[Any]) -> None:

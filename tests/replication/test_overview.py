@@ -1,4 +1,4 @@
-"""What servers of a cluster lack, as the leader sees it, and as followers learn it."""
+"""The table of what each server of a cluster lacks: the leader makes it, and followers get it in messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestGrowth:
         growth = Growth()
         for position in range(100_000):
             growth.note(position, position * 3, position / 4)
-        assert len(growth._positions) <= MOST_SAMPLES
+        assert len(growth._samples) <= MOST_SAMPLES
         assert growth.since(0, 25_000.0)[0] == 99_999 * 3
         assert growth.since(99_998, 25_000.0) == (3, 25_000.0 - 99_999 / 4)
 
@@ -85,7 +85,7 @@ def test_the_leader_says_what_each_server_lacks_also_one_that_is_silent() -> Non
             name="c", role="follower", address="c:1", alive=False, heard=61.0, behind=200, records=20, seconds=3.0
         ),
     ]
-    assert parsed({"servers": packed(found)}) == found
+    assert parsed(packed(found)) == found
 
 
 def test_members_that_were_never_heard_are_listed_and_servers_that_were_removed_are_not() -> None:
@@ -99,7 +99,7 @@ def test_members_that_were_never_heard_are_listed_and_servers_that_were_removed_
         ("b", "follower", True, 1.0),
         ("d", "not heard", False, None),
     ]
-    assert parsed({"servers": packed(found)}) == found
+    assert parsed(packed(found)) == found
 
 
 def following(name: str, leader: EntryWriter) -> Role:
@@ -124,12 +124,12 @@ def test_a_follower_shows_the_leaders_table_while_it_gets_messages() -> None:
 
 @pytest.mark.parametrize("listed", [None, 7, "x", [7], [{}], [{"name": "b"}]])
 def test_an_invalid_table_of_a_leader_is_empty(listed: Any) -> None:
-    assert parsed({"servers": listed}) == []
+    assert parsed(listed) == []
 
 
 def test_only_valid_printable_and_bounded_rows_of_a_leaders_table_are_used() -> None:
     valid = packed([MemberStatus(name="b\x1b[2J", role="follower", behind=1)])
     invalid = {**valid[0], "behind": "much"}
-    (found,) = parsed({"servers": [invalid, *valid]})
+    (found,) = parsed([invalid, *valid])
     assert found.name == "b?[2J"
-    assert len(parsed({"servers": valid * 1000})) == MOST_PEERS
+    assert len(parsed(valid * 1000)) == MOST_PEERS

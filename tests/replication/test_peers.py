@@ -1,4 +1,4 @@
-"""What servers tell each other: invalid, late and own messages, and another server with the same name."""
+"""The messages between servers: invalid, late and own ones, and those of another server with the same name."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arriv
         b"",
         b"\xff",
         b"[]",
+        b"[" * 60_000,
         b"{}",
         b'{"name": "b"}',
         json.dumps({"name": "b", "incarnation": 1, "epoch": "x", "state": "leader"}).encode(),

@@ -159,7 +159,7 @@ def test_transactions_count_once_when_another_server_takes_over(servers: list[Se
 
 @pytest.mark.parametrize("suspended", [True, False])
 def test_a_server_that_may_not_lead_any_more_makes_no_links(servers: list[Server], suspended: bool) -> None:
-    """A subscriber that has a link at the new leader would lose it, and get every message again."""
+    """Otherwise a subscriber with a link at the new leader would lose that link, and get every message again."""
     old, new = servers
     old.hub.away.add("a")
     old.broker.publish([Run.of("s", [b"never confirmed"], source="t")]).addErrback(lambda failure: None)

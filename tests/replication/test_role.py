@@ -1,4 +1,4 @@
-"""The rules of a role, one by one; tests/replication/test_schedules.py has all of them together, under bad weather."""
+"""The rules of a role, one by one; tests/verification/torture/replication.py checks all of them while servers fail."""
 
 from __future__ import annotations
 
@@ -273,7 +273,9 @@ def test_a_leader_renumbers_appends_in_flight_behind_an_entry_that_does_not_coun
     role.append(3, whole(b"def"))
     first, second = appends(role)
     role.refused(first, 3, 1)
-    role.accepted(second, 3)  # by accident, its number fits; behind the void entry it does not count either
+    role.accepted(
+        second, 3
+    )  # its number fits by accident; behind the entry that does not count, it does not count either
     role.found(2, data(0, 0, b"late"))
     assert actions(role) == [LookAt(2), Append(first, 2, 2)], "alone: what follows would take its place"
     assert (role.state, role.position) == (State.LEADER, 0)
@@ -436,7 +438,7 @@ def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:
     role.read(2, data(1, 0, b"abc"))
     for _ in range(SIGNS - 1):
         role.learned_last(1, 2)
-    role.learned_last(2, 2)  # the answers before were outdated
+    role.learned_last(2, 2)  # the earlier answers were outdated
     for _ in range(SIGNS):
         assert role.state is State.FOLLOWER
         role.learned_last(1, 2)
@@ -652,7 +654,7 @@ def test_a_server_that_is_no_member_does_not_take_over_and_stops_once_it_is_cert
     assert not role.take_over(2)
     for _ in range(OUTSIDE - 1):
         role.learned_last(2, 2)
-    role.learned_last(3, 2)  # there is another entry, which may add it
+    role.learned_last(3, 2)  # the shared log has another entry, which may add this server
     for _ in range(OUTSIDE):
         role.learned_last(2, 2)
     assert role.state is State.FOLLOWER

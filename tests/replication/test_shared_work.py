@@ -1,4 +1,4 @@
-"""Workers of a cluster whose servers are cut off, stopped and started: one holder, and one result, for each record."""
+"""While servers of a cluster are cut off, stopped and started, each record has one worker at a time, and one result."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LEASE = 6
 
 @attrs.define(eq=False)
 class Worker:
-    """Leases records, and settles each with its result; what is not answered is done again.
+    """Leases records, and settles each with its result; repeats requests that are not answered.
 
-    :ivar held: what it believes to hold: the token, and until when
+    :ivar held: the leases that the worker believes to have: the token, and their end
     """
 
     pool: Pool
@@ -87,7 +87,7 @@ class Worker:
 class Pool:
     """The workers of a cluster.
 
-    :ivar violations: what must not be, as text
+    :ivar violations: broken promises, as text
     """
 
     cluster: Cluster

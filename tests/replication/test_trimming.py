@@ -178,7 +178,7 @@ def test_the_warning_is_repeated_only_after_the_log_was_small_again(world: World
 
 
 def test_the_next_checkpoint_follows_a_purge(world: World) -> None:
-    """What is appended while a checkpoint waits for a member is not forgotten."""
+    """Entries that are appended while a checkpoint waits for a member are trimmed by the next checkpoint."""
     world.hear("b", 4)
     world.role.append(world.role.position, whole(b"y"))
     world.answer()
@@ -213,7 +213,7 @@ def test_a_limit_of_the_engine_counts_if_it_is_less() -> None:
 
 
 def test_a_log_that_fills_up_while_a_member_is_away_has_a_checkpoint_near_its_end() -> None:
-    """A full log takes none, and trimmed at the earliest one it would be as full as before, for good."""
+    """A full log accepts no checkpoint, and trimming it at an early one would hardly make room."""
     world = World()
     world.hear("b", 4)
     for _ in range(TRIM_BYTES >> 20):

@@ -117,10 +117,18 @@ def test_relative_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monke
         client-keys = "any"
         [option.unknown]
         tls-certificate = "server.pem"
+        [replication]
+        servers = ["nats://127.0.0.1:4222"]
+        name = "a"
+        token-file = "keys/journal.token"
+        tls-authorities = "/etc/nats.pem"
         """
     )
     monkeypatch.chdir(tmp_path)
     found = read_file(Path("etc: fyrehose", "fyrehose.toml"))
+    assert found.replication is not None
+    assert found.replication.token_file == str(folder / "keys/journal.token")
+    assert (found.replication.tls_authorities, found.replication.credentials) == ("/etc/nats.pem", "")
     quoted = str(folder).replace(":", "\\:")
     assert found.data_dir == str(folder / "data")
     assert found.listen == [

@@ -23,8 +23,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.copies import RESTORING, STANDBY
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.offline.places import Directory, Missing, Place
-from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.offline.transfer import CheckedTail, reach
+from fyrehose.journal.offline.replica import CheckedTail, Replica, reach
 from fyrehose.journal.offline.view import Extent, View, differ
 from fyrehose.journal.snapshots import Snapshot
 
@@ -63,8 +62,9 @@ class Backup:
     mark: int = attrs.field(default=0, init=False)
     looked: float = attrs.field(default=float("-inf"), init=False)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
-    _failures: int = attrs.field(default=0, init=False)  #: attempts since the source was reachable
-    _held: float = attrs.field(default=float("-inf"), init=False)  #: last update (monotonic, seconds)
+    _failures: int = attrs.field(default=0, init=False)  #: failed attempts since the source was reachable last
+    #: When the subscription at the source was updated last (monotonic, seconds).
+    _updated: float = attrs.field(default=float("-inf"), init=False)
 
     def run(self) -> None:
         """Copy everything that is durable at the source and missing in the backup.
@@ -134,7 +134,7 @@ class Backup:
         total = sum(sizes.values())
         self._check_room(total)
         if any(not self.replica.is_writing(extent.base) for extent in missing):
-            self._copy_snapshots()  # before the segments that refer to them
+            self._copy_snapshots()  # snapshots come before the segments that refer to them
         done = 0
         for extent in missing:
             self._copy(extent, lambda copied, before=done: self.progress(before + copied, total))  # type: ignore[misc]
@@ -149,7 +149,7 @@ class Backup:
 
     def _look(self) -> View:
         view = reach(self.source)
-        if self.subscription is not None and self._held == float("-inf"):
+        if self.subscription is not None and self._updated == float("-inf"):
             self._update_subscription(0)  # before anything is copied
         return view
 
@@ -203,10 +203,8 @@ class Backup:
             reader = self.source.open(extent.base, extent.end)
         except OSError as error:
             raise self._unreadable(extent, error) from error
-        try:
+        with reader:
             yield reader
-        finally:
-            reader.close()
 
     def _unreadable(self, extent: Extent, error: OSError) -> JournalError:
         return JournalError(f"{self.source.name(extent.base)} cannot be read: {error.strerror}")
@@ -242,7 +240,8 @@ class Backup:
             path = scan.snapshot_path_of(self.replica.directory, position)
             if not path.exists():
                 try:
-                    data = checked_snapshot(self.source.snapshot(position), position)
+                    data = self.source.snapshot(position)
+                    Snapshot.of(data, position)
                 except Missing:
                     continue  # retention deleted the snapshot with the last segment that referred to it
                 except fmt.Damage as damage:
@@ -271,22 +270,11 @@ class Backup:
 
     def _update_subscription(self, min_age: float) -> None:
         """Move the subscription to the end of the backup, unless that was done in the last *min_age* seconds."""
-        if self.subscription is not None and time.monotonic() - self._held >= min_age:
+        if self.subscription is not None and time.monotonic() - self._updated >= min_age:
             tail = self.replica.tail
             identity = fmt.UNKNOWN if tail is None else tail.identity
             self.source.update_subscription(self.subscription, self.replica.position, identity)
-            self._held = time.monotonic()
-
-
-def checked_snapshot(data: bytes, position: int) -> bytes:
-    """Check *data*, the content of the snapshot of all streams at *position*, and return it.
-
-    :raises Damage: it is damaged, or another snapshot
-    """
-    found = Snapshot.of(data)
-    if found.position != position:
-        raise fmt.Damage(f"the file contains the snapshot at position {found.position}, not at {position}")
-    return data
+            self._updated = time.monotonic()
 
 
 def check_target(source: Place, directory: Path) -> None:

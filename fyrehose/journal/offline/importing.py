@@ -12,23 +12,23 @@ This module does not import Twisted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import attrs
 
-from fyrehose.errors import JournalError, JournalFailed, JournalFull
+from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal.clock import wall_clock
 from fyrehose.journal.copies import refuse_copies
-from fyrehose.journal.files import Files, lock
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline import dump
+from fyrehose.journal.offline.changing import changing
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
+from fyrehose.journal.writer import SyncFailed, Writer
 from fyrehose.records import Record, Run
 
 #: Bytes of the log that are written between two syncs.
@@ -53,7 +53,7 @@ class Importer:
     present: int = attrs.field(default=0, init=False)
     gone: int = attrs.field(default=0, init=False)
     missing: int = attrs.field(default=0, init=False)
-    _lock: int = attrs.field(default=-1, init=False)
+    _stack: ExitStack = attrs.field(init=False)  #: closes the journal, and unlocks it
     _writer: Writer = attrs.field(init=False)
     #: The last number of the stream in the journal.
     _last: int = attrs.field(default=0, init=False)
@@ -69,35 +69,29 @@ class Importer:
         :raises JournalFull: the disk is full
         :raises JournalCorrupt: the journal is damaged
         """
-        with self._explained():
-            self._lock = lock(self.directory)
-            try:
-                refuse_copies(self.directory)
-                found = recover(self.directory, self.files)
-                size = JournalSettings().segment_size
-                self._writer = Writer(self.directory, found, size, False, self.files, reserves=False)
-                self._writer.open(0)
-            except BaseException:
-                self._unlock()
-                raise
+        with ExitStack() as stack:
+            stack.enter_context(changing(self.directory, "cannot be imported into"))
+            refuse_copies(self.directory)
+            found = recover(self.directory, self.files)
+            size = JournalSettings().segment_size
+            self._writer = Writer(self.directory, found, size, False, self.files, reserves=False)
+            self._writer.open(0)
+            stack.push(self._close)
+            self._stack = stack.pop_all()
         self._last = self._writer.streams.ends.get(self.stream, 0)
         self._synced = self._writer.position
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def _close(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close the journal, in order unless its disk failed.
 
         The closing batch has the present time or, after an error, the time of the last record, because the next import
         continues with records of that time.
         """
-        failed = isinstance(error, JournalFailed)
-        try:
-            with self._explained():
-                self._writer.close(in_order=not failed, time=wall_clock() if error is None else 0)
-        finally:
-            self._unlock()
+        self._writer.close(in_order=not isinstance(error, SyncFailed), time=wall_clock() if error is None else 0)
 
     def add(self, run: Run) -> None:
         """Add the records of *run*, which are numbered and have a time; each number is above that of the call before.
@@ -105,6 +99,8 @@ class Importer:
         The journal's times never go back: records that are older than the journal's last one get its time.
 
         :raises JournalError: the journal has another record of the same number, or cannot have one of this number
+        :raises NoRoom: the disk is full; leaving the ``with`` statement raises JournalFull instead
+        :raises SyncFailed: the disk failed; leaving the ``with`` statement raises JournalFailed instead
         """
         old = min(max(self._last + 1 - run.first_seq, 0), len(run))
         if old:
@@ -112,13 +108,12 @@ class Importer:
         new = run.slice(old, len(run))
         if not new:
             return
-        with self._explained():
-            self._skip_to(new.first_seq)
-            self._writer.commit([[new]], new.time, wall_clock())
-            self.added += len(new)
-            self._last = new.last_seq
-            if self._writer.position - self._synced >= SYNC_BYTES:
-                self._synced = self._writer.sync()
+        self._skip_to(new.first_seq)
+        self._writer.commit([[new]], new.time, wall_clock())
+        self.added += len(new)
+        self._last = new.last_seq
+        if self._writer.position - self._synced >= SYNC_BYTES:
+            self._synced = self._writer.sync()
 
     def _skip_to(self, seq: int) -> None:
         """Append a gap for the numbers before *seq* that no record has."""
@@ -155,19 +150,3 @@ class Importer:
                     "import into a stream of its own (--stream), or into an empty directory"
                 )
             self.present += 1
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except NoRoom as error:
-            raise JournalFull(
-                f"the journal {self.directory} has no room: {error}; free some space, and run the command again"
-            ) from error
-        except SyncFailed as error:
-            raise JournalFailed(f"the disk of the journal {self.directory} failed: {error}") from error
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1

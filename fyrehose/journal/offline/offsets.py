@@ -94,24 +94,22 @@ class Offsets:
             if not extent.base <= position <= extent.end or (position == extent.end and extent != view.segments[-1]):
                 continue
             try:
-                reader = self.place.open(extent.base, extent.end)
-            except Missing:
-                return None
-            try:
-                first = extent.base + fmt.SEGMENT_HEADER.size
-                if position <= first:
-                    header = reader.header()
-                    # A header that --quarantine has replaced has no time of creation, and no known chain.
-                    return header.chain if position in (extent.base, first) and header.created else None
-                if position < extent.end:
-                    batch = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
-                    return None if batch.mended else batch.chain
-                return self._at_end(reader, first, extent)
-            except fmt.Damage:
-                return None  # the reader of the batches gets the error
-            finally:
-                reader.close()
+                with self.place.open(extent.base, extent.end) as reader:
+                    return self._chain_in(reader, extent, position)
+            except (Missing, fmt.Damage):
+                return None  # the reader of the batches gets the error about the damage
         return None
+
+    def _chain_in(self, reader: SegmentReader, extent: Extent, position: int) -> int | None:
+        first = extent.base + fmt.SEGMENT_HEADER.size
+        if position <= first:
+            header = reader.header()
+            # A header that --quarantine has replaced has no time of creation, and no known chain.
+            return header.chain if position in (extent.base, first) and header.created else None
+        if position < extent.end:
+            batch = reader.header_ahead(position)
+            return None if batch.mended else batch.chain
+        return self._at_end(reader, first, extent)
 
     def _at_end(self, reader: SegmentReader, first: int, extent: Extent) -> int | None:
         reader.ahead = self.place.for_headers
@@ -119,7 +117,7 @@ class Offsets:
         if not first < position <= extent.end:
             position, chain = first, None
         while position < extent.end:
-            header = fmt.BatchHeader.unpack(reader.read(position, fmt.BATCH_HEADER.size), position)
+            header = reader.header_ahead(position)
             position, chain = header.end, None if header.mended else header.checksum
         self._behind = position, chain
         return chain

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -254,11 +254,8 @@ class _Remote(Files):
 
 def _request(server: RemoteJournal, method: str, path: str, body: bytes = b"") -> bytes:
     """Send one request over a connection of its own, and return the body of the answer."""
-    connection = _Connection(server.url, server.token)
-    try:
+    with closing(_Connection(server.url, server.token)) as connection:
         return connection.request(method, path, body)
-    finally:
-        connection.close()
 
 
 @attrs.define(eq=False)

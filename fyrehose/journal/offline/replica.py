@@ -13,23 +13,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import attrs
 
-from fyrehose.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked
+from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.files import NO_ROOM, PIECE, Files, lock
-from fyrehose.journal.offline.places import Missing
-from fyrehose.journal.offline.transfer import CheckedTail, batches, begin, tail_of
-from fyrehose.journal.offline.view import believed_mark, differ
-from fyrehose.journal.recovery import damaged
+from fyrehose.journal.copies import written_while_copied
+from fyrehose.journal.files import PIECE, Files, lock
+from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.offline.places import Directory, Missing, Place
+from fyrehose.journal.offline.view import Extent, View, believed_mark, differ
+from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.snapshots import needed_by
 from fyrehose.records import Buffer
+
+
+@attrs.define(eq=False)
+class CheckedTail:
+    """The end of the part of a log that was checked.
+
+    :ivar index: of the last segment
+    :ivar position: where the next batch goes
+    :ivar chain: checksum from which the next batch or segment continues; None: unknown
+    :ivar at: the position of the last batch
+    :ivar last: the header of that batch, as it is in the file; empty if the segment has no batch yet
+    :ivar identity: of the journal; zeros: unknown
+    """
+
+    index: SegmentIndex
+    position: int
+    chain: int | None
+    at: int = 0
+    last: bytes = b""
+    identity: bytes = bytes(16)
 
 
 @attrs.define
@@ -70,19 +90,7 @@ class Replica:
         :raises JournalFull: its disk is full
         :raises JournalCorrupt: the end of the log is damaged
         """
-        try:
-            self._lock = lock(self.directory)
-        except JournalLocked as error:
-            holder = (self.directory / "LOCK").read_text(errors="replace").strip()
-            raise JournalLocked(
-                f"{self.directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or a "
-                "backup into it; wait until that process has ended, or use another directory"
-            ) from error
-        except OSError as error:
-            kind = JournalFull if error.errno in NO_ROOM else JournalError
-            raise kind(
-                f"{self.directory} cannot be written: {error.strerror}; free some space, or use another directory"
-            ) from error
+        self._lock = lock(self.directory)
         try:
             for leftover in self.directory.glob("*.new"):
                 self.files.unlink(leftover)
@@ -91,9 +99,9 @@ class Replica:
             self.__exit__(None, None, None)
             raise
         self.position = self.tail.position if self.tail else 0
-        begin = believed_mark(self.directory).begin
+        noted = believed_mark(self.directory).begin
         first = next((segment.base for segment in scan.segments(self.directory)), 0)
-        self._begin = first if begin is None else min(begin, first)
+        self._begin = first if noted is None else min(noted, first)
         return self
 
     def __exit__(
@@ -118,7 +126,7 @@ class Replica:
         """
         tail = self.tail
         if tail is not None and self.is_writing(reader.base):
-            with self._writing(scan.path_of(self.directory, reader.base), os.O_RDWR) as fd:
+            with self.files.opened(scan.path_of(self.directory, reader.base), os.O_RDWR) as fd:
                 self.files.truncate(fd, tail.position - reader.base)
                 failure = self._write(fd, reader, tail, stop, b"", name, progress)
             self.note()
@@ -142,7 +150,7 @@ class Replica:
             return JournalError(f"{name} belongs to another journal than {self.directory}; use an empty directory")
         path = scan.path_of(self.directory, reader.base)
         temporary = path.with_name(path.name + ".new")
-        with self._writing(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
+        with self.files.opened(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as fd:
             failure = self._write(fd, reader, made, stop, head, name, progress)
         appended = self.tail is None or follows
         if not made.last or not (appended or failure is None):
@@ -155,16 +163,8 @@ class Replica:
             self.tail = made
             self.note()
         else:
-            self._store_index(made)  # the segment had been deleted in the replica, and later ones had not
+            self._store_index(made)  # fills a hole: the segment had been deleted in the replica, and later ones had not
         return failure
-
-    @contextmanager
-    def _writing(self, path: Path, flags: int) -> Iterator[int]:
-        fd = self.files.open(path, flags)
-        try:
-            yield fd
-        finally:
-            self.files.close(fd)
 
     def _write(
         self,
@@ -206,7 +206,7 @@ class Replica:
         assert self.tail is not None
         path = self.directory / scan.MARK_NAME
         made = not path.exists()
-        with self._writing(path, os.O_RDWR | os.O_CREAT) as fd:
+        with self.files.opened(path, os.O_RDWR | os.O_CREAT) as fd:
             mark = scan.pack_mark(self.tail.position, self._begin, self.files.identity(fd))
             self.files.write(fd, mark, 0)
             self.files.sync(fd)
@@ -235,13 +235,11 @@ class Replica:
             self._keep_from(first)
 
     def _needed_by(self, base: int) -> int:
-        reader = scan.SegmentReader(scan.path_of(self.directory, base), base, self.files)
-        try:
-            return needed_by(reader)
-        except fmt.Damage as damage:
-            raise damaged(reader.path, base, base, damage) from damage
-        finally:
-            reader.close()
+        with scan.SegmentReader(scan.path_of(self.directory, base), base, self.files) as reader:
+            try:
+                return needed_by(reader)
+            except fmt.Damage as damage:
+                raise damaged(reader.path, base, base, damage) from damage
 
     def _keep_from(self, position: int) -> None:
         self._begin = position
@@ -264,7 +262,7 @@ class Replica:
                 )
             end = segment.end
         if self.tail is not None:
-            with self._writing(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
+            with self.files.opened(scan.path_of(self.directory, self.tail.index.base), os.O_RDWR) as fd:
                 self.files.sync(fd)
             self.note()
 
@@ -277,3 +275,126 @@ def _damaged(name: str, base: int, position: int, damage: fmt.Damage) -> Journal
         "copied; put the file back from a copy, or start its server with --quarantine to set the range aside, and copy "
         "again"
     )
+
+
+# Read and check the batches of a source, and find the end of a log.
+
+
+def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, CheckedTail]:
+    """Read the header of a segment.
+
+    :param chain: checksum from which it must continue; None: unknown
+    :return: the header as it is in the file, and the tail behind it
+    :raises Damage: it is damaged, or continues from another checksum
+    """
+    data = _read(reader, reader.base, fmt.SEGMENT_HEADER.size)
+    header = fmt.SegmentHeader.unpack(data)
+    if header.base != reader.base:
+        raise fmt.Damage(f"the file contains the segment that begins at position {header.base}")
+    continued = None if header.created == 0 else header.chain  # --quarantine has replaced a damaged header
+    if None not in (chain, continued) and continued != chain:
+        raise fmt.Damage("the segment does not continue from the previous one")
+    tail = CheckedTail(SegmentIndex(reader.base), reader.base + len(data), continued, identity=header.identity)
+    return bytes(data), tail
+
+
+def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterator[tuple[fmt.BatchHeader, list[Buffer]]]:
+    """Read and check the batches from *tail* up to the position *stop*; *tail* is moved behind each one.
+
+    :return: the header of each batch, and its bytes
+    :raises Damage: the next batch is damaged, or cannot be read; *tail* is in front of it
+    """
+    size = fmt.BATCH_HEADER.size
+    while tail.position < stop:
+        head = bytes(_read(reader, tail.position, size))
+        header = fmt.BatchHeader.unpack(head, tail.position)
+        body = _read(reader, tail.position, size + header.length)[size:]
+        header.check(body)
+        if tail.chain is not None and header.chain != tail.chain:
+            raise fmt.Damage("the batch does not continue from the previous one")
+        if header.end > stop:
+            raise fmt.Damage(f"the batch reaches beyond position {stop}, where the segment or its durable part ends")
+        tail.index.add(header, body)
+        tail.at, tail.last, tail.position = header.position, head, header.end
+        tail.chain = None if header.mended else header.checksum
+        yield header, [head, body]
+
+
+def _read(reader: scan.SegmentReader, position: int, size: int) -> memoryview:
+    try:
+        return reader.read(position, size)
+    except OSError as error:
+        raise fmt.Damage(f"cannot be read: {error.strerror}") from error
+
+
+def tail_of(directory: Path) -> CheckedTail | None:
+    """Find the end of the log in *directory*, which no other process writes; None if there is no log.
+
+    :raises JournalCorrupt: the log ends before the durable mark, or the last segment is damaged
+    """
+    noted = believed_mark(directory)
+    found = [segment for segment in scan.segments(directory) if not noted.durable or segment.base < noted.durable]
+    if not found and noted.durable:
+        raise JournalCorrupt(
+            f"{directory} has no segments below position {noted.durable}, the durable mark in MARK; put its files "
+            "back, or use an empty directory"
+        )
+    for segment in reversed(found):
+        tail, damage = _whole(segment, noted.durable or segment.end)
+        if damage is not None and noted.durable:
+            raise JournalCorrupt(
+                f"{segment.path} is damaged at byte {tail.position - segment.base} (position {tail.position}): "
+                f"{damage}; delete this file and MARK beside it, and run the backup again"
+            )
+        if tail.last:
+            return tail
+    return None
+
+
+def reach(source: Place) -> View:
+    """Return the part of *source* that may be copied: the durable part or, of a copied journal, all intact batches.
+
+    MARK in a directory that was copied file by file is ignored, and no process writes there.  So the log ends at the
+    last intact batch, as it does when a server starts there.
+
+    :raises JournalUnreachable: the source cannot be reached at present
+    :raises JournalCorrupt: the source is a copy, and its end is damaged
+    """
+    try:
+        view = source.view()
+        if not isinstance(source, Directory) or not scan.look_at_mark(source.path, Files()).copied:
+            return view
+        found = scan.segments(source.path)
+        tail, damage = _whole(found[-1], found[-1].end)
+        if damage is not None:
+            _check_end(found[-1], tail.position, damage)
+    except OSError as error:
+        raise JournalUnreachable(f"{source} cannot be read: {error.strerror}") from error
+    ends = [segment.base for segment in found[1:]] + [tail.position]
+    extents = tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True))
+    return attrs.evolve(view, mark=tail.position, segments=extents)
+
+
+def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | None]:
+    """Read a segment up to *stop* or the first damaged batch; return the tail, and the damage or None."""
+    tail = CheckedTail(SegmentIndex(segment.base), segment.base, None)
+    with scan.SegmentReader(segment.path, segment.base) as reader:
+        try:
+            _, tail = begin(reader, None)
+            for _ in batches(reader, tail, stop):
+                pass
+        except fmt.Damage as damage:
+            return tail, damage
+    return tail, None
+
+
+def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
+    """Check, as recovery does, that nothing durable follows the last intact batch of a copied segment.
+
+    :raises JournalCorrupt: durable batches follow, and a copy during a write does not explain the damage
+    """
+    with scan.SegmentReader(segment.path, segment.base) as reader:
+        durable = durable_beyond(reader, position, segment.end)
+        torn = written_while_copied(reader, position, next_whole(reader, position, segment.end))
+    if position < durable and not torn:
+        raise damaged(segment.path, position, segment.base, damage) from damage

@@ -53,7 +53,7 @@ _BYTES = "application/octet-stream"
 class Asked:
     """A request that was received completely.
 
-    :ivar body: the first bytes of its body: one more than a position can have digits, so that a longer one shows
+    :ivar body: the first bytes of its body, at most one more than a position has digits: such a body is too long
     """
 
     request: RequestHead

@@ -7,15 +7,14 @@ follows, and no server starts there.
 
 The server that is followed may have given out numbers that the standby does not have: those of messages that it has
 acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
-so that no number means two messages.  The batch that notes the skipped numbers is where the two logs part.  A program
-that remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
+so that no number means two messages.  From the batch with these gaps on, the two logs differ.  A program that
+remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
 
 This module does not import Twisted.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -24,15 +23,16 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalError, JournalFailed, JournalFull, os_reason
+from fyrehose.errors import ConfigError, JournalError, os_reason
 from fyrehose.journal import scan
 from fyrehose.journal.copies import STANDBY, followed
-from fyrehose.journal.files import Files, lock
+from fyrehose.journal.files import Files
 from fyrehose.journal.offline.backup import Backup, is_empty
+from fyrehose.journal.offline.changing import changing
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.replica import REPLICA
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
+from fyrehose.journal.writer import Writer
 
 #: How many numbers every stream skips when a standby is promoted: more than a server can give out in six hours at three
 #: million a second, or in a week at 100,000.  A stream has 2^48 numbers.
@@ -45,7 +45,7 @@ PATIENCE = 3.0
 class Lag:
     """The lag of a standby.
 
-    :ivar size: how many bytes the standby lacks of those that were durable at the source at the last look
+    :ivar size: how many bytes were durable at the source when it was last looked at, and are missing in the standby
     :ivar seconds: how long ago the standby had everything that was durable at the source
     :ivar reachable: whether the source answers
     """
@@ -126,33 +126,23 @@ def promote(directory: Path, files: Files) -> Promoted:
     :raises JournalError: it cannot be recovered or written
     """
     check_standby(directory)
-    locked = lock(directory)
     try:
-        journal = recover(directory, files)
-        end = Promoted(journal.position, journal.time, len(journal.streams.ends))
-        _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
-        for name in (STANDBY, REPLICA):
-            files.unlink(directory / name)
-        files.sync_directory(directory)
-    except (NoRoom, SyncFailed, OSError) as error:
-        kind = (
-            JournalFull
-            if isinstance(error, NoRoom)
-            else JournalFailed
-            if isinstance(error, SyncFailed)
-            else JournalError
-        )
-        raise kind(
-            f"{directory} cannot be promoted: {os_reason(error)}; free some space, or check the disk, and run the same "
-            "command again"
+        with changing(directory, "cannot be promoted"):
+            journal = recover(directory, files)
+            end = Promoted(journal.position, journal.time, len(journal.streams.ends))
+            _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
+            for name in (STANDBY, REPLICA):
+                files.unlink(directory / name)
+            files.sync_directory(directory)
+    except OSError as error:
+        raise JournalError(
+            f"{directory} cannot be promoted: {os_reason(error)}; check the disk, and run the same command again"
         ) from error
-    finally:
-        os.close(locked)
     return end
 
 
 def _part(writer: Writer, time: int) -> None:
-    """Note durably, at the end of the log, that numbers are skipped, and close the log in order."""
+    """Append a durable gap, by which every stream skips numbers, and close the log in order."""
     try:
         writer.open(time)
         # The random part makes the checksums of two standbys differ that are promoted at the same position.

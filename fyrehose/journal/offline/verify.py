@@ -11,6 +11,7 @@ segment has of each stream are read through :class:`~fyrehose.journal.store.Stor
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -82,13 +83,11 @@ def verify(
     total = sum(segment.size for segment in log.segments)
     verifier = _Verifier(Report(mark=log.mark), directory)
     verifier.front(log)
-    try:
+    with closing(verifier.store):
         for found in walk(log, everything):
             verifier.add(found)
             progress(verifier.done, total)
         verifier.finish()
-    finally:
-        verifier.store.close()
     progress(total, total)
     report = verifier.report
     if not report.batches and not report.problems:
@@ -116,7 +115,7 @@ class _Verifier:
     _time: int = 0
     _ends: dict[str, int] = attrs.field(factory=dict)
     _floor: int = 0
-    #: Streams of which no record can have been lost since their last number was read.
+    #: Streams whose last number was read after the last damage: if numbers are missing from now on, that is a problem.
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
@@ -181,7 +180,7 @@ class _Verifier:
         self.done += size
 
     def _loses(self) -> None:
-        """Record that records may be lost here, so that missing numbers behind this are not another problem."""
+        """Note that records may be lost at this point, so that missing numbers after it are no further problem."""
         self._lost = True
         self._certain.clear()
 
@@ -295,14 +294,12 @@ class _Verifier:
     def _tail(self, segment: scan.Segment) -> None:
         """Report how much lies behind the last batch that was checked."""
         end = self.report.end
-        reader = scan.SegmentReader(segment.path, segment.base)
-        try:
-            used = last_byte(reader, end, segment.end) - end
-        except OSError as error:
-            self.report.notes.append(f"the bytes behind position {end} cannot be read: {error.strerror}")
-            return
-        finally:
-            reader.close()
+        with scan.SegmentReader(segment.path, segment.base) as reader:
+            try:
+                used = last_byte(reader, end, segment.end) - end
+            except OSError as error:
+                self.report.notes.append(f"the bytes behind position {end} cannot be read: {error.strerror}")
+                return
         if used:
             self.report.notes.append(
                 f"not checked: {counted(used, 'byte')} behind position {end}, not known to be durable: they are being "

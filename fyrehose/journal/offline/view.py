@@ -106,9 +106,6 @@ def durable_by_batches(directory: Path) -> int:
     found = scan.segments(directory)
     if not found:
         return 0
-    reader = scan.SegmentReader(found[-1].path, found[-1].base)
-    try:
-        with newer_refused(found[-1].path):
-            return max(durable_beyond(reader, found[-1].base, found[-1].end), found[-1].base)
-    finally:
-        reader.close()
+    last = found[-1]
+    with scan.SegmentReader(last.path, last.base) as reader, newer_refused(last.path):
+        return max(durable_beyond(reader, last.base, last.end), last.base)

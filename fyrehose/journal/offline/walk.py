@@ -93,7 +93,7 @@ class Log:
         :raises JournalCorrupt: all segments of the journal are missing
         """
         noted = believed_mark(directory)
-        found = tuple(scan.segments(directory))  # after the mark was read, so that they reach at least that far
+        found = tuple(scan.segments(directory))  # after the mark, so that they reach at least that far
         if not found and noted.durable:
             raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
         if not found:
@@ -117,13 +117,11 @@ def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | 
             reader = scan.SegmentReader(segment.path, segment.base, limit=stop)
         except FileNotFoundError:
             continue
-        try:
+        with reader:
             with newer_refused(segment.path):
                 yield from _walk_segment(reader, segment, min(stop, segment.end), log.durable, after is not None)
             if after is not None and last_byte(reader, stop, segment.end) > stop:
                 yield Damaged(segment, stop, stop, f"the file continues behind the start of {after.path.name}")
-        finally:
-            reader.close()
         missing = log.durable if after is None else after.base
         if segment.end < missing:
             what = "the end of the log is missing" if after is None else "a segment is missing or truncated"

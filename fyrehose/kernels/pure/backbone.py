@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from struct import Struct, pack
 
-Buffer = bytes | bytearray | memoryview
+from fyrehose.kernels.buffers import Buffer, places
 
 #: Size of the header before DATA, in bytes.
 HEADER = 9
@@ -147,14 +147,10 @@ def _encode(kind: int, seq: int, lengths: Buffer, payload: Buffer) -> bytes:
     view = memoryview(payload)
     step = 1 if seq else 0
     parts: list[Buffer] = []
-    begin = 0
-    for length in _column(lengths):
-        if length > MAX_DATA:
-            raise ValueError(f"{length} bytes of DATA do not fit into a datagram; expected at most {MAX_DATA}")
-        parts.append(_HEAD.pack(kind, length, seq >> 32, seq & 0xFFFFFFFF))
-        parts.append(view[begin : begin + length])
-        begin += length
+    for begin, end in places(lengths, payload):
+        size = end - begin
+        if size > MAX_DATA:
+            raise ValueError(f"{size} bytes of DATA do not fit into a datagram; expected at most {MAX_DATA}")
+        parts += _HEAD.pack(kind, size, seq >> 32, seq & 0xFFFFFFFF), view[begin:end]
         seq += step
-    if begin != len(view):
-        raise ValueError("the lengths do not add up to the payload")
     return b"".join(parts)

@@ -45,7 +45,7 @@ def build_run(
     first_seq: int = 0,
     time: int = 0,
 ) -> None:
-    """Set the fields of a run, of which every message makes one or more; the constructor of :class:`.records.Run`."""
+    """Set the fields of a run, and compute its sizes; this is the constructor of :class:`.records.Run`."""
     self.lengths, self.payload = lengths, payload
     self.stream, self.source = stream, source
     self.producer, self.topic, self.content_type = producer, topic, content_type
@@ -66,7 +66,7 @@ def count(self: Any) -> int:
 
 
 def build_delivery(self: Any, runs: Sequence[Any]) -> None:
-    """Set the fields of a delivery, of which every commit makes one; the constructor of :class:`.records.Delivery`."""
+    """Set the fields of a delivery, and add up its sizes; this is the constructor of :class:`.records.Delivery`."""
     self.runs = runs
     self.first_seq, self.last_seq = runs[0].first_seq, runs[-1].last_seq
     count = payload_size = size = 0

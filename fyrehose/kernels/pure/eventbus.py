@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from struct import Struct
 
-Buffer = bytes | bytearray | memoryview
+from fyrehose.kernels.buffers import Buffer
+
 #: Sequence, timestamp and UUID in wire format.
 Row = tuple[bytes, bytes, bytes]
 

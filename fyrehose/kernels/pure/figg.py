@@ -10,10 +10,9 @@ The number is PUBLISH's ``seq_num`` or DATA's ``offset``; everything is in netwo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
-from struct import Struct, pack, unpack
+from struct import Struct, pack
 
-from fyrehose.kernels.buffers import Buffer
+from fyrehose.kernels.buffers import Buffer, places
 
 #: type, version, size of what follows these eight bytes, size of the topic
 _HEAD = Struct(">HHII")
@@ -124,18 +123,13 @@ def frames(kind: int, topic: bytes, first: int, lengths: Buffer, payload: Buffer
     :raises ValueError: the lengths do not add up to the payload, the topic is not 1 to 255 bytes, or the numbers do not
         fit into 64 bits
     """
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
-    ends = [0, *accumulate(sizes)]
-    whole = 4 * len(sizes) == len(lengths) and ends[-1] == len(payload)
-    if not whole or not 1 <= len(topic) <= MAX_TOPIC or first < 0 or first + len(sizes) > 1 << 64:
-        raise ValueError(
-            "the records cannot be framed: expected lengths that add up to the payload, "
-            "a topic of 1 to 255 bytes, and numbers of 64 bits"
-        )
+    found = places(lengths, payload)
+    if not 1 <= len(topic) <= MAX_TOPIC or first < 0 or first + len(found) > 1 << 64:
+        raise ValueError("the records cannot be framed: expected a topic of 1 to 255 bytes, and numbers of 64 bits")
     view = memoryview(payload)
     fixed = _HEAD.size - _HEADER + len(topic) + _TAIL.size
     parts: list[Buffer] = []
-    for number, (begin, end) in enumerate(pairwise(ends), first):
+    for number, (begin, end) in enumerate(found, first):
         parts += (
             _HEAD.pack(kind, _VERSION, fixed + end - begin, len(topic)),
             topic,

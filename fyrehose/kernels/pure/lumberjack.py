@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
 
-from fyrehose.kernels.buffers import Buffer
+from fyrehose.kernels.buffers import Buffer, places
 
 #: version, type, sequence, length
 _HEAD = Struct(">BBII")
@@ -85,17 +84,12 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
     :param lengths: column of u32, little-endian
     :raises ValueError: the lengths do not add up to the payload, or *version* or *first* is out of range
     """
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
-    ends = [0, *accumulate(sizes)]
-    whole = 4 * len(sizes) == len(lengths) and ends[-1] == len(payload)
-    if not whole or not 0 <= version < 256 or not 0 <= first < _SEQUENCES:
-        raise ValueError(
-            "the documents cannot be framed: expected lengths that add up to the payload, "
-            "a version of 8 bits, and a sequence of 32 bits"
-        )
+    found = places(lengths, payload)
+    if not 0 <= version < 256 or not 0 <= first < _SEQUENCES:
+        raise ValueError("the documents cannot be framed: expected a version of 8 bits, and a sequence of 32 bits")
     view = memoryview(payload)
     parts: list[Buffer] = []
-    for number, (begin, end) in enumerate(pairwise(ends), first):
+    for number, (begin, end) in enumerate(found, first):
         parts += (_HEAD.pack(version, _JSON, number % _SEQUENCES, end - begin), view[begin:end])
     return b"".join(parts)
 
@@ -110,16 +104,11 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
     :raises ValueError: the lengths do not add up to the payload, or there are more than :data:`MOST_PATHS` paths
     """
     whole = bytes(payload)
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
-    if sum(sizes) != len(whole):
-        raise ValueError("the lengths do not add up to the payload")
     if len(paths) > MOST_PATHS:
         raise ValueError(f"too many paths: {len(paths)}, and at most {MOST_PATHS} are possible")
     segments: list[Segment] = []
-    begin = 0
-    for size in sizes:
-        document = whole[begin : begin + size]
-        begin += size
+    for begin, end in places(lengths, payload):
+        document = whole[begin:end]
         found = tuple(find(document[:most], path) for path in paths)
         is_json = _is_json(document)
         if segments and segments[-1][1:] == (found, is_json):
@@ -158,16 +147,11 @@ def scatter(
     :raises ValueError: the columns do not fit together
     """
     count = len(of)
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
-    if sum(sizes) != len(payload):
-        raise ValueError("the lengths do not add up to the payload")
+    found, whole = places(lengths, payload), bytes(payload)
     fits = isinstance(sequences, int) or len(sequences) == 8 * count
-    if not 0 <= parts <= 256 or len(sizes) != count or not fits:
+    if not 0 <= parts <= 256 or len(found) != count or not fits or any(part >= parts for part in of):
         raise ValueError("expected one sequence and one valid part for each length")
     numbers = range(sequences, sequences + count) if isinstance(sequences, int) else unpack(f"<{count}Q", sequences)
-    if any(part >= parts for part in of):
-        raise ValueError("expected one sequence and one valid part for each length")
-    whole, ends = bytes(payload), [0, *accumulate(sizes)]
     made = []
     for part in range(parts):
         mine = [at for at in range(count) if of[at] == part]
@@ -175,8 +159,8 @@ def scatter(
             (
                 len(mine),
                 pack(f"<{len(mine)}Q", *(numbers[at] for at in mine)),
-                pack(f"<{len(mine)}I", *(sizes[at] for at in mine)),
-                b"".join(whole[ends[at] : ends[at + 1]] for at in mine),
+                pack(f"<{len(mine)}I", *(found[at][1] - found[at][0] for at in mine)),
+                b"".join(whole[slice(*found[at])] for at in mine),
             )
         )
     return made
@@ -229,11 +213,8 @@ def identify(
     :raises ValueError: the lengths do not add up to the payload
     """
     whole = bytes(payload)
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else (-1,)
-    if sum(sizes) != len(whole):
-        raise ValueError("the lengths do not add up to the payload")
     found: list[bytes | None] = []
-    for begin, end in pairwise([0, *accumulate(sizes)]):
+    for begin, end in places(lengths, payload):
         made = (_values(whole[begin:end], paths) for paths in alternatives)
         found.append(next((values for values in made if values is not None), None))
     return found

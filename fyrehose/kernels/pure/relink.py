@@ -14,10 +14,9 @@ highest bit of the first byte.
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from struct import Struct, unpack
+from struct import Struct
 
-from fyrehose.kernels.buffers import Buffer
+from fyrehose.kernels.buffers import Buffer, places
 
 #: First byte of a message on one channel, with a small and with a large size vector.
 _SMALL, _LARGE = 0x11, 0x51
@@ -51,7 +50,7 @@ def gather(
     :return: end, and for each channel in the order of its first message: id, lengths as a column (u32, little-endian),
         payloads end to end
     """
-    place, head = _places(id_size)
+    place, head = _offsets(id_size)
     most_channels = min(most_channels, CHANNELS)
     channels: dict[int, list[Buffer]] = {}
     total = 0
@@ -77,21 +76,17 @@ def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> byte
 
     :raises ValueError: the lengths do not add up to the payload, or the channel does not fit into its id
     """
-    place, head = _places(id_size)
-    sizes = unpack(f"<{len(lengths) // 4}I", lengths) if len(lengths) % 4 == 0 else ()
-    ends = [0, *accumulate(sizes)]
-    if 4 * len(sizes) != len(lengths) or ends[-1] != len(payload) or not 0 <= channel < 1 << 8 * id_size:
-        raise ValueError(
-            "the payloads cannot be framed: expected lengths that add up to the payload, "
-            f"and a channel that fits into {id_size} bytes"
-        )
+    place, head = _offsets(id_size)
+    found = places(lengths, payload)
+    if not 0 <= channel < 1 << 8 * id_size:
+        raise ValueError(f"the payloads cannot be framed: expected a channel that fits into {id_size} bytes")
     name = channel.to_bytes(id_size, "little")
     small, large = bytes([_SMALL, 1]) + name, bytes([_LARGE, 1]) + name
     small += bytes(place - len(small))
     large += bytes(head - len(large))
     view = memoryview(payload)
     parts: list[Buffer] = []
-    for begin, end in pairwise(ends):
+    for begin, end in found:
         size = end - begin
         if size <= _MAX_SMALL:
             parts += (small, _U16.pack(size), bytes(head - place - _U16.size))
@@ -101,7 +96,7 @@ def frames(id_size: int, channel: int, lengths: Buffer, payload: Buffer) -> byte
     return b"".join(parts)
 
 
-def _places(id_size: int) -> tuple[int, int]:
+def _offsets(id_size: int) -> tuple[int, int]:
     """Return the positions of a small size and of the payload after it, from the first byte of a message."""
     if id_size not in (0, 1, 2, 4, 8):
         raise ValueError(f"channel ids have 0, 1, 2, 4 or 8 bytes, not {id_size}")

@@ -38,6 +38,7 @@ from typing import Any
 
 import attrs
 
+from fyrehose import options
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import JournalCorrupt
 from fyrehose.kernels import lumberjack as kernel
@@ -64,14 +65,8 @@ READ, MOST_READS = 1 << 20, 16
 MOST_JSON = 64 << 10
 
 
-def choice(text: str) -> str:
-    """Return *text* if it is a value of the option ``resent``.
-
-    :raises ValueError: it is not
-    """
-    if text not in (STORE, DROP):
-        raise ValueError(f"expected {STORE} or {DROP}, not {text!r}")
-    return text
+#: Converts the option ``resent``.
+choice = options.choice(STORE, DROP)
 
 
 @attrs.define(eq=False, slots=True)

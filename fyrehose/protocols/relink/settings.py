@@ -6,7 +6,7 @@ import attrs
 
 from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, exact_size, fixed, name, option, size
+from fyrehose.options import choice, count, duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.relink.limits import LEASED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
@@ -16,11 +16,8 @@ def _name_or_nothing(text: str) -> str:
     return name(text) if text else text
 
 
-def _refused(text: str) -> str:
-    # If a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters.
-    if text not in (letters.CLOSE, letters.KEEP):
-        raise ValueError(f"expected {letters.CLOSE} or {letters.KEEP}")
-    return text
+#: If a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters.
+_refused = choice(letters.CLOSE, letters.KEEP)
 
 
 @attrs.frozen(kw_only=True)

@@ -373,7 +373,7 @@ class TestInterruption:
         pass
 
     def files(self, after: int, half: bool) -> Files:
-        """Files that kill the process at its change number *after*, which is done by half or not at all."""
+        """Files that "kill" the process at change number *after*, which is done by half or not at all."""
         killed, count = self.Killed, [0]
 
         class Mortal(SteppedFiles):
@@ -432,7 +432,7 @@ class TestInterruption:
                 shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(base, target)
             with Replica(target, Files()) as replica:
-                replica.note()  # it is no copy any more
+                replica.note()  # the directory is no copy any more
             assert numbers(target) == before
             try:
                 backed_up(source.directory, target, files=self.files(steps, half), mirror=mirror)
@@ -472,7 +472,7 @@ class TestInterruption:
 
     def test_mark_and_names_are_written_after_a_sync_only(self, source: Any, tmp_path: Path) -> None:
         class Watched(SteppedFiles):
-            """Files that record which of them were written and not synced."""
+            """Files that record which files were written and not synced yet."""
 
             def __init__(self) -> None:
                 self.paths: dict[int, str] = {}
@@ -861,7 +861,7 @@ class TestFollowing:
 
         def sleep(seconds: float) -> None:
             turn[0] += 1
-            if turn[0] == 2:  # restored from an older copy, and not as long as before yet
+            if turn[0] == 2:  # the source was restored from an older copy, and is shorter than the backup
                 source.close()
                 source.directory.rename(tmp_path / "away")
                 older.rename(source.directory)

@@ -184,7 +184,7 @@ def test_server_requires_its_token(
     view = place(str(written.directory)).view()
     assert place(url, str(token)).view() == view
     monkeypatch.setenv(TOKEN_FILE, str(token))
-    there = pickle.loads(pickle.dumps(place(url)))  # as Spark's workers get it, which have no token file
+    there = pickle.loads(pickle.dumps(place(url)))  # Spark's workers get the pickled place, and have no token file
     token.unlink()
     assert there.view() == view
     assert "0123456789abcdef" not in repr(there)

@@ -270,7 +270,7 @@ def test_each_of_many_clients_that_read_nothing_holds_one_piece_in_memory(open_j
     class Full(Transport):
         def writeSequence(self, data: Any) -> None:
             written.append(sum(map(len, data)))
-            if written[-1] > 1_000:  # not only the head
+            if written[-1] > 1_000:  # the body, too
                 assert self.producer is not None
                 self.producer.pauseProducing()
 
@@ -338,7 +338,7 @@ def test_a_head_request_reads_nothing_of_the_file(bench: Any, monkeypatch: pytes
 def test_an_answer_that_cannot_be_finished_ends_the_connection(
     bench: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    """What was promised is not filled up with something else, and no file stays open."""
+    """The promised length is not filled up with other bytes, and the file is closed."""
     bench.append(b"." * 50_000)
     bench.append(b"behind it" * 100)
     base = max(bench.journal._store.sealed, key=lambda sealed: sealed[1] - sealed[0])[0]

@@ -199,7 +199,7 @@ class TestPromoting:
         assert verify(standby).problems == []
 
     def test_positions_are_valid_in_both_logs_up_to_the_promotion(self, source: Any, standby: Path) -> None:
-        """What remembers a position, such as a lake or a checkpoint of Spark, continues, or refuses."""
+        """Programs that remember a position, such as a lake, continue up to there, and are refused beyond it."""
         offsets = Offsets(Directory(source.directory))
         common = offsets.at(look(standby).mark)
         fill(source, 1)

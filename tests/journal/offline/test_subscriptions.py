@@ -54,7 +54,7 @@ def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
 
 
 def test_subscriptions_are_read_although_records_before_the_checkpoint_are_gone(open_journal) -> None:
-    """Retention may have deleted those from which they continue."""
+    """Retention may have deleted the earlier records of subscriptions, which the checkpoint replaces."""
     bench = open_journal()
     bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
     bench.journal.append([pack({"billing": Position(stream="s", seq=2, time=7)}, None)], [2])

@@ -66,7 +66,7 @@ def test_every_byte_is_counted_once(open_journal) -> None:
     report = verify(bench.directory, lambda done, total: told.append((done, total)))
     size = sum(segment.size for segment in found[:-1]) + scan.segments(bench.directory)[-1].size
     assert (report.size, report.end, report.allocated) == (size, size, 0)
-    assert report.batches == 75 + len(found) + 1  # with what segments begin with, and CLOSED
+    assert report.batches == 75 + len(found) + 1  # with the first batches of segments, and CLOSED
     assert told[-2:] == [(size - 64 * len(found), size), (size, size)]
 
 
@@ -482,7 +482,7 @@ def places(directory: Path) -> list[tuple[scan.Segment, fmt.BatchHeader]]:
 
 
 def test_damage_of_any_batch_is_one_problem_and_none_after_quarantine(open_journal) -> None:
-    """What follows continues from something that is not known, in the next segment too; nothing else is said of it."""
+    """The batches behind the damage, also in the next segment, are not reported as further problems."""
     bench = open_journal(segment_size=2048)
     for i in range(4):
         bench.append(b"%d" % i * 900)
@@ -490,7 +490,9 @@ def test_damage_of_any_batch_is_one_problem_and_none_after_quarantine(open_journ
     bench.append(b"the end is not lost")
     bench.close()
     mark = scan.look_at_mark(bench.directory, Files())
-    bench.directory.joinpath("MARK").write_bytes(scan.pack_mark(mark.durable, mark.begin))  # of no file in particular
+    bench.directory.joinpath("MARK").write_bytes(
+        scan.pack_mark(mark.durable, mark.begin)
+    )  # the damage is in no particular file
     whole = {path.name: path.read_bytes() for path in bench.directory.iterdir()}
     found = places(bench.directory)
     size = sum(segment.size for segment in scan.segments(bench.directory))
@@ -519,7 +521,7 @@ def test_a_stream_that_was_forgotten_since_the_snapshot_is_found_in_its_own_segm
     monkeypatch.setattr(streams, "INLINE", 0)
     bench = open_journal(segment_size=4096)
     bench.append(bytes(4000), stream="first")
-    bench.append(bytes(4000), stream="a")  # the next segment refers to the snapshot before it, which lacks it
+    bench.append(bytes(4000), stream="a")  # the next segment refers to an earlier snapshot, which lacks this stream
     bench.append(b"x", stream="b")
     bench.journal.retire(["a", "b"])
     bench.crash()

@@ -38,7 +38,7 @@ def test_a_view_is_consistent_while_retention_deletes_segments(open_journal, mon
     for i in range(20):
         bench.append(b"%03d" % i * 300)
     there = scan.segments(bench.directory)
-    listings = [[there[0], *there[2:]], there[2:]]  # the second was deleted before it was come to
+    listings = [[there[0], *there[2:]], there[2:]]  # the second segment was deleted before it was looked at
     monkeypatch.setattr(scan, "segments", lambda directory: listings.pop(0))
     assert [extent.base for extent in view.look(bench.directory).segments] == [s.base for s in there[2:]]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A server under abuse, and what an honest client notices of it.
+"""Abuse a server, and measure how long honest clients wait meanwhile.
 
     abuse.py [--part crowd|flood|slow|deaf|heavy|bombs|datagrams ...] [--connections N] [--seconds S]
 
@@ -12,9 +12,10 @@
     datagrams  the backbone's port is flooded from one address
 
 Meanwhile one honest client pings and another publishes, each in a process of its own, ten times a second or more often.
-Prints for each part how long they waited, and what the server took: memory, descriptors, CPU.  The status is 1 if the
-server ended, logged a failure of its own, lost an acknowledged message, took more than 1 GiB, or kept an honest client
-waiting for more than --patience seconds.  Times mean something on a quiet machine only.
+Prints for each part how long the honest clients waited, and how much memory, how many descriptors and how much CPU
+the server used.  The status is 1 if the server ended, logged a failure of its own, lost an acknowledged message, used
+more than 1 GiB, or kept an honest client waiting for more than --patience seconds.  Times are meaningful on a quiet
+machine only.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 
-#: Connections from one address: fewer than a server takes from one.
+#: How many connections are made from one address: fewer than a server accepts from one.
 PER_ADDRESS = 150
-#: What a server may take, in KiB: 512 MiB of what has come in, and itself.
+#: Limit of the server's memory, in KiB: 512 MiB for received messages, and the rest for the server itself.
 LARGEST = 1 << 20
 
 
 class Honest:
-    """A client in a process of its own that asks for something again and again, and notes how long that takes."""
+    """A client in a process of its own that repeats a request, and records how long each answer takes."""
 
     def __init__(self, port: int, publishes: bool, pause: float) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
@@ -81,9 +82,9 @@ class Honest:
         pipe.send(waits)
 
     def waits(self) -> list[float]:
-        """Return how long it waited, each time, in seconds.
+        """Return how long each answer took, in seconds.
 
-        :raises ValueError: it was not served
+        :raises ValueError: the client was not served
         """
         self._pipe.send("enough")
         if not self._pipe.poll(servers.PATIENCE):
@@ -98,7 +99,7 @@ class Honest:
 
 
 def connections(port: int, count: int) -> list[socket.socket]:
-    """``count`` connections, from as many addresses as that takes."""
+    """Open ``count`` connections, from as many addresses as they need."""
     found = []
     for n in range(count):
         host = 2 + n // PER_ADDRESS
@@ -108,7 +109,7 @@ def connections(port: int, count: int) -> list[socket.socket]:
 
 
 def crowd(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
-    """What was done; yields once, when everybody is there."""
+    """Open the crowd's connections; yield what was done once all of them are open."""
     peers = connections(ports["figg"], count)
     yield f"{count} connections"
     active = peers[:: max(1, count // max(1, count // 100))][: max(1, count // 100)]
@@ -287,7 +288,7 @@ PARTS: dict[str, Callable[[dict[str, int], int, float], Iterator[str]]] = {
 
 
 class Usage:
-    """What a process has taken."""
+    """The resources that a process has used."""
 
     def __init__(self, pid: int) -> None:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -300,7 +301,7 @@ class Usage:
 
 
 def spread(waits: list[float]) -> str:
-    """Median, 99 %, 99.9 % and the longest, in milliseconds."""
+    """Return the median, 99 %, 99.9 % and the longest of the waits as text, in milliseconds."""
     ordered = sorted(waits)
     marks = [
         statistics.median(ordered),
@@ -310,11 +311,11 @@ def spread(waits: list[float]) -> str:
 
 
 def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
-    """One part, on a server of its own; what was wrong."""
+    """Run one part on a server of its own; return the problems."""
     options = ["journal.segment-size=4M", "journal.min-free=0", "journal.keep-bytes=256M"]
-    # There are 20,000 descriptors at the most: those of listeners that are not crowded are left to Figg's.
+    # There are 20,000 descriptors at most: Figg's listener gets those of the listeners that are not attacked.
     options += [f"{listener}.max-connections=3000" for listener in ("lumberjack", "relink", "eventbus")]
-    options += ["figg.timeout=1h"]  # a crowd is there to be held, though most of it says nothing
+    options += ["figg.timeout=1h"]  # the connections of the crowd must stay open, although most of them send nothing
     server = servers.Server(root / name, *[word for option in options for word in ("--option", option)])
     problems: list[str] = []
     try:
@@ -352,12 +353,12 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
 
 
 def look(server: servers.Server, acked: int) -> list[str]:
-    """Return what is wrong with a server that was abused."""
+    """Return the problems of the server after the abuse."""
     problems = [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
     if server.process.poll() is not None:
         return [*problems, f"it ended with {server.process.returncode}"]
     kept = wire.read_all(server.port("figg"), [b"honest"])[b"honest"]
-    # What is abused may be written so fast that retention deletes the oldest of these.
+    # The abuse may publish so fast that retention deletes the oldest of these messages.
     removed = not server.directory.joinpath("data", f"{0:016x}.segment").exists()
     oldest = int(kept[0][1]) if kept and removed else 1
     if [data for _, data in kept[: acked - oldest + 1]] != [b"%d" % n for n in range(oldest, acked + 1)]:

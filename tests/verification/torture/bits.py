@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Flips every bit of a segment, and cuts it at every byte, and looks what recovery makes of it.
+"""Flip every bit of a segment, and cut it at every byte, and check the result of recovery.
 
     bits.py [--count N] [--part K/N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
 
@@ -13,9 +13,12 @@ of two batches each, of 200 KiB, 1 MiB and 8 MiB, because load makes large ones.
               the last batch, and without: nine trials each.  Either the journal refuses to open, or what is recovered
               is a beginning of what was written, up to the mark at least.
 
-Never may there be a record that was not written, or in another shape.  --count takes so many places of each kind and
-shape at random; 0 takes them all.  Of large batches it takes the places where each header, body and 64 KiB of a body
-begin and end, and one at random for 50 of --count.  Prints how many were tried; the status is 1 if anything was wrong.
+A recovered record is always one that was written, unchanged.
+
+--count draws so many places of each kind and shape at random; 0 takes them all.  In large batches it takes the places
+where each header, body and 64 KiB of a body begin and end, and one random place for 50 of --count.
+
+Prints how many places were tried; the status is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -41,19 +44,19 @@ from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 
-#: The shapes that are one large batch after the other: the payloads of each, in bytes.
+#: The shapes that consist of large batches: the sizes of the payloads in each, in bytes.
 BATCHES = {"200 KiB": 200 << 10, "1 MiB": 1 << 20, "8 MiB": 8 << 20}
 SHAPES = ("tiny", "large", "streams", *BATCHES)
 KINDS = ("checks", "flips", "cuts")
 FILLS = ("cut", "zeros", "garbage")
-#: Places that one job takes at a time.
+#: How many places one job tries at a time.
 SHARE = 2000
-#: For so many of --count one place of a large batch is taken at random: each trial reads and writes megabytes.
+#: One random place of a large batch is tried for so many of --count: each trial reads and writes megabytes.
 RARE = 50
 
 
 class NoSync(SteppedFiles):
-    """What is killed here is nobody's: nothing has to reach a disk."""
+    """Files that are never synced: no power is cut here."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -63,7 +66,7 @@ class NoSync(SteppedFiles):
 
 
 class Specimen:
-    """A segment as it was written, what it holds, and a directory to damage copies of it in."""
+    """An undamaged segment, its records, and a directory for damaged copies of it."""
 
     def __init__(self, directory: Path, shape: str, size: int, seed: int) -> None:
         self.directory, self.shape, self.files = directory, shape, NoSync()
@@ -111,7 +114,10 @@ class Specimen:
         ]
 
     def damage(self, changed: bytes, mark: str) -> str:
-        """Return what recovery made of it: refused, or recovered; anything else is an AssertionError."""
+        """Return the result of recovery: refused or recovered.
+
+        :raises AssertionError: the result is neither, or wrong
+        """
         self.path.write_bytes(changed)
         mark_path = self.directory / scan.MARK_NAME
         if self.marks[mark]:
@@ -150,7 +156,7 @@ class Specimen:
         return digest.digest()
 
     def check(self, bit: int) -> list[str]:
-        """The least that has to be: the bytes around the bit are not taken for what was written."""
+        """Check that the bytes around the flipped bit do not count as undamaged."""
         if bit // 8 >= self.end:
             return []
         changed = bytearray(self.whole)
@@ -200,7 +206,7 @@ def _digest(digest: hashlib.blake2b, run: Run) -> None:
 
 
 def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) -> tuple[int, dict[str, int], list[str]]:
-    """Try ``places``: how many, what came of them, and what was wrong."""
+    """Try ``places``; return how many there were, how often each result occurred, and the problems."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-", dir=base))
     outcomes: dict[str, int] = {}
@@ -226,12 +232,12 @@ def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) ->
 
 
 def size_of(shape: str, size: int) -> int:
-    """Return how large the segment of a *shape* is, where --size says *size*: two large batches, or so many bytes."""
+    """Return the size of the segment of a *shape*: two large batches, or *size* bytes (--size)."""
     return 2 * BATCHES[shape] + (16 << 10) if shape in BATCHES else size
 
 
 def edges(shape: str, size: int, seed: int) -> list[int]:
-    """Return the bytes where something of a segment of large batches begins or ends: a header, a body, 64 KiB of it."""
+    """Return the offsets where a header, a body or 64 KiB of a body begins or ends, in a segment of large batches."""
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-"))
     try:
         states = Specimen(directory, shape, size, seed).states
@@ -267,7 +273,7 @@ def shares(
 
 
 def part(text: str) -> tuple[int, int]:
-    """``K/N``: the K-th of N parts, from 1."""
+    """Parse ``K/N``: the K-th of N parts, counted from 1."""
     number, _, of = text.partition("/")
     return int(number) - 1, int(of)
 

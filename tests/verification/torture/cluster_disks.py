@@ -1,4 +1,4 @@
-"""A slow disk under a process that runs: strace delays each of its syncs (Debian's package strace).
+"""Slow down the disk of a running process: strace delays each of its syncs (Debian's package strace).
 
 strace stops the process at its other system calls, too, which costs it some CPU.
 """
@@ -41,7 +41,7 @@ class SlowDisk:
             time.sleep(0.01)
 
     def stop(self) -> int:
-        """Give the process its fast disk back, if it still runs.
+        """Stop delaying the syncs of the process, if it still runs.
 
         :return: how many syncs were delayed
         """

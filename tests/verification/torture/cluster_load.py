@@ -1,11 +1,11 @@
-"""Publishers and subscribers of a cluster, which know the addresses of all servers and note what they are told.
+"""Publishers and subscribers of a cluster; they know the addresses of all servers, and record every answer.
 
     Notes        what subscribers of any server were handed, by stream and number; shared by all of them
     Publisher    one of: Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client), event bus (pyzmq); goes
                  to the next server when one does not acknowledge in time, and sends again what was not acknowledged
     Subscriber   reads every stream from one server, with Figg, and resumes where it was
 
-Nothing of what is under test is used here.  Each runs in a thread of its own.
+They use no code of Fyrehose.  Each runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import zmq
 
 #: Seconds after which a server that acknowledges nothing is left for the next one.
 PATIENCE = 2.0
-#: How long publishers rest between two steps, in seconds.
+#: How long publishers pause between two steps, in seconds.
 REST = 0.04
-#: How many messages wait for an acknowledgement.
+#: How many messages of a publisher may wait for an acknowledgement.
 WINDOW = 10
 LARGEST = 1 << 12
 #: The largest payload of each publisher.
@@ -42,7 +42,7 @@ TIME = b"2024-05-01T10:20:30.123Z"
 
 
 class Notes:
-    """Which message each number of each stream has, as subscribers were told; a contradiction is a problem."""
+    """The message of each number of each stream, as delivered; two messages for one number are a problem."""
 
     def __init__(self) -> None:
         self.streams: dict[str, array[int]] = {}
@@ -75,7 +75,7 @@ class Notes:
 
 
 class Publisher(threading.Thread):
-    """Publish until :meth:`stop`; note when something was acknowledged.
+    """A publisher: publishes until :meth:`stop`, and records when messages were acknowledged.
 
     :ivar places: (host, port) of the listener of each server
     :ivar acks: when acknowledgements came, by the monotonic clock
@@ -90,7 +90,7 @@ class Publisher(threading.Thread):
         self.acked = self.sent = self.checked = 0
         self.times: dict[int, int] = {}
         self.acks: list[float] = []
-        #: whether a leader may lose what it has acknowledged alone, and how many it has lost
+        #: whether a leader may lose messages that it has acknowledged alone, and how many were lost
         self.early, self.lost = False, 0
         self.tries = 0
         self._at = 0
@@ -134,12 +134,12 @@ class Publisher(threading.Thread):
         raise NotImplementedError
 
     def was_delivered(self, number: int) -> bool:
-        """Return whether a subscriber was handed the message *number*, or will never be."""
+        """Return whether the message *number* was delivered to a subscriber, or was certainly lost."""
         kept = self.notes.kept.get(self.number, b"")
         return number == 0 or (number < len(kept) and (kept[number] > 0 or self.early))
 
     def check(self, acked: int) -> list[str]:
-        """Compare what was acknowledged, up to *acked*, with what subscribers were handed."""
+        """Compare the acknowledged messages, up to *acked*, with those that were delivered."""
         kept = self.notes.kept.get(self.number, bytearray())
         lost = [n for n in range(self.checked + 1, acked + 1) if n >= len(kept) or not kept[n]]
         again = [
@@ -195,7 +195,7 @@ class _Windowed(Publisher):
             inner.gone()
 
     def _count_resent(self) -> None:
-        """Count what is going to be sent again on this connection."""
+        """Count the messages that are sent again on this connection."""
         for first, last in self.inner.resent:
             for n in range(first, last + 1):
                 self.times[n] = self.times.get(n, 1) + 1
@@ -208,7 +208,7 @@ class Figg(_Windowed):
 
 
 class _Connector(listeners.Relink):
-    """Count the links that were begun."""
+    """A connector that counts the links that it has begun."""
 
     links = 0
 
@@ -218,7 +218,7 @@ class _Connector(listeners.Relink):
 
 
 class Relink(_Windowed):
-    """Messages count once, because the link is resumed at the next leader."""
+    """A Relink publisher: each message is stored once, because the link is resumed at the next leader."""
 
     protocol = "relink"
     made = _Connector
@@ -254,7 +254,7 @@ class Lumberjack(Publisher):
 
 
 class Http(Publisher):
-    """Each message has a key, so that it counts once however often it is sent."""
+    """An HTTP publisher: each message has a key, so it is stored once however often it is sent."""
 
     protocol = "http"
 
@@ -280,7 +280,7 @@ class Http(Publisher):
 
 
 class EventBus(Publisher):
-    """A DEALER and a SUB that are connected to all servers; the BROADCAST of an event is its acknowledgement."""
+    """An event bus publisher: a DEALER and a SUB that know all servers; the BROADCAST of an event acknowledges it."""
 
     protocol = "eventbus"
 
@@ -307,7 +307,7 @@ class EventBus(Publisher):
             subscriber.close()
 
     def _talk(self, dealer: Any, subscriber: Any) -> None:
-        under_way: dict[int, float] = {}  # when each was sent last
+        under_way: dict[int, float] = {}  # when each event was sent last
         done: set[int] = set()
         following = self.acked + 1
         while not self._ended.is_set():
@@ -321,7 +321,7 @@ class EventBus(Publisher):
                     dealer.send_multipart(self._event(number), zmq.NOBLOCK)
                     self.sending(number)
                 except zmq.Again:
-                    self.sent = max(self.sent, number)  # it stays under way, and is tried again later
+                    self.sent = max(self.sent, number)  # the event stays unacknowledged, and is sent again later
                 under_way[number] = now
             subscriber.poll(20)
             while subscriber.poll(0):
@@ -341,7 +341,7 @@ class EventBus(Publisher):
 
 
 class Subscriber(threading.Thread):
-    """Read every stream from one server."""
+    """A subscriber that reads every stream from one server."""
 
     def __init__(self, name: str, port: int, streams: list[str], notes: Notes) -> None:
         super().__init__(name=f"subscriber of {name}", daemon=True)
@@ -372,7 +372,7 @@ class Subscriber(threading.Thread):
                 try:
                     chunk = peer.recv(1 << 18)
                 except TimeoutError:
-                    if time.monotonic() - quiet > 5:  # the server may be frozen, or gone without a word
+                    if time.monotonic() - quiet > 5:  # the server may be frozen, or lost without a FIN
                         return
                     continue
                 if not chunk:

@@ -1,4 +1,4 @@
-"""A TCP proxy on the routes of NATS servers, which cuts one of them off from the others, or delays what they send.
+"""A TCP proxy between NATS servers, which cuts one of them off from the others, or delays their messages.
 
     node 0 --> proxy of node 1 --> node 1        a connection between two nodes goes through the proxy of one of them
 
@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 NAME = re.compile(rb'"server_name":"n(\d+)"')
-#: So many bytes of a connection have the name of its node.
+#: The name of a node is in so many first bytes of its connection.
 HELLO = 8192
 #: How many reads of a connection are held at most.
 PIECES = 1024
@@ -55,9 +55,9 @@ class Routes:
 
     targets: list[int]
     ports: list[int] = attrs.field(factory=list, init=False)
-    #: For how long everything is held that nodes send to each other, in seconds, one way.
+    #: How long bytes between nodes are delayed in each direction, in seconds.
     _delay: float = attrs.field(default=0.0, init=False)
-    #: Nodes that reach nobody; nodes that nobody reaches; nodes that have no connections.
+    #: Nodes whose messages are dropped; nodes that get no messages; nodes without connections.
     _mute: set[int] = attrs.field(factory=set, init=False)
     _deaf: set[int] = attrs.field(factory=set, init=False)
     _closed: set[int] = attrs.field(factory=set, init=False)
@@ -92,21 +92,21 @@ class Routes:
     def cut(self, node: int, how: Collection[str]) -> None:
         """Cut *node* off.
 
-        :param how: ``closed``: connections are closed and refused, as by a firewall; ``mute``, ``deaf`` or both: they
-            stay, and carry nothing from it, or to it
+        :param how: ``closed``: connections are closed and refused, as by a firewall; ``mute``, ``deaf`` or both:
+            connections stay open, but carry no bytes from the node, or to it
         """
         for kind in how:
             {"closed": self._closed, "mute": self._mute, "deaf": self._deaf}[kind].add(node)
         self._call(self._change())
 
     def heal(self, node: int) -> None:
-        """Connect *node* again; bytes that were held arrive late."""
+        """Connect *node* again; delayed bytes arrive now."""
         for nodes in (self._closed, self._mute, self._deaf):
             nodes.discard(node)
         self._call(self._change())
 
     def delay(self, seconds: float) -> None:
-        """Deliver everything so much later from now on."""
+        """Delay all bytes by so many seconds from now on."""
         self._delay = seconds
 
     def _call(self, asked: Any) -> Any:
@@ -148,7 +148,7 @@ class Routes:
             link.abort()
 
     async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: bool) -> None:
-        """Carry what one side sends, each piece after the delay of the moment when it was sent."""
+        """Pass on the bytes of one side, each piece after the delay that was set when it was sent."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
         sending = asyncio.ensure_future(self._send(link, pieces, writer, hello))
         seen = b""

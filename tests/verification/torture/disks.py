@@ -1,7 +1,7 @@
-"""File systems of our own on loop devices, whose power can be cut.
+"""Temporary file systems on loop devices, whose power can be cut.
 
-``EXT4_IOC_SHUTDOWN`` without flushing the log is what a power cut is to a file system: whatever was not synced is gone,
-and nothing can be written any more; XFS has the same call.  Needs root.
+``EXT4_IOC_SHUTDOWN`` without flushing the log has the effect of a power cut on a file system: everything that was not
+synced is lost, and nothing can be written any more; XFS has the same call.  Needs root.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 #: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
 SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 MNT_DETACH = 2
-#: What each file system needs at least, in bytes.
+#: The smallest size of each file system, in bytes.
 SIZES = {"ext4": 96 << 20, "xfs": 320 << 20}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotHere(Exception):
-    """This cannot be run on this machine; says why."""
+    """This cannot be run on this machine; the text says why."""
 
 
 class LoopDisk:
@@ -64,16 +64,16 @@ class LoopDisk:
             raise OSError(ctypes.get_errno(), f"unmounting {self.where}: {os.strerror(ctypes.get_errno())}")
 
     def cut(self) -> None:
-        """From now on nothing reaches the disk, and what had not reached it is lost."""
+        """Cut the power: everything that was not synced is lost, and nothing reaches the disk from now on."""
         cut_power(self.where)
 
     def restart(self) -> None:
-        """The power comes back."""
+        """Mount the file system again, as after the power is back."""
         self.unmount()
         self.mount()
 
     def close(self) -> None:
-        """Everything goes, the image too; who still has something open there loses it later."""
+        """Unmount the file system, and delete its image; a process with open files there loses them later."""
         try:
             _libc.umount2(os.fsencode(self.where), MNT_DETACH)
         finally:
@@ -82,12 +82,12 @@ class LoopDisk:
 
 
 def cut_power(where: Path) -> None:
-    """The file system that ``where`` is on loses its power, if it still has any."""
+    """Cut the power of the file system at ``where``, unless it is cut already."""
     try:
         fd = os.open(where, os.O_RDONLY)
     except OSError as error:
         if error.errno == errno.EIO:
-            return  # XFS without power does not even open a directory
+            return  # after a shutdown, XFS does not even open a directory
         raise
     try:
         fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NOLOGFLUSH))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Faults of the disk, against the real server under load; what is promised is looked for as in kill9.py.
+"""Inject disk faults while the real server is under load; the checks are those of kill9.py.
 
     faults.py [--count N] [--seed S] [--part syncs|full|limit|power|unsynced ...]
 
@@ -44,11 +44,11 @@ EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 
 
 class NotHere(Exception):
-    """This part cannot be run on this machine."""
+    """This part cannot be run on this machine; the text says why."""
 
 
 class Bench:
-    """A journal under load, and what was wrong."""
+    """A journal under load, and the problems that were found."""
 
     def __init__(self, root: Path, dice: random.Random, segment_size: int) -> None:
         self.life = kill9.Life(root, dice, "batch")
@@ -68,7 +68,7 @@ class Bench:
             self.problems.append(said)
 
     def serve(self) -> servers.Server:
-        """Start it, in order and with everything that it promised."""
+        """Start the server; check that it serves everything that was acknowledged."""
         server = self.life.start()
         try:
             server.wait_until_serving()
@@ -110,7 +110,7 @@ def _one_sync(bench: Bench, call: str, nth: int) -> int:
     except servers.ServerEnded:
         pass  # while it opened its journal
     status = server.process.wait(servers.PATIENCE)
-    # An index is only a cache: that one of them is not on the disk is worth a line and no more.
+    # An index is only a cache, so a missing one is reported as a note, not as a problem.
     fatal = "INJECTED" in trace.read_text() and "which will be rebuilt later" not in server.log
     bench.expect(fatal == (status == 4), f"{call} {nth}: status {status}, fatal: {fatal}\n{server.log}")
     again = bench.serve()
@@ -119,7 +119,7 @@ def _one_sync(bench: Bench, call: str, nth: int) -> int:
 
 
 def _end_child(server: servers.Server) -> None:
-    """SIGTERM for the server and not for the strace around it."""
+    """Send SIGTERM to the server, not to the strace that runs it."""
     pid = server.process.pid
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         os.kill(int(child), signal.SIGTERM)
@@ -166,7 +166,7 @@ def _stop_and_go(
         bench.life.load(server)
         server.wait_until(FULL)
         time.sleep(0.3)
-        bench.life.check(server)  # by reading everything: subscribers are served
+        bench.life.check(server)  # read everything: subscribers are still served
         before = bench.acked
         bench.expect(before > 0, "nothing was acknowledged before the disk was full")
         bench.expect(server.process.poll() is None, "it ended when the disk was full")
@@ -236,7 +236,10 @@ def _cut_power(bench: Bench, image: Path, data: Path) -> int:
 
 
 def mount(*words: str) -> None:
-    """:raises NotHere: it is not allowed, or does not work"""
+    """Call mount(8) with *words*.
+
+    :raises NotHere: mounting is not allowed, or fails
+    """
     ended = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
     if ended.returncode:
         raise NotHere(f"mount {' '.join(words)}: {ended.stderr.strip()}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants generated bugs into modules, one at a time, and says which of them no test notices.
+"""Plant generated bugs into modules, one at a time, and report those that no test notices.
 
     generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
 
@@ -40,7 +40,7 @@ from mutations import Mutation, mutations
 
 ROOT = Path(__file__).parents[3]
 EXPLAINED = Path(__file__).with_name("explained.toml")
-#: What is mutated unless modules are named; what is changed most often comes last.
+#: The modules that are mutated by default, those that change most often last.
 MODULES = (
     "fyrehose/broker/broker.py",
     "fyrehose/broker/fanout.py",
@@ -67,7 +67,7 @@ MODULES = (
     "fyrehose/journal/*.py",
     "fyrehose/journal/offline/*.py",
 )
-#: The tests that may notice them: quick ones, in one process.
+#: The tests that run: quick ones, which need one process only.
 TESTS = (
     *(
         f"tests/{folder}test_*.py"
@@ -84,14 +84,14 @@ TESTS = (
     ),
     *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
-#: What else the tests are made of.
+#: Files on which all tests depend, besides their own modules.
 HELPERS = (
     "tests/conftest.py",
     "tests/*/conftest.py",
     "tests/protocols/*/conftest.py",
     "tests/verification/simulation/*.py",
 )
-#: How long the tests take that run first, in seconds.
+#: How many seconds of tests run first, in one round.
 FIRST = 1.5
 #: How many tests run for one mutant at most.
 MOST_TESTS = 400
@@ -99,9 +99,9 @@ MOST_TESTS = 400
 
 @attrs.frozen
 class Explanation:
-    """Why mutants live: they are those of ``function`` in ``file``, of this ``kind``, in the statement ``old``.
+    """The reason why no test notices the mutants of ``kind`` in the statement ``old`` of ``function`` in ``file``.
 
-    :ivar new: the statement with the bug; empty: whatever it is
+    :ivar new: the statement with the bug; empty: any bug of this kind
     """
 
     file: str
@@ -112,7 +112,7 @@ class Explanation:
     new: str = ""
 
     def fits(self, mutant: Mutation) -> bool:
-        """Return whether it explains *mutant*."""
+        """Return whether this explanation is about *mutant*."""
         return (
             (self.file, self.function, self.kind, self.old) == (mutant.file, mutant.function, mutant.kind, mutant.old)
         ) and self.new in ("", mutant.new)
@@ -120,14 +120,14 @@ class Explanation:
 
 @attrs.define
 class Knowledge:
-    """What each test executes, and which lines are executed where a module is imported."""
+    """The lines that each test executes, and those that are executed when a module is imported."""
 
     tests: dict[str, Learned] = attrs.field(factory=dict)
     imported: dict[str, set[int]] = attrs.field(factory=dict)
     failed: list[str] = attrs.field(factory=list)
 
     def add(self, learned: dict[str, Learned], failed: list[str]) -> None:
-        """Add what was learned of a file."""
+        """Add the lines that the tests of a file execute."""
         for name, each in learned.items():
             if name:
                 self.tests[name] = each
@@ -140,7 +140,7 @@ class Knowledge:
         """Return the tests that may notice *mutant*, those nearest to the module first, then the quickest."""
         wanted = set(mutant.lines)
         found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
-        if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to whatever uses the module
+        if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to all users of the module
             found = [
                 name
                 for name, each in self.tests.items()
@@ -162,7 +162,7 @@ def distance(test: str, module: str) -> int:
 
 
 def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple[str, float]]]:
-    """Divide the tests into those that run at once, of one file, and the rest, up to *budget* seconds."""
+    """Divide the tests into rounds: first quick ones of one file, then the rest, up to *budget* seconds."""
     first: list[tuple[str, float]] = []
     rest: list[tuple[str, float]] = []
     total = 0.0
@@ -178,7 +178,7 @@ def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple
 
 
 def explanations(path: Path) -> list[Explanation]:
-    """Return what explained.toml says.
+    """Return the explanations in explained.toml.
 
     :raises TypeError: an entry has other fields than those of an Explanation
     """
@@ -220,7 +220,7 @@ def _judge(work: tuple[Mutation, list[list[tuple[str, float]]]]) -> Verdict:
 
 
 def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache: Path) -> Knowledge:
-    """Learn what the *tests* execute, or remember it if nothing changed."""
+    """Return the lines that the *tests* execute; run only the tests that have changed since the cache was written."""
     helpers = mutant_runs.digest(files(root, HELPERS, missing=True))
     cache.mkdir(parents=True, exist_ok=True)
     known = Knowledge()
@@ -246,7 +246,7 @@ def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache
 
 
 def _digests(root: Path, modules: Iterable[str]) -> dict[str, str]:
-    """Return a digest of each of the modules; of one that is gone, that of nothing."""
+    """Return a digest of the content of each module; that of no bytes for a module that is gone."""
     return {name: mutant_runs.digest([path] if (path := root / name).exists() else []) for name in sorted(modules)}
 
 
@@ -258,7 +258,7 @@ def _progress(text: str) -> None:
 def verdicts(
     pool: ProcessPoolExecutor, chosen: Sequence[Mutation], known: Knowledge, budget: float
 ) -> Iterator[tuple[Mutation, Verdict]]:
-    """Plant one mutant after the other, and say what became of each."""
+    """Plant one mutant after the other, and yield the verdict on each."""
     work = [(mutant, rounds(known.noticing(mutant), budget)) for mutant in chosen]
     alive = 0
     for number, (mutant, verdict) in enumerate(zip(chosen, pool.map(_judge, work), strict=True), 1):

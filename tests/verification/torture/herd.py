@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many honest clients that come back at once, and hostile hosts beside honest ones, at a server with default options.
+"""Test a server with default options: many honest clients reconnect at once, or hosts attack beside honest ones.
 
     herd.py [--part herds|hostile]... [--clients N] [--protocol P]... [--attack A]... [--seconds S] [--patience S]
 
@@ -58,7 +58,7 @@ def secured(root: Path) -> list[str]:
 
 
 class Run:
-    """One journal, its servers one after the other, and crowds of clients."""
+    """A journal, the servers that open it one after the other, and crowds of clients."""
 
     def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
         self.root, self.options = root, [*options, *secured(root)]
@@ -67,7 +67,7 @@ class Run:
         self.crowds = [Crowd(each) for each in specs]
 
     def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
-        """Start on ports that are free; another program may take one of them meanwhile, and then others are tried."""
+        """Start the server on free ports; try other ports if another program takes one of them meanwhile."""
         while True:
             self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.SECURED)), tries - 1
             try:
@@ -84,7 +84,7 @@ class Run:
         return server
 
     def end(self, *, strangers: bool) -> list[Outcome]:
-        """Disconnect everybody; what is wrong goes into ``problems``."""
+        """Disconnect all clients, and add what they found wrong to ``problems``."""
         outcomes = [outcome for crowd in self.crowds for outcome in crowd.outcomes()]
         self.close_crowds()
         self.look()
@@ -111,7 +111,10 @@ class Run:
 
 
 def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[float, list[str]]]:
-    """Until everybody is served, for ``limit`` seconds at the most: of each crowd when the last was, and who is not."""
+    """Wait up to ``limit`` seconds until all clients are served.
+
+    :return: for each crowd when its last client was served, and the clients that were not
+    """
     while True:
         found = [crowd.back() for crowd in crowds]
         if not any(away for _, away in found) or time.monotonic() - since > limit:
@@ -120,13 +123,13 @@ def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[floa
 
 
 def unserved(crowds: list[Crowd], patience: float, when: str) -> list[str]:
-    """Return the clients of which none of ``patience`` seconds brings an acknowledgement or a delivery."""
+    """Return the clients that get no acknowledgement and no delivery within ``patience`` seconds."""
     found = wait_for(crowds, time.monotonic(), patience)
     return [f"{name} was not served {when} within {patience:g} s" for _, away in found for name in away]
 
 
 def herds(protocols: list[str], arguments: argparse.Namespace, root: Path) -> list[str]:
-    """Everybody comes, and comes back twice."""
+    """Connect all clients, and let them reconnect after a stop and after a kill of the server."""
     specs = [[Spec(name, arguments.clients, pause=arguments.pause)] for name in protocols]
     run = Run(root / "-".join(protocols), specs, arguments.option)
     try:
@@ -174,7 +177,7 @@ def herds(protocols: list[str], arguments: argparse.Namespace, root: Path) -> li
 
 
 def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
-    """One client of each protocol (of Relink two: one subscribes); now and then they publish something large."""
+    """Return one honest client of each protocol (two of Relink: one subscribes); some of their messages are large."""
     large = {"figg": 1 << 20, "http": 300_000, "relink": 200_000, "eventbus": 8 << 10}
     specs = [
         Spec(
@@ -193,14 +196,14 @@ def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
 
 
 def waits_of(outcome: Outcome) -> str:
-    """Return how long the messages of one client waited: half of them, 99 %, the longest."""
+    """Return the median, 99 % and maximum of how long the messages of one client waited."""
     waits = sorted(outcome.waits)
     middle = f"{waits[len(waits) // 2] * 1e3:.0f}/{waits[len(waits) * 99 // 100] * 1e3:.0f} ms, " if waits else ""
     return f"{outcome.spec.protocol} {middle}{outcome.worst:.1f} s ({outcome.acked or len(outcome.read)})"
 
 
 def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
-    """One attack, on a server of its own."""
+    """Run one attack on a server of its own."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
     anew = honest("127.0.0.1", "fresh", fresh=True)[0]
     options = [*herd_attacks.OPTIONS.get(name, []), *arguments.option]

@@ -1,4 +1,4 @@
-"""What one hostile host may try, for herd.py: each attack in a process of its own, by raw sockets.
+"""The attacks of one hostile host, for herd.py: each runs in a process of its own, with raw sockets.
 
     nothing        no attack: what honest clients wait for on this machine anyway
     trickle        200 connections announce a message of 16 MiB each, and send 8 KiB of it each second
@@ -17,7 +17,7 @@
     handshakes     TLS handshakes without the certificate that the listener wants, again at once when they fail
     keys           publishes with a new key each, while a client of another address repeats its own
 
-An attack says what it did, and what it may not have been able to do.
+An attack reports what it did, and what it did although the server should have prevented it.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ import wire
 PATIENCE = 60.0
 Said = tuple[str, list[str]]
 Stopped = Callable[[float], bool]
-#: Who fills streams for an attack, and who asks for them: neither is the address that honest clients share.
+#: The addresses from which an attack fills streams, and reads them; honest clients use another one.
 WRITER, STRANGER = "127.0.0.3", "127.0.0.4"
-#: How many events of 1 MiB are written at the most, and how often a peer that is refused may come back in a second.
+#: The most events of 1 MiB that are written; how often in a second a peer that was refused may reconnect.
 MOST_EVENTS, MOST_RETURNS = 500, 10
-#: Options of the server that an attack needs to get anywhere in its time.
+#: Options of the server without which an attack would take too long.
 OPTIONS = {"keys": ["server.memory=64MiB"]}
-#: The listener that speaks TLS and wants certificates.
+#: The listener with TLS that requires client certificates.
 SECURED = "figg/secured"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
 class Attack:
-    """A process that attacks until it is told to stop."""
+    """A process that attacks until :meth:`end` is called."""
 
     def __init__(self, name: str, ports: dict[str, int], address: str) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
@@ -72,7 +72,7 @@ class Attack:
         pipe.send(ATTACKS[name](ports, address, pipe.poll))
 
     def end(self) -> Said:
-        """Return what it did, and what should not have been possible."""
+        """Stop; return what the attack did, and what should not have been possible."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send("enough")
         try:
@@ -88,7 +88,7 @@ class Attack:
 
 
 def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket | None:
-    """Return a connection from ``address``, or None: it was refused."""
+    """Return a connection from ``address``, or None if it was refused."""
     peer = socket.socket()
     peer.settimeout(5)
     if receive_buffer:
@@ -104,7 +104,7 @@ def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket |
 
 
 def living(peers: list[socket.socket]) -> int:
-    """Return how many of them the server has not closed; whatever they were sent is read."""
+    """Return how many connections the server has not closed; read and ignore the bytes that it has sent."""
     count = 0
     for peer in peers:
         peer.setblocking(False)
@@ -262,7 +262,7 @@ def gaps(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> socket.socket | None:
-    """Return a connection of ZeroMQ (ZMTP 3.0, NULL) that is ready; what the server said up to then was read."""
+    """Return a ZeroMQ connection (ZMTP 3.0, NULL) after its handshake."""
     peer = connect(port, address, receive_buffer)
     if peer is None:
         return None
@@ -272,7 +272,7 @@ def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> so
     )
     try:
         peer.sendall(GREETING + b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties)
-        # All of it: a message that is sent before the server's READY ends the connection.
+        # Read all of it: a message that is sent before the server's READY ends the connection.
         exactly(peer, 64)
         exactly(peer, exactly(peer, 2)[1])
     except OSError:
@@ -336,7 +336,7 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     base = ports["eventbus"]
     writer, written = zmtp(base + 2, WRITER, b"DEALER"), 0
     if writer is not None:
-        with contextlib.suppress(OSError):  # it answers no heartbeats
+        with contextlib.suppress(OSError):  # this client answers no heartbeats
             while written < 3000 and not stopped(0):
                 writer.sendall(event(written, 8 << 10))
                 written += 1
@@ -357,7 +357,7 @@ def request(target: str) -> bytes:
 
 
 def question(way: str) -> tuple[str, bytes]:
-    """Return the listener of a reader of the stream "deaf", and what it sends."""
+    """Return a listener, and the bytes by which a client asks it for the stream "deaf"."""
     name = b"subscribe:deaf@0"
     hello = bytes((len(name),)) + name + bytes(3)
     return {
@@ -513,7 +513,7 @@ def keyed(key: str, body: bytes) -> bytes:
 
 
 def answers(peer: socket.socket, count: int) -> bytes:
-    """Return what the server says until it has answered *count* requests."""
+    """Return the bytes that the server sends until it has answered *count* requests."""
     said = b""
     peer.settimeout(PATIENCE)
     while said.count(b"HTTP/1.1 ") < count or not said.endswith(b"}\n"):
@@ -525,7 +525,7 @@ def answers(peer: socket.socket, count: int) -> bytes:
 
 
 def numbers_of(port: int, keys: list[str]) -> list[int]:
-    """Return the numbers that the publishes with *keys* got, from an address that has nothing to do with the attack."""
+    """Publish with *keys* from an address without attackers; return the numbers of the messages."""
     found: list[int] = []
     for key in keys:
         peer = connect(port, WRITER)

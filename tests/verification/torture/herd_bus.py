@@ -1,4 +1,4 @@
-"""Clients of the event bus for herd.py: three sockets of pyzmq each, as the text says, with libzmq's own reconnects.
+"""Event bus clients for herd.py: each has three sockets of pyzmq, as the specification says; libzmq reconnects.
 
 A client subscribes to a topic of its own, asks for a snapshot of it, and publishes into it; its event is acknowledged
 when it is broadcast.  An event that does not come back in two seconds is sent again, and so is a SYNCSTART that was not
@@ -14,17 +14,17 @@ from typing import Any
 from herd_clients import Client, Outcome, Spec
 
 TIME = b"2024-05-01T10:20:30.123Z"
-#: After how long an event that was not broadcast is sent again, and a request that was not answered, in seconds.
+#: After how many seconds an event without a broadcast is sent again, and a request without an answer.
 AGAIN, ASK_AGAIN = 2.0, 10.0
-#: It asks for a snapshot behind so many events, too.
+#: A client also requests a snapshot after so many events.
 ASK_EVERY = 5
 
 
 class BusClient(Client):
     """One client.
 
-    :ivar asked: when it asked for a snapshot; None: it needs none
-    :ivar last: the highest number that it was told; of this snapshot, ``synced``; of broadcasts, ``broadcast``
+    :ivar asked: when it requested a snapshot; None: it needs none
+    :ivar last: the highest number that it has received; ``synced``: by this snapshot; ``broadcast``: by broadcasts
     """
 
     def __init__(self, spec: Spec, number: int, bus: Bus) -> None:
@@ -58,7 +58,7 @@ class BusClient(Client):
             self.again_at = now
         if self.began is not None and now >= self.again_at:
             if self.again_at > self.began:
-                self.ask(now)  # it may have missed something
+                self.ask(now)  # it may have missed an event
             self.again_at = now + AGAIN
             made = str(uuid.UUID(int=self.number << 64 | self.sent, version=4)).encode()
             self.crowd.send(self.collector, [self.topic, b"null", b"herd", TIME, made, *self.under_way()])
@@ -66,7 +66,7 @@ class BusClient(Client):
     def heard_snapshot(self, message: list[bytes], now: float) -> None:
         if message[0] == b"SYNC":
             seq = int.from_bytes(message[2], "big")
-            if seq <= self.synced and self.asks == 1:  # after the second request the answer begins anew
+            if seq <= self.synced and self.asks == 1:  # the second request begins a new answer
                 self.wrong.append(f"SYNC {seq} after SYNC {self.synced}")
             self.synced = seq
             self._event(seq, message[6], now)
@@ -96,7 +96,7 @@ class BusClient(Client):
         return found
 
     def _event(self, seq: int, data: bytes, now: float) -> None:
-        """By a snapshot or a broadcast: whichever comes second is to be discarded."""
+        """Handle an event of a snapshot or a broadcast; discard one that came the other way before."""
         if seq <= self.last:
             return
         self.last = seq

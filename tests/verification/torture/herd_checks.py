@@ -1,4 +1,4 @@
-"""Whether the streams have what the clients of herd.py were told, and nothing that they were not."""
+"""Check the streams against what the clients of herd.py have sent and received."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import defaultdict
 import wire
 from herd_clients import PAYLOAD, Outcome
 
-#: The streams of a protocol, where they are not called after the clients.
+#: The streams of protocols whose streams are not named after the clients.
 STREAMS = {"lumberjack": "lumberjack", "backbone": "backbone", "eventbus": "eventbus"}
-#: How many violations of one kind are named.
+#: How many violations of one kind are listed.
 SHOWN = 3
 
 Stored = list[tuple[int, bytes]]
@@ -25,9 +25,9 @@ def streams_of(outcome: Outcome) -> str:
 
 
 def check(port: int, outcomes: list[Outcome], *, strangers: bool) -> list[str]:
-    """Return what is wrong.
+    """Return the problems.
 
-    :param strangers: whether others wrote into the streams, too
+    :param strangers: whether other clients have published to the streams, too
     """
     names = sorted({streams_of(outcome) for outcome in outcomes if outcome.acked})
     stored: dict[str, Stored] = {}
@@ -39,7 +39,7 @@ def check(port: int, outcomes: list[Outcome], *, strangers: bool) -> list[str]:
 
 
 def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers: bool) -> list[str]:
-    """Return what is wrong: acknowledged messages are there, in the order of sending, those of Relink once."""
+    """Return the problems: acknowledged messages are stored in the order of sending, those of Relink once."""
     numbers: dict[tuple[str, int], list[int]] = defaultdict(list)
     foreign = 0
     for records in stored.values():
@@ -72,7 +72,7 @@ def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers:
 
 
 def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
-    """Return what is wrong: deliveries are as stored, in rising order; a Relink link has each record once."""
+    """Return the problems: deliveries are as stored, in rising order; a Relink link gets each record once."""
     sums = {name: {seq: zlib.crc32(data) for seq, data in records} for name, records in stored.items()}
     wrong: list[str] = []
     for outcome in outcomes:
@@ -81,7 +81,7 @@ def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
         for stream, seq, checksum in outcome.read:
             if stream in sums and sums[stream].get(seq) != checksum:
                 wrong.append(f"{seq} of {stream} at {outcome.spec.label} {outcome.number} is something else")
-            # Datagrams may come late; a client that has another one has a gap that the text lets it ask for.
+            # Datagrams may come late; a client that lacks one may ask for the gap, as the specification says.
             if seq <= before and outcome.spec.protocol not in ("backbone",) and (relink or seq == before):
                 wrong.append(f"{seq} of {stream} after {before} at {outcome.spec.label} {outcome.number}")
             before = seq

@@ -1,4 +1,4 @@
-"""What the clients of herd.py have in common, whatever protocol they speak.
+"""The base of the clients of herd.py, for all protocols.
 
 Every client has one message (lumberjack: one batch) under way at most, keeps it until it is acknowledged, and sends it
 again on its next connection.  Its payloads say whose they are: ``{"m":"NAME:CLIENT:NUMBER:....."}``.
@@ -27,7 +27,7 @@ PAYLOAD = re.compile(rb'\{"m":"([a-z-]+):(\d+):(\d+):\.*"\}')
 class Spec:
     """Clients of one kind.
 
-    :ivar name: what their payloads begin with: letters and dashes
+    :ivar name: with which their payloads begin: letters and dashes
     :ivar pause: how long each client waits after an acknowledgement before it publishes again, about, in seconds
     :ivar large: the size of every tenth message, in bytes; 0: none is large
     :ivar fresh: whether they close their connection after each acknowledgement, and connect again for the next message
@@ -48,12 +48,12 @@ class Spec:
 
 @attrs.define
 class Outcome:
-    """What became of one client.
+    """The result of one client.
 
     :ivar acked: the number of its last acknowledged message; they are 1, 2, 3 ...
     :ivar worst: the longest that one message waited for its acknowledgement, in seconds
-    :ivar waits: how long each waited that was acknowledged
-    :ivar read: (stream, seq, checksum) of what was delivered to it; seq is 0 where the protocol does not say it
+    :ivar waits: how long each acknowledged message waited
+    :ivar read: (stream, seq, checksum) of each delivered record; seq is 0 if the protocol has no numbers
     """
 
     spec: Spec
@@ -67,21 +67,21 @@ class Outcome:
 
 
 class Client:
-    """What all clients have in common.
+    """The base of all clients.
 
-    :ivar at: when it wants to be woken up
-    :ivar mark: when the server ended last; what comes on connections made before does not count
-    :ivar back: when it was served first after that; None: not yet
+    :ivar at: when :meth:`wake` is due
+    :ivar mark: when the server ended last; bytes on connections that were made before do not count
+    :ivar back: when the client was first served after that; None: not yet
     """
 
-    #: Messages that are sent together.
+    #: How many messages are sent together.
     batch: ClassVar[int] = 1
 
     def __init__(self, spec: Spec, number: int, crowd: Any) -> None:
         self.spec, self.number, self.crowd = spec, number, crowd
         self.acked = self.sent = 0
         self.at = self.mark = self.publish_at = 0.0
-        self.began: float | None = None  #: when what is under way was sent first
+        self.began: float | None = None  #: when the messages under way were first sent
         self.back: float | None = None
         self.worst = 0.0
         self.waits: list[float] = []
@@ -97,13 +97,13 @@ class Client:
         return [self.payload(n) for n in range(self.acked + 1, self.sent + 1)]
 
     def next_message(self, now: float) -> list[bytes]:
-        """The messages that are to be sent now."""
+        """Return the messages to send now."""
         self.sent = self.acked + self.batch
         self.began = now
         return self.under_way()
 
     def acknowledged(self, now: float) -> None:
-        """What is under way is stored."""
+        """Note that the messages under way are acknowledged."""
         assert self.began is not None
         self.waits.append(now - self.began)
         self.worst = max(self.worst, now - self.began)
@@ -119,11 +119,11 @@ class Client:
         self.read.append((stream, seq, zlib.crc32(data)))
 
     def marked(self, now: float) -> None:
-        """The server has ended."""
+        """Note that the server has ended."""
         self.mark, self.back = now, None
 
     def wake(self, now: float) -> None:
-        """The time ``at`` has come; set it to the next."""
+        """Do what is due at the time ``at``, and set the next time."""
 
     def outcome(self, now: float) -> Outcome:
         worst = max(self.worst, 0.0 if self.began is None else now - self.began)
@@ -178,7 +178,7 @@ class StreamClient(Client):
             super().served(now)
 
     def lost(self, now: float, refused: bool = False) -> None:
-        """The connection is gone, or (``refused``) could not be made."""
+        """Note that the connection was lost or, with ``refused``, could not be made."""
         self.crowd.close(self)
         self.failures += 1
         self.crowd.wake_at(self, now + self.delay(refused))
@@ -191,7 +191,7 @@ class StreamClient(Client):
         return True
 
     def tick(self, now: float) -> None:
-        """At least once a second, while it is connected."""
+        """Do what is due; called at least once a second while the client is connected."""
 
     def begin(self) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A process with clients of herd.py in it, and the words that are exchanged with it.
+"""A process that runs clients of herd.py, and the commands that it takes.
 
     Crowd(specs).serve(ports)     they begin, and go on until the process is told otherwise
                 .mark()           the server has ended: what is served from now on is served by the next one
@@ -25,7 +25,7 @@ from herd_clients import Client, Outcome, Spec, StreamClient
 from herd_protocols import KINDS
 
 PATIENCE = 60.0
-#: A socket that takes its port when it connects: thousands from one address share the ports that there are.
+#: IP_BIND_ADDRESS_NO_PORT: the socket gets its port when it connects, so that thousands can share one address.
 IP_BIND_ADDRESS_NO_PORT = 24
 
 
@@ -75,7 +75,7 @@ def _run(pipe: Connection, specs: list[Spec]) -> None:
             (word,) = pipe.recv()
             now = time.monotonic()
             if word == "mark":
-                loop.turn(0.0)  # what came before is not of the next server
+                loop.turn(0.0)  # earlier bytes are not of the next server
                 for client in loop.clients:
                     client.marked(time.monotonic())
                 pipe.send(True)
@@ -89,7 +89,7 @@ def _run(pipe: Connection, specs: list[Spec]) -> None:
                 pipe.send(True)
             else:
                 pipe.send([client.outcome(now) for client in loop.clients])
-                return  # what they would send from now on nobody would know of
+                return  # nobody would record what they sent from now on
         loop.turn(0.02)
 
 
@@ -119,7 +119,7 @@ class Loop:
                 client.wake(now)
                 self.wake_at(client, client.at)
 
-    # What clients call.
+    # Methods that clients call.
 
     def wake_at(self, client: Client, when: float) -> None:
         client.at = when
@@ -172,7 +172,7 @@ class Loop:
         except BlockingIOError:
             pass
         except OSError:
-            client.out.clear()  # reading says that it is gone
+            client.out.clear()  # the next read reports the loss
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out or client.connecting else 0)
         if self.selector.get_key(client.sock).events != wanted:
             self.selector.modify(client.sock, wanted, client)

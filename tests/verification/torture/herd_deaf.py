@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Readers that never read, of every protocol that delivers, and honest clients beside them.
+"""Subscribers of every protocol that never read, and honest clients beside them.
 
     herd_deaf.py [--way WAY]... [--size SIZE]... [--readers N] [--seconds S]
 
@@ -33,13 +33,13 @@ from abuse import Usage
 from herd_attacks import connect, event, question, zmtp, zmtp_message
 
 HONEST, ATTACKER = "127.0.0.1", "127.0.0.2"
-#: Records of each size: their bytes, and how many there are.
+#: For each size of records: their bytes, and how many there are.
 SIZES = {"large": (16 << 20, 4), "mib": (1_000_000, 40), "small": (100, 200_000)}
 WAYS = ("http-read", "http-live", "http-pattern", "admin-tail", "figg", "relink", "eventbus")
 
 
 def fill(port: int, size: int, count: int, topic: bytes = b"deaf") -> None:
-    """Publish the records, with Figg."""
+    """Publish the records by Figg."""
     with contextlib.closing(socket.create_connection((HONEST, port), timeout=120)) as peer:
         frames, acked = wire.Frames(), 0
         step = max(1, min(count, (16 << 20) // size))
@@ -67,7 +67,7 @@ class Honest:
         result.close()
 
     def stop(self) -> None:
-        """End the client, and take what it has measured."""
+        """End the client, and get its measurements."""
         self.over.set()
         self.waits: list[float] = self._result.recv()
         self._process.join()
@@ -97,7 +97,7 @@ class Honest:
 
 
 def deaf_bus(base: int, readers: int, size: int, count: int) -> list[socket.socket]:
-    """Subscribe to everything without reading, and publish as much as there would be to read."""
+    """Subscribe to all topics without reading, and publish as many bytes as the other readers would read."""
     peers = [peer for _ in range(readers) if (peer := zmtp(base + 1, ATTACKER, b"SUB"))]
     for peer in peers:
         peer.sendall(zmtp_message([b"\1"]))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills the real server again and again, with ``kill -9`` under load, and looks whether anything is lost.
+"""Kill the real server again and again with ``kill -9`` under load, and check that nothing is lost.
 
     kill9.py [--count N] [--seed S] [--durability MODE] [--lives K] [--directory DIR] [--sabotage]
 
@@ -7,19 +7,19 @@ A *cycle*: the server starts; everything is read back from offset 0; the load ru
 to --busy milliseconds; ``kill -9``.  Before every tenth cycle one is killed while it starts, too.  After --lives
 cycles the journal is verified, removed, and a new one begun.
 
-Checked each time, against what publishers and subscribers noted in processes of their own:
+Checked each time, against the records of publishers and subscribers in processes of their own:
 
-  - what was acknowledged is there, unchanged;
-  - nothing is there that was never sent, nor in another shape;
-  - the messages of each publisher are in its order, once; again only where it sent them again after a reconnect;
-  - a number that was ever delivered, by any listener, has the same message for ever;
-  - numbers follow on (with --durability batch; else they may jump after a crash, never fall back);
+  - every acknowledged message is stored, unchanged;
+- every stored message was sent, and is unchanged;
+- the messages of each publisher are in its order, each once, or again where it has sent them again after a reconnect;
+- a number that was ever delivered, by any listener, always has the same message;
+- numbers are consecutive (with another --durability than batch they may jump after a crash, but never go back);
   - `fyrehose journal verify` finds nothing.
 
 Prints each violation and a summary; the status is 1 if there was any, and the directory is kept.
 
-With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice: to see that the
-harness does.
+With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice, which shows that
+this program does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ BUS = 2000
 
 
 class Life:
-    """A journal, from its first start to its last check, and everybody who knows something about it."""
+    """A journal from its first start to its last check, with its publishers and subscribers."""
 
     def __init__(self, directory: Path, dice: random.Random, durability: str, strangers: bool = False) -> None:
         """``strangers``: whether others publish, too, whatever they like."""
@@ -78,14 +78,14 @@ class Life:
         self.publishers = load.Publishers(specs)
         self.subscribers = load.Subscribers(STREAMS, 2, self.largest)
         self.bus = listeners.EventBus(BUS, self.largest)
-        #: whatever left the server, by whichever listener: of each stream the author of each number
+        #: what was delivered by any listener: for each stream the author of each number
         self.released: dict[bytes, dict[int, tuple[int, int]]] = {stream.encode(): {} for stream in STREAMS}
         self.problems: list[str] = []
         self.acked: dict[int, int] = {}
         self.kept = self.duplicates = self.datagrams = 0
-        #: what was acknowledged may be gone, because the power was and nothing had promised it to be on the disk
+        #: acknowledged messages may be lost: the power was cut, and the durability does not promise a sync
         self.may_lose = False
-        #: bytes that are kept; 0: everything
+        #: bytes that retention keeps; 0: all
         self.keep = 0
 
     def by_listener(self) -> dict[str, int]:
@@ -112,13 +112,13 @@ class Life:
         )
 
     def load(self, server: servers.Server) -> None:
-        """Everybody connects and goes on, until the next check."""
+        """Connect all publishers and subscribers, which continue until the next check."""
         ports = {listener: server.port(listener) for listener in servers.LISTENERS}
         for worker in (self.subscribers, self.bus, self.publishers):
             worker.connect(ports)
 
     def check(self, server: servers.Server) -> None:
-        """Everything, against what the others noted; the server serves, and nobody is connected."""
+        """Check everything against the records of the clients, which are disconnected; the server runs."""
         publishers, pushed = self.publishers.report()
         ours, heard = self.bus.report()
         publishers.append(ours)
@@ -128,11 +128,11 @@ class Life:
             self.problems += [problem for problem in problems if not any(words in problem for words in allowed)]
             for stream, numbers in messages.items():
                 self._release(stream, numbers)
-            if self.durability == "batch" and not self.keep:  # else a slow reader may be overtaken by retention
+            if self.durability == "batch" and not self.keep:  # otherwise retention may overtake a slow reader
                 self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
         found = wire.read_all(server.port("figg"), list(self.released), self._ends())
         if self.keep:
-            # The server may still have deleted something while it was read.
+            # The server may have deleted segments while they were read.
             oldest: dict[bytes, int] = {}
             for run in dump.runs(self.directory / "data"):
                 oldest.setdefault(run.stream.encode(), run.first_seq)
@@ -204,7 +204,7 @@ class Life:
         highest = last
         seen: dict[int, int] = {}
         for n in order:
-            # ZeroMQ still brings what a connection had sent that was closed, side by side with the next one's.
+            # ZeroMQ still delivers messages of a closed connection, mixed with those of the next one.
             before = highest if number == BUS else last
             highest = max(highest, n)
             if n > before + 1 and not self.may_lose:
@@ -239,7 +239,7 @@ class Life:
 
 
 def sabotage(data: Path) -> None:
-    """The last durable bytes are lost, and nothing tells of it."""
+    """Remove the last durable bytes in a way that the server cannot notice."""
     mark = data / "MARK"
     durable = int.from_bytes(mark.read_bytes()[:8], "little")
     last = max(path for path in data.glob("*.segment"))
@@ -251,7 +251,7 @@ def sabotage(data: Path) -> None:
 
 
 def cycle(life: Life, busy: float) -> float:
-    """One start, one check, one kill; how long the start took, in seconds."""
+    """Start, check and kill the server once; return how long the start took, in seconds."""
     dice = life.dice
     if dice.random() < 0.1:
         server = life.start()
@@ -271,7 +271,7 @@ def cycle(life: Life, busy: float) -> float:
 
 
 def run_life(life: Life, cycles: int, busy: float, told: Any, saboteur: bool) -> list[float]:
-    """``cycles`` kills and a last check; the seconds that each took."""
+    """Run ``cycles`` kills and a last check; return how many seconds each start took."""
     times = []
     for _ in range(cycles):
         began = time.monotonic()

@@ -1,6 +1,6 @@
-"""Publishers of the listeners other than Figg's and the backbone's: by raw sockets and struct, and by pyzmq.
+"""Publishers for the listeners of lumberjack, Relink and the event bus: with raw sockets and struct, or pyzmq.
 
-From the texts of the protocols: nothing of what is under test is used here.
+They are written from the specifications, and use no code of Fyrehose.
 
     Lumberjack    version 2: windows of J frames, every third one compressed, two of them under way
     Relink        one channel without transactions, on a link that it resumes: what was sent on it is there once
@@ -21,11 +21,11 @@ from load import BUFFER, Publisher, Seen, Worker
 
 
 class Lumberjack(Publisher):
-    """One writer; what it writes are no documents, which the reader does not mind."""
+    """One lumberjack writer; its events are no JSON documents, which the server accepts."""
 
     def begin(self) -> None:
         self.heard_of = bytearray()
-        #: (first, count) of what is under way
+        #: (first, count) of the windows under way
         self.windows: list[tuple[int, int]] = []
         self.again()
 
@@ -52,7 +52,7 @@ class Lumberjack(Publisher):
             kind, sequence = bytes(self.heard_of[:2]), struct.unpack_from(">I", self.heard_of, 2)[0]
             del self.heard_of[:6]
             if not sequence and kind == b"2A":
-                continue  # it is still at work on it
+                continue  # the server is still at work on the window
             first, count = self.windows[0] if self.windows else (0, 0)
             self.acknowledged(first + sequence - 1, kind == b"2A" and sequence <= count)
             if sequence == count:
@@ -82,7 +82,7 @@ class Relink(Publisher):
 
     @staticmethod
     def _message(data: bytes) -> bytes:
-        """One part; its size has two bytes, or eight."""
+        """Return a message of one part, whose size has two bytes, or eight."""
         if len(data) < 1 << 16:
             head = struct.pack("<BBH4x", 0b0_100_01, 1, len(data))
         else:
@@ -107,20 +107,20 @@ class Relink(Publisher):
 
     def _linked(self, link: Any) -> None:
         if link == self.link:
-            # Nothing is to be reported of channels that the listener has not.
+            # Report nothing about channels that the listener does not have.
             self.state = "resync"
             self.out += self.RESUME
         else:
             self.link, self.state = link, "open"
             self.again()
-            self.first = self.next  #: has number 0 on this link
+            self.first = self.next  #: the message has number 0 on this link
 
     def _packet(self, packet: bytes) -> None:
         if packet == self.PING:
             self.out += self.PONG
         elif packet == self.RESUME and self.state == "resync":
             self.state = "open"
-            self.next = self.acked + 1  # no second time: the link knows
+            self.next = self.acked + 1  # not stored a second time: the link knows it
         elif packet[0] == self.CONSUMED:
             self.acknowledged(self.acked + 1)
         elif packet[0] == self.CONSUMED_UP_TO:
@@ -140,7 +140,7 @@ class EventBus(Worker):
     TIME = b"2024-05-01T10:20:30.123Z"
 
     def hang_up(self) -> None:
-        """The server is gone, and another may get its port: the next connection has sockets of its own."""
+        """Close the sockets: the server has ended, and another program may get its port."""
         self._pipe.send(("hang up",))
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
@@ -161,7 +161,7 @@ class EventBus(Worker):
             sockets = []
             for kind, offset in ((zmq.SUB, 1), (zmq.DEALER, 2)):
                 socket = context.socket(kind)
-                # With 0 libzmq aborts where a connection breaks in the middle of a message (its issue 3442).
+                # With 0, libzmq aborts if a connection breaks within a message (libzmq issue 3442).
                 socket.setsockopt(zmq.LINGER, 200)
                 if kind == zmq.SUB:
                     socket.setsockopt(zmq.RCVHWM, 0)
@@ -199,7 +199,7 @@ class EventBus(Worker):
 
     @staticmethod
     def _heard(subscriber: Any, zmq: Any, sent_from: int, state: Publisher, seen: Seen) -> bool:
-        """Every BROADCAST that has come; whether there was one of what was sent on this connection."""
+        """Handle all BROADCASTs that have arrived; return whether one was of an event of this connection."""
         ours = False
         while True:
             try:

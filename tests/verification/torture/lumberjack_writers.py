@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many Lumberjack writers at once, like Filebeats after a restart, and what a light one among them notices.
+"""Run many lumberjack writers at once, like Filebeats after a restart, and measure the waits of a light one.
 
     lumberjack_writers.py [--writers 500] [--pipelining 5] [--windows 5] [--events 2048] [--size 150] [--level 0|3]
                           [--version 1|2] [--processes N] [--memory SIZE] [--light-windows N] [--patience S]
@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 
-#: How long everybody together may wait without any acknowledgement, in seconds.
+#: How long all writers may wait without any acknowledgement, in seconds.
 SILENCE = 60.0
 #: How long the light writer pauses between two events, in seconds.
 PAUSE = 0.02
@@ -82,7 +82,7 @@ class Writer:
         self._heard = bytearray()
 
     def write(self) -> bool:
-        """Send as much as the socket and the pipelining take; return False if only an acknowledgement helps."""
+        """Send as much as socket and pipelining allow; return False if an acknowledgement must come first."""
         while True:
             if self._at == len(self.data):
                 if self.begun == self.wanted or self.begun - self.acked == self.pipelining:
@@ -95,7 +95,7 @@ class Writer:
                 return True
 
     def read(self) -> int:
-        """Return how many windows were acknowledged by what came in."""
+        """Read; return how many windows were acknowledged."""
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed the connection of a writer")
@@ -111,7 +111,7 @@ class Writer:
 
 
 def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace, acked: Any, index: int) -> None:
-    """Connect *count* writers, wait for the word to begin, and report when everything is acknowledged."""
+    """Connect *count* writers, wait for the command to begin, and report when all windows are acknowledged."""
     data = window(arguments.events, arguments.size, arguments.level, arguments.version)
     try:
         writers = [Writer(port, arguments.windows, arguments.pipelining, arguments.events, data) for _ in range(count)]
@@ -139,11 +139,11 @@ def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace
     except (OSError, EOFError) as error:
         pipe.send(f"{type(error).__name__}: {error}")
     with suppress(EOFError):
-        pipe.recv()  # the connections stay until everybody is ready
+        pipe.recv()  # the connections stay open until all writers are done
 
 
 def light(pipe: Connection, port: int, acked: Any) -> None:
-    """Send one event after the other, and report how long each waited, in seconds and in windows of the others."""
+    """Send one event after the other; report each wait, in seconds and in acknowledged windows of other writers."""
     waits: list[tuple[float, int]] = []
     data = b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 11) + b'{"light":1}'
     try:
@@ -161,7 +161,7 @@ def light(pipe: Connection, port: int, acked: Any) -> None:
 
 
 def told(pipe: Connection) -> Any:
-    """Return what a client process reports.
+    """Return the report of a client process.
 
     :raises ValueError: it failed
     """
@@ -174,7 +174,7 @@ def told(pipe: Connection) -> Any:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Return what the server has at present, and the most that it ever had, in KiB."""
+    """Return the server's present memory and its maximum, in KiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     resident, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
     assert resident is not None
@@ -199,7 +199,7 @@ def stored(port: int) -> int:
 
 
 def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
-    """Do it; return what was wrong."""
+    """Run the writers against a server; return the problems."""
     port, pid = server.port("lumberjack"), server.process.pid
     context = multiprocessing.get_context("fork")
     acked = context.Array("Q", arguments.processes, lock=False)

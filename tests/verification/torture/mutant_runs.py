@@ -1,4 +1,4 @@
-"""Run tests in forked children: to learn which lines each test executes, and whether a mutant is noticed.
+"""Run tests in forked children, to learn the lines that each test executes, and to see which notice a mutant.
 
     Farm(root) -> learn(test files) -> Map     which tests execute which lines of which module, and for how long
                -> judge(mutation, rounds) -> Verdict
@@ -35,7 +35,7 @@ import hypothesis
 import pytest
 from mutations import Mutation
 
-#: What the children need not import again; nothing of it may start a reactor, which cannot be forked.
+#: Modules that children need not import again; none may install a reactor, which cannot be forked.
 _PRELOADED = (
     "_pytest.assertion.rewrite",
     "cryptography.x509",
@@ -53,13 +53,13 @@ _PRELOADED = (
     "unittest.mock",
     "zmq",
 )
-#: Tries of a Hypothesis test, and steps of each: a mutant is met by few or by none.
+#: How many examples a Hypothesis test tries, and steps of each: few are enough to meet a mutant, or none will.
 EXAMPLES, STEPS = 60, 40
-#: A test may use so many seconds of the processor, or of the clock, besides ten times what it used before.
+#: A test may use ten times its former time, and so many seconds more, of the processor or of the clock.
 GRACE_CPU, GRACE = 1.0, 30.0
-#: A test that uses the processor longer than this is not used, in seconds: it would keep a mutant waiting.
+#: Tests that use the processor for more seconds than this are left out, because they would cost too much.
 LONGEST = 4.0
-#: What a child may allocate, in bytes: a mutant that never stops is not to take the machine with it.
+#: The most memory of a child, in bytes: a mutant that never ends must not use up the machine's memory.
 MEMORY = 4 << 30
 
 
@@ -77,7 +77,7 @@ class Learned:
 
 @attrs.frozen
 class Verdict:
-    """What became of a mutant: ``outcome`` is killed, timed out, alive or uncovered; ``by`` names the test."""
+    """The verdict on a mutant: ``outcome`` is killed, timed out, alive or uncovered; ``by`` names the test."""
 
     outcome: str
     by: str
@@ -107,7 +107,7 @@ def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: 
     if not child:
         os.setsid()
         os.close(reading)
-        # What pytest prints, for who wonders why: MUTANTS_OUTPUT=/tmp/output.txt
+        # The environment variable MUTANTS_OUTPUT names a file for the output of pytest.
         null = os.open(os.environ.get("MUTANTS_OUTPUT", os.devnull), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -127,7 +127,7 @@ def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: 
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it has ended before it had a group of its own
+        pass  # the child ended before it had a group of its own
     os.waitpid(child, 0)
     return [json.loads(line) for line in data.split(b"\n") if line.endswith(b"}")]
 
@@ -141,13 +141,13 @@ class Farm:
         self._scratch = Path(tempfile.mkdtemp(prefix="fyrehose-mutants-", dir=base))
 
     def close(self) -> None:
-        """Remove what the tests wrote."""
+        """Remove the files that the tests wrote."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def learn(self, path: str) -> tuple[dict[str, Learned], list[str]]:
         """Run the tests of a file: those that pass, and the names of those that fail.
 
-        What is executed when the tests are imported is learned as of a test without a name.
+        Lines that are executed when the tests are imported count for a test without a name.
 
         :param path: below the root
         """
@@ -328,7 +328,7 @@ class _Learning:
         self._report_lines()
 
     def _out_of_time(self, number: int, frame: object) -> None:
-        # Nothing more: whatever was interrupted, such as coverage, may hold a lock.
+        # Do nothing else: interrupted code, such as coverage, may hold a lock.
         self._report({"test": self._current, "outcome": "slow"})
         os._exit(0)
 

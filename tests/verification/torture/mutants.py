@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Puts one bug after the other into a copy of the tree, and says whether the tests notice.
+"""Plant one bug after the other in a copy of the tree, and report whether the tests notice it.
 
     mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...'] [--patience S]
 
 A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
-that have to fail then.  Tests that take longer than --patience say nothing.  The status is 1 if one was not caught.
-If what a mutant replaces does not stand exactly once in its file, nothing is run: the table is to be mended first.
+that have to fail then.  Tests that take longer than --patience do not count.  The status is 1 if a mutant was not
+caught.  If the text that a mutant replaces is not exactly once in its file, nothing is run: the table has to be
+corrected first.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutants_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[3]
-#: What a copy of the tree needs.
+#: Files and folders that are copied.
 PARTS = ("fyrehose", "tests", "pyproject.toml", "setup.cfg", "setup.py")
 
 
 def copy_tree(to: Path) -> Path:
-    """A copy that may be damaged."""
+    """Copy the tree, so that bugs can be planted in the copy."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
@@ -45,7 +46,7 @@ def copy_tree(to: Path) -> Path:
 
 
 def tests(tree: Path, mutant: Mutant, patience: float) -> str:
-    """Run the tests of ``mutant`` in ``tree``: what became of them."""
+    """Run the tests of ``mutant`` in ``tree``; return their result."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     if "/pure/" in mutant.file:
         environment["FYREHOSE_PURE"] = "1"
@@ -56,14 +57,14 @@ def tests(tree: Path, mutant: Mutant, patience: float) -> str:
         return f"TIMED OUT after {patience:.0f} s"
     if done.returncode == 0:
         return "SURVIVED"
-    if done.returncode != 1:  # not a test that failed, but pytest that did
+    if done.returncode != 1:  # pytest itself failed, not a test
         return f"BROKEN: {done.stdout[-300:]}"
     said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return f"caught: {said[0].split(' - ')[0] if said else '?'}"
 
 
 def broken(mutants: Sequence[Mutant]) -> list[str]:
-    """Return what is wrong with the table: mutants that cannot be put into the tree as it is."""
+    """Return the mutants of the table that cannot be planted in the tree as it is."""
     found = []
     for mutant in mutants:
         path = ROOT / mutant.file
@@ -74,7 +75,7 @@ def broken(mutants: Sequence[Mutant]) -> list[str]:
 
 
 def judge(mutant: Mutant, trees: SimpleQueue[Path], patience: float) -> str:
-    """Put ``mutant`` into a tree that is free, run its tests, take it out again."""
+    """Plant ``mutant`` in a free copy of the tree, run its tests, and remove it again."""
     tree = trees.get()
     path = tree / mutant.file
     whole = path.read_text()

@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Mutant:
-    """Instead of ``old``, which stands once in ``file``, there is ``new``; ``tests`` have to fail."""
+    """A bug: ``new`` replaces ``old``, which is once in ``file``; ``tests`` must fail then."""
 
     name: str
     file: str
@@ -503,7 +503,7 @@ MUTANTS = (
         "if False:",
         "tests/protocols/backbone/test_frames.py",
     ),
-    # What outsiders planted, and no test noticed.
+    # Bugs that strangers planted, and that no test noticed at that time.
     Mutant(
         "a reload keeps verdicts on administering",
         "fyrehose/broker/guard.py",

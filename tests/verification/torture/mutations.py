@@ -69,8 +69,8 @@ class Mutation:
     :ivar old: the statement as it is (the head of a compound one), on one line
     :ivar new: the statement with the bug, on one line
     :ivar nth: counts the mutants of a function that are the same otherwise, from 0
-    :ivar span: where in the text something else is put
-    :ivar text: that
+    :ivar span: the range of the source that is replaced
+    :ivar text: the replacement
     """
 
     file: str
@@ -405,7 +405,7 @@ class _Finder(ast.NodeVisitor):
                     self.visit(keyword.value)
             return
         if isinstance(node.func, ast.Name) and _is_error(node.func.id):
-            return  # it is only a text
+            return  # the statement is only a string
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:

@@ -24,7 +24,7 @@ COLUMNS = ((16, 8), (32, 16), (64, 8))
 
 
 class Wrong(Exception):
-    """The files are not as the page says."""
+    """The files contradict docs/journal-format.md."""
 
 
 class Record(NamedTuple):
@@ -103,5 +103,5 @@ def _of_body(body: bytes) -> Iterator[Record]:
 
 
 def _aligned(offset: int) -> int:
-    """Return the next multiple of 8; a body begins at one, so offsets in it will do."""
+    """Return the next multiple of 8; bodies begin at one, so offsets within a body can be used."""
     return offset + -offset % 8

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cuts the power of a journal's disk, thousands of times.
+"""Cut the power of a journal's disk thousands of times.
 
     power.py [--count N] [--seed S] [--fs ext4|xfs] [--options O] [--durability MODE] [--directory DIR] [--sabotage]
 
@@ -16,8 +16,8 @@ Checked in each cycle, against what the process had said through a pipe, which o
   - what was appended at once is there whole or not at all, and in order;
   - numbers follow on, nothing else is there, and the journal opens.
 
-Needs root; says why it cannot be run, with status 0.  The status is 1 if anything was violated.  With --sabotage the
-journal's syncs do nothing: to see that the harness would notice.
+Needs root; without it, prints why it cannot be run, with status 0.  The status is 1 if anything was violated.  With
+--sabotage the journal's syncs do nothing, which shows that this program notices lost messages.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from fyrehose.journal.settings import JournalSettings, durability
 
 #: How often a process appends before it closes the journal in order.
 TURNS = 40
-#: How many cycles a journal lives.
+#: After how many cycles a new journal is begun.
 LIFE = 20
 
 
 @attrs.define(slots=False)
 class CutFiles(SteppedFiles):
-    """The power is cut at the ``nth`` system call, before it or behind it."""
+    """Files whose power is cut right before or after the ``nth`` system call."""
 
     where: Path
     nth: int
@@ -100,7 +100,7 @@ class CutFiles(SteppedFiles):
 
 
 class Bench:
-    """The disk, the journal on it, and what was wrong."""
+    """The disk, the journal on it, and the problems that were found."""
 
     def __init__(self, disk: disks.LoopDisk, arguments: argparse.Namespace) -> None:
         self.disk, self.arguments, self.dice = disk, arguments, random.Random(arguments.seed)
@@ -121,7 +121,7 @@ class Bench:
         )
 
     def cycle(self) -> None:
-        """One process, one cut."""
+        """Run one process until its power is cut, and check the journal."""
         dice = self.dice
         timed = dice.random() < 0.3
         nth = 0 if timed else dice.randrange(1, dice.choice((30, 100, 250)))
@@ -140,7 +140,7 @@ class Bench:
         _, status = os.waitpid(pid, 0)
         if os.waitstatus_to_exitcode(status) not in (0, -signal.SIGKILL):
             self.problems.append(f"cycle {self.cuts}: the process ended with status {status}")
-        self.disk.cut()  # if it came to its end
+        self.disk.cut()  # if the process came to its end
         self.disk.restart()
         self.cuts += 1
         self.problems += [f"cycle {self.cuts} (seed {self.arguments.seed}): {p}" for p in self.model.hear(said)]
@@ -163,7 +163,7 @@ class Bench:
             os._exit(status)
 
     def last_look(self) -> None:
-        """What the last cut left, without another one."""
+        """Check what the last power cut has left, without another cut."""
         ours, theirs = os.pipe()
         if not (pid := os.fork()):
             self._in_child(ours, theirs, CutFiles(self.disk.where, 0, False, False), 1, turns=0)
@@ -177,7 +177,7 @@ class Bench:
 
 
 def _listen(pipe: int, disk: disks.LoopDisk | None, seconds: float | None) -> bytes:
-    """Return what comes until it is closed, or ``seconds`` have passed; then the power of ``disk`` is cut."""
+    """Return the bytes that arrive until the pipe is closed, or until ``seconds`` have passed and the power is cut."""
     said, deadline = [], None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -232,7 +232,7 @@ def main() -> int:
     arguments = parser.parse_args()
     base = arguments.directory or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
     root = Path(tempfile.mkdtemp(prefix="fyrehose-power-", dir=base))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without unmounting the disk
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # only after the disk is unmounted
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     try:
         bench = run(arguments, root)

@@ -1,7 +1,7 @@
-"""What a journal must hold, by what was heard of it: the oracle of power.py.
+"""The expected content of a journal, by what its process has reported: the oracle of power.py.
 
 An *append* is numbered, and is a list of (stream, first, count).  Each payload can be made again from its stream, its
-number and its append, so nothing of it is kept.
+number and its append, so payloads are not kept.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Parts = list[tuple[str, int, int]]
 class Model:
     """One journal, over all its power cuts.
 
-    :ivar strict: whether what was acknowledged has to be there
-    :ivar kept: appends that are there
-    :ivar lost: appends that were acknowledged and are gone
+    :ivar strict: whether acknowledged appends must be in the journal
+    :ivar kept: appends that are in the journal
+    :ivar lost: appends that were acknowledged and are lost
     """
 
     def __init__(self, directory: Path, strict: bool) -> None:
         self.directory, self.strict = directory, strict
         self.appends = self.kept = self.lost = 0
-        #: of each number that was acknowledged or read, its append
+        #: the append of each number that was acknowledged or read
         self.released: dict[str, dict[int, int]] = {stream: {} for stream in STREAMS}
-        #: what was sent since the journal was last read, and which of it was acknowledged
+        #: the appends since the journal was last read, and which of them were acknowledged
         self.sent: dict[int, Parts] = {}
         self.acked: set[int] = set()
         self.acknowledged = 0
 
-    # In the process that appends.
+    # Methods for the process that appends.
 
     def compose(self, dice: random.Random, ends: dict[str, int]) -> tuple[int, Parts]:
         """Return the next append, of one to three streams."""
@@ -52,14 +52,14 @@ class Model:
 
     @staticmethod
     def payload(stream: str, seq: int, append: int) -> bytes:
-        """Mostly small, sometimes more than a segment."""
+        """Return a payload; most are small, some are larger than a segment."""
         hashed = (seq * 2654435761 + append * 40503) & 0xFFFFFFFF
         size = 4000 + hashed % 9000 if hashed % 61 == 0 else hashed % 150
         begin = hashed >> 16 & 0x3FFF
         return f"{append} {stream} {seq} ".encode() + _NOISE[begin : begin + size]
 
     def check(self, journal: IJournal) -> dict[str, Any]:
-        """Read everything; what is wrong, and which append every number that is new belongs to."""
+        """Read the journal; return the problems, and the append of every new number."""
         problems: list[str] = []
         new: dict[str, list[tuple[int, int]]] = {}
         found: dict[int, set[tuple[str, int]]] = {}
@@ -117,7 +117,7 @@ class Model:
         ]
 
     def _check_appends(self, found: dict[int, set[tuple[str, int]]], oldest: Mapping[str, int]) -> list[str]:
-        """Return those since the last look: a beginning of them, each whole, and what was acknowledged among them."""
+        """Check the appends since the last look: the first ones are stored, each whole, with all acknowledged ones."""
         problems = []
         missing = None
         for append, parts in sorted(self.sent.items()):
@@ -136,10 +136,10 @@ class Model:
                 problems.append(f"of append {append} there is more than was appended")
         return problems
 
-    # In the process that survives.
+    # Methods for the process that survives.
 
     def hear(self, said: bytes) -> list[str]:
-        """Return what the process said until its end; what is wrong."""
+        """Handle all reports of the process until its end; return the problems."""
         problems: list[str] = []
         lines, _, torn = said.rpartition(b"\n")
         if torn:
@@ -149,7 +149,7 @@ class Model:
         return problems
 
     def hear_one(self, word: str, *rest: Any) -> list[str]:
-        """Return the same for one thing that it said."""
+        """Handle one report of the process; return the problems."""
         problems: list[str] = []
         if word == "found":
             self._found(rest[0], problems)

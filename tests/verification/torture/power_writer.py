@@ -1,7 +1,7 @@
-"""Who uses a journal whose power is cut: the real one, without a server, a thread or a clock.
+"""The process whose power is cut: it uses the real journal, without a server, a thread or a clock.
 
-Queue     the journal's worker: its jobs are done when somebody says so
-Writer    opens, checks, appends, and tells what it did
+Queue     the journal's worker: its jobs run when its owner calls it
+Writer    opens the journal, checks it, appends, and reports what it did
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fyrehose.records import Run
 
 
 class Queue:
-    """A worker whose jobs are done when its owner says so: what is appended meanwhile shares the next commit."""
+    """A worker whose jobs run when its owner calls it; appends in between share the next commit."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
@@ -39,7 +39,7 @@ class Queue:
         return not self._jobs
 
     def stop(self) -> None:
-        """Nothing runs on."""
+        """Do nothing: no thread has to end."""
 
     def work(self) -> None:
         while self._jobs:
@@ -53,7 +53,7 @@ class Queue:
 
 
 class Anywhere:
-    """A pace by which half of the small commits run in the reactor's thread."""
+    """A pace that lets half of the small commits run in the reactor's thread."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -63,13 +63,13 @@ class Anywhere:
         return self._dice.random() < 0.5
 
     def took(self, seconds: float) -> None:
-        """How fast the disk is makes no difference."""
+        """Ignore how fast the disk is."""
 
 
 class Writer:
-    """Opens the journal, checks it, appends, and tells what it did.
+    """Opens the journal, checks it, appends, and reports what it did.
 
-    :param tell: takes a word and what belongs to it, as :meth:`power_model.Model.hear_one` does
+    :param tell: called with each report, as :meth:`power_model.Model.hear_one` takes it
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Writer:
         )
 
     def durable(self, ends: Any) -> None:
-        """Each append says so itself."""
+        """Do nothing: each append reports itself."""
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Those who appended are told."""
+        """Do nothing: the appends report their failure."""
 
     def wrong(self, what: str) -> None:
-        """Something went wrong: which is no wonder if the power is gone."""
+        """Report an error, unless the power was cut, which explains it."""
         try:
             self.model.directory.with_name("probe").touch()
         except OSError:

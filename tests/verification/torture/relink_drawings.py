@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the state machines of docs/protocols/relink-wire.md from the code's own tables, as Mermaid and as tables.
+"""Draw the state machines of docs/protocols/relink-wire.md from the tables in the code, as Mermaid and as tables.
 
 relink_drawings.py        rewrites the drawings of the page, between their marks
 """
@@ -58,7 +58,7 @@ DRAWINGS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def redrawn(page: str) -> str:
-    """``page`` with its drawings as the tables are now."""
+    """Return ``page`` with its drawings made anew from the tables."""
     return _MARKED.sub(lambda mark: mark[1] + "\n".join(DRAWINGS[mark[2]]()) + "\n" + mark[3], page)
 
 

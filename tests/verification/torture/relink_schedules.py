@@ -20,19 +20,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 import relink_rules
 import relink_world
 
-#: Schedules that one process takes at a time.
+#: How many schedules one process runs at a time.
 SHARE = 500
 
 
 def share(first: int, count: int, rule: str | None, losses: bool) -> tuple[list[tuple[int, str]], list[int]]:
-    """Run schedules ``first`` to ``first + count - 1``: those that failed and why, and what was counted."""
+    """Run schedules ``first`` to ``first + count - 1``; return those that failed, with the reasons, and the counts."""
     failed = []
     counts = [0] * 7
     with relink_rules.without(rule) as broken:
         for seed in range(first, first + count):
             try:
                 world = relink_world.run(seed, broken, losses)
-            except Exception as error:  # without a rule anything may happen; with all of them it is reported as well
+            except Exception as error:  # without a rule any error may happen; with all rules an error is reported, too
                 failed.append((seed, f"{type(error).__name__}: {error}"))
                 continue
             messages = sum(map(len, world.sent.values()))

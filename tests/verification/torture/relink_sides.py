@@ -22,14 +22,14 @@ CHANNELS = (0, 1)
 
 
 class Violation(Exception):
-    """What must never be."""
+    """A promise of the protocol was broken."""
 
 
 class WorldLink(Link):
-    """A link whose numbers begin anywhere, so that some wrap at 2^32, and that may read acknowledgements literally."""
+    """A link whose numbers begin at random, so that some wrap at 2^32; it may read acknowledgements literally."""
 
     origin = 0
-    #: whether earlier ``received`` are believed, although the report takes them back
+    #: whether earlier ``received`` packets still count although the report of the peer revokes them
     believes = False
 
     def attach(self, *, resumed: bool) -> None:
@@ -54,7 +54,7 @@ class WorldLink(Link):
 
 
 class Connection:
-    """Bytes under way, and who believes that it lives."""
+    """A connection: the bytes under way, and which sides believe that it is open."""
 
     def __init__(self) -> None:
         self.to = {"A": bytearray(), "B": bytearray()}
@@ -78,7 +78,7 @@ class Side:
         self.done = False
         self.produced: dict[int, list[bytes]] = {}
 
-    # The application as a sender.
+    # The application that sends.
 
     @property
     def believes(self) -> bool:
@@ -100,7 +100,7 @@ class Side:
                 return
             sent = link.channel(channel)
             if sent.room < channels.count(channel) or (self.believes and sent.dec >= sent.base):
-                return  # Who believes can have one transaction at a time: later messages would get its numbers.
+                return  # A peer that believes can have one transaction at a time: later messages would get its numbers.
         keys = [(self.name, channel, world.incarnation(self, channel)) for channel in channels]
         seqs, ahead = [], {}
         for channel in channels:
@@ -115,7 +115,7 @@ class Side:
             world.sent.setdefault(key, []).append(payload)
 
     def produce(self) -> None:
-        """A server's stream: what it sends can be made again."""
+        """Send the next messages of a server's stream, which can be sent again."""
         link, world = self.link, self.world
         assert link is not None
         if self.leaving and 0 not in link.sending:
@@ -156,10 +156,10 @@ class Side:
                 return  # a server closes its stream's channel when its reader leaves
         link.close(channel)
 
-    # The application as a receiver.
+    # The application that receives.
 
     def process(self, channel: int) -> None:
-        """Finish the oldest few messages."""
+        """Finish some of the oldest messages."""
         link, rnd, world = self.link, self.world.rnd, self.world
         box = self.inbox.get(channel)
         if link is None or not box:
@@ -181,7 +181,7 @@ class Side:
         self.fly(effects, ("settle", channel, seq))
 
     def refuse(self, channel: int, last: int, commit: bool) -> None:
-        """Finish messages that were forgotten, or not kept."""
+        """Finish messages that the link has forgotten, or did not keep."""
         assert self.link is not None
         first, key = self.link.receiving[channel].done + 1, self.world.key(self.other, channel)
         refused = [(key, b"", (seq, Ack.UNCOMMITTED)) for seq in range(first, last + 1)] if commit else []
@@ -196,7 +196,7 @@ class Side:
             self.land()
 
     def land(self) -> None:
-        """The oldest write is durable."""
+        """Make the oldest write durable."""
         if not self.flying:
             return
         effects, saved, (what, channel, seq) = self.flying.popleft()
@@ -232,7 +232,7 @@ class Side:
                     session.fenced()  # L4
             assert self.link is not None
             if self.link.attached:
-                self.link.detach()  # only where the rule was taken away
+                self.link.detach()  # only if the rule was removed
             if self.durable:
                 self.inbox.clear()
             self.take(self.session.accept(self.link, resumed=True))
@@ -241,7 +241,7 @@ class Side:
             self.lose(self.link)
         self.link = world.new_link(self, world.epoch, world.next_id())
         if self.durable:
-            self.link.channel(0)  # what is not in the snapshot would begin again
+            self.link.channel(0)  # channels that are not in the snapshot would begin again
             self.saved = snapshot.save(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
@@ -249,7 +249,7 @@ class Side:
         if event.lost is not None:
             old = event.lost
             if self.leaving and old.shutdown_ever_sent and not old.sending:
-                self.done = True  # the listener had come to the good end before
+                self.done = True  # the listener had ended the link in order before
                 self.world.ends += 1
                 return
             self.lose(old)
@@ -258,7 +258,7 @@ class Side:
             self.inbox.clear()
 
     def lose(self, link: Link) -> None:
-        """Say what nobody knows."""
+        """Note the messages whose outcome is unknown, because *link* is lost."""
         self.world.was_lost = True
         self.inbox.clear()
         for message in link.unsettled():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Transactions over a connection that is cut, to a server that is killed: what was committed is there, once, in order.
+"""Send transactions over a cut connection to a killed server: committed ones are stored once, in order.
 
     relink_transfer.py [--messages N] [--cuts N] [--kills N] [--largest N] [--seed S] [--directory DIR]
 
@@ -34,7 +34,7 @@ from fyrehose.testing.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"
-#: What a message takes on the wire, about, in bytes.
+#: About how many bytes a message has on the wire.
 MESSAGE = 56
 
 
@@ -69,10 +69,10 @@ class Half(Protocol):
 
 
 class Proxy(Factory):
-    """Stands between client and server, and cuts within whatever they say.
+    """A proxy between client and server, which cuts their connections anywhere.
 
-    :param cuts: how often
-    :param distance: after how many bytes each time, about
+    :param cuts: how many times
+    :param distance: about how many bytes are between two cuts
     """
 
     noisy = False
@@ -85,7 +85,7 @@ class Proxy(Factory):
         self.next = rnd.randrange(2 * distance)
 
     def let_through(self, size: int) -> int:
-        """Return how many of ``size`` bytes come before the next cut."""
+        """Return how many of ``size`` bytes pass before the next cut."""
         if not self.left or size <= self.next:
             self.next -= size
             return size
@@ -109,7 +109,7 @@ class Proxy(Factory):
         connected.addCallbacks(made, lambda failure: (failure.trap(ConnectError), near.transport.abortConnection()))
 
     def cut(self, half: Half) -> None:
-        """In the middle of what ``half`` is saying; what is on its way the other way may still arrive."""
+        """Cut the connection within the bytes of ``half``; bytes in the other direction may still arrive."""
         self.cuts += 1
         self.left -= 1
         self.next = self.rnd.randrange(2 * self.distance)
@@ -138,7 +138,7 @@ class Server:
             )
 
     def kill(self) -> None:
-        """At once, and start again."""
+        """Kill the server with SIGKILL, and start it again."""
         self.process.kill()
         self.process.wait()
         self.kills += 1
@@ -163,7 +163,7 @@ async def client_of(reactor: Any, port: int) -> AsyncIterator[RelinkClient]:
 
 
 async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> list[bytes]:
-    """Return what was committed, in order."""
+    """Run the transfer; return the committed messages, in order."""
     rnd = random.Random(args.seed)
     server = Server(directory, free_port())
     proxy = Proxy(reactor, server.port, rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
@@ -202,7 +202,7 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
 
 
 async def journal_of(reactor: Any, directory: Path) -> list[bytes]:
-    """Return what the journal holds, in order."""
+    """Return the messages in the journal, in order."""
     broker = Broker(reactor, FileJournal(reactor, directory / "data"), Sequencer())
     await broker.open()
     found: list[bytes] = []

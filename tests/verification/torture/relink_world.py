@@ -1,4 +1,4 @@
-"""Two Relink sessions in a simulated network, and what must be true of them: the checker of RELINK.md over real bytes.
+"""Two Relink sessions in a simulated network, and the checks of RELINK.md over their real bytes.
 
 A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break
 at either end or both, within packets and within handshakes; A comes back while B still believes in the old connection,
@@ -41,7 +41,7 @@ class World:
             connector_transactions=rnd.random() < 0.5,
             listener_transactions=not durable and rnd.random() < 0.5,
         )
-        #: whether A takes every ``received`` as final, and does not send the message again when B has forgotten it
+        #: whether A takes each ``received`` as final, so that it does not repeat a message that B has forgotten
         self.believes = durable and self.terms.connector_transactions and rnd.random() < 0.4
         self.origin = rnd.choice((0, 0, (1 << 32) - 5)) if not durable else 0
         self.epoch = 1_000
@@ -114,7 +114,7 @@ class World:
                     connection.to[side.other.name] += data
 
     def deliver(self, side: Side, everything: bool = False) -> None:
-        """Some bytes arrive at ``side``, now and then at a connection that it should have given up."""
+        """Deliver some bytes to ``side``, now and then on a connection that it should have given up."""
         ends = [(side.session, side.connection), *side.stale]
         session, connection = ends[0] if everything or self.rnd.random() < 0.5 else self.rnd.choice(ends)
         if session is None or connection is None or not connection.up[side.name]:
@@ -131,7 +131,7 @@ class World:
                 side.take(session.receive_data(b""))
 
     def cut(self) -> None:
-        """The connection breaks: both notice, or one of them does later."""
+        """Break a connection; both sides notice at once, or one of them later."""
         self.cuts += 1
         connection = self.a.connection
         if connection is None:
@@ -154,7 +154,7 @@ class World:
             side.session = side.connection = None
 
     def crash(self) -> None:
-        """B's process is killed and starts again."""
+        """Kill the process of B, and start it again."""
         b = self.b
         self.crashes += 1
         for connection in {b.connection, *(mine for _, mine in b.stale)} - {None}:
@@ -171,7 +171,7 @@ class World:
                 snapshot.restore(b.link, b.saved)
 
     def lose_link(self) -> None:
-        """B forgets everything: another epoch."""
+        """Let B forget its links, so that its epoch is another one."""
         self.lost_links += 1
         self.epoch += 1
         b = self.b
@@ -212,7 +212,7 @@ class World:
         self.flush()
 
     def notice(self) -> None:
-        """A half-open connection is noticed some day; A comes back."""
+        """Let a side notice a half-open connection, and let A reconnect."""
         connection = self.a.connection
         if connection is not None and not connection.up["B"] and self.rnd.random() < 0.2:
             self.hang_up(self.a, connection)
@@ -220,7 +220,7 @@ class World:
             self.connect()
 
     def drain(self) -> None:
-        """No new messages; everything is decided, processed and closed, and both shut down."""
+        """Send no new messages; decide, process and close everything, and shut both sides down."""
         self.a.leaving = self.b.leaving = True
         if self.a.connection is None:
             self.connect()
@@ -259,13 +259,13 @@ class World:
     def over(self) -> bool:
         a, b = self.a, self.b
         if a.done and not b.done and (b.link is None or self.rnd.random() < 0.5):
-            # A has discarded the link and will not come back: B's expires, and nothing may be in it.
+            # A has discarded the link and does not reconnect: B's link expires, and must be empty.
             if b.link is not None and (b.link.sending or b.link.receiving or not b.link.shutdown_ever_sent):
                 raise Violation("one side came to its end, the other has something left")
             self.ends += 1
             b.done = True
         if b.done and b.link is not None and b.link.over:
-            b.link = None  # discarded: if A comes back, it is not known
+            b.link = None  # discarded: if A reconnects, B does not know the link
         return a.done and b.done
 
     def describe(self) -> str:
@@ -274,7 +274,7 @@ class World:
             for side in (self.a, self.b)
         )
 
-    # What must be true.
+    # Checks.
 
     def check(self) -> None:
         for key, sent in self.sent.items():
@@ -327,9 +327,10 @@ def _channels(link: Link) -> str:
 
 
 def run(seed: int, broken: frozenset[str] = frozenset(), losses: bool = False, steps: int = 150) -> World:
-    """One schedule, from its seed.
+    """Run one schedule from its seed.
 
-    :raises Violation: something was not as it must be
+    :raises Violation: a check failed
+
     """
     world = World(seed, broken, losses)
     world.connect()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Every state in which a power cut may leave the journal's files, and what recovery makes of each.
+"""Check recovery for every state in which a power cut may leave the journal's files.
 
     reorder.py [--count N] [--seed S] [--choices C] [--turns T] [--durability MODE] [--sabotage]
 
 N histories are recorded: a journal is opened, appended to, rolled, its oldest segments deleted, and mostly closed, on
-files that log what the disk was told.  Then, after each step of a history, the power goes: with everything that was not
+files that record all calls.  Then, after each step of a history, the power goes: with everything that was not
 synced, with nothing of it, with each step of it alone, without each, and with C random choices with torn writes
 (`tests.doubles.disk`).  Each state that has not been seen is opened by the journal and checked as in power.py; so
 are the states in which a second cut leaves what the first had left, while recovery is at work on it.
 
-No root, no disk: only the rules of what a disk may do.  The status is 1 if anything was violated.  With --sabotage the
-journal's syncs do nothing: to see that the harness would notice.
+This needs no root and no disk: it simulates what a disk may do.  The status is 1 if anything was violated.  With
+--sabotage the journal's syncs do nothing, which shows that this program notices lost messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TWICE = 12
 
 
 class Bench:
-    """A directory to put states in, and what was wrong."""
+    """A directory for states, and the problems that were found."""
 
     def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
         self.root, self.arguments, self.dice = root, arguments, random.Random(arguments.seed)
@@ -53,7 +53,7 @@ class Bench:
         self.seen: set[bytes] = set()
 
     def history(self, number: int) -> None:
-        """Record one, and look at all that may be left of it."""
+        """Record one history, and check every state that a power cut may leave of it."""
         directory = self.root / "journal"
         directory.mkdir()
         dice = self.dice
@@ -72,7 +72,7 @@ class Bench:
         shutil.rmtree(directory)
 
     def _use(self, model: power_model.Model, files: RecordingFiles, settings: JournalSettings, turns: int) -> None:
-        """A journal is used, and everything that is told about it noted among what the disk was told."""
+        """Use a journal, and record its reports in order with the calls on its files."""
         writer = power_writer.Writer(
             copy.deepcopy(model), files, settings, lambda *words: files.note(words), self.dice.randrange(1 << 30)
         )
@@ -81,9 +81,9 @@ class Bench:
     def cut(
         self, files: RecordingFiles, model: power_model.Model, settings: JournalSettings, what: str, again: bool = False
     ) -> None:
-        """The power goes after each step of what was recorded."""
+        """Cut the power after each step of the recorded history."""
         known = copy.deepcopy(model)
-        self.seen.clear()  # what is right depends on what was said
+        self.seen.clear()  # which states are right depends on what was reported
         twice = set(self.dice.sample(range(len(files.log) + 1), min(TWICE, len(files.log)))) if again else set()
         for upto in range(len(files.log) + 1):
             if upto and isinstance(step := files.log[upto - 1], Noted):
@@ -110,7 +110,7 @@ class Bench:
     def _look(
         self, image: dict[str, bytes], known: power_model.Model, settings: JournalSettings, what: str, twice: bool
     ) -> None:
-        """Open what was left, and check it; and, if ``twice``, everything that a cut may leave of that in turn."""
+        """Open a state and check it; if ``twice``, also all states that a second power cut may leave of it."""
         directory = self.root / "left"
         directory.mkdir()
         for name, content in image.items():

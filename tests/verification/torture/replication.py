@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Servers with a role each, one shared log, and everything that may go wrong between them.
+"""Random schedules of simulated servers and one shared log, with all faults that may happen between them.
 
     replication.py [--count 1000] [--first 0] [--seed 1] [--steps 400] [--break RULE]
 
@@ -25,7 +25,7 @@ after every step:
     K  only a member takes over, and a server stops as none only if it is none at the entry that it has applied
     L  when everything is well again, the shared log is trimmed, and servers that were removed have stopped
 
-``--break`` takes one rule away, and the status must then be 1.  Prints a line per violation, with the number of its
+``--break`` removes one rule, and the status must then be 1.  Prints a line per violation, with the number of its
 schedule: repeat it with --first NUMBER --count 1.
 """
 
@@ -54,7 +54,7 @@ class Violation(Exception):
 
 
 class CountsVoid(Validity):
-    """Rule 1, taken away: every entry counts."""
+    """Rule 1 is removed: every entry counts."""
 
     def counts(self, entry: LogEntry) -> bool:
         super().counts(entry)
@@ -64,7 +64,7 @@ class CountsVoid(Validity):
 
 
 class OrderBlind(Role):
-    """Rule 2, taken away: an append is confirmed although the one before it is unknown."""
+    """Rule 2 is removed: an append is confirmed although the outcome of the one before it is unknown."""
 
     def _confirm(self) -> None:
         known = [at for at, item in enumerate(self.inflight) if item.known]
@@ -74,7 +74,7 @@ class OrderBlind(Role):
 
 
 class Forgetful(Role):
-    """Rule 3, taken away: what was not answered is given up, and something else takes its place."""
+    """Rule 3 is removed: an append without an answer is given up, and another entry takes its number."""
 
     def repeat(self) -> None:
         if self.state is State.LEADER and self.inflight and not self.inflight[0].known:
@@ -85,7 +85,7 @@ class Forgetful(Role):
 
 
 class BlindTakeover(Role):
-    """Rule 4, taken away: a server takes over without having applied everything."""
+    """Rule 4 is removed: a server takes over before it has applied all entries."""
 
     def _may_take_over(self, last: int) -> bool:
         self.applied = max(self.applied, last)
@@ -93,7 +93,7 @@ class BlindTakeover(Role):
 
 
 class Stubborn(Role):
-    """Rule 5, taken away: a deposed leader keeps what was not confirmed."""
+    """Rule 5 is removed: a deposed leader keeps unconfirmed bytes in its journal."""
 
     def _step_down(self, reason: str) -> None:
         self.position = max(self.position, self._end)
@@ -101,7 +101,7 @@ class Stubborn(Role):
 
 
 class AcksLocal(Role):
-    """Rule 6, taken away in one half: what is synced here is acknowledged."""
+    """One half of rule 6 is removed: synced bytes are acknowledged before the shared log has them."""
 
     @property
     def mark(self) -> int:
@@ -109,7 +109,7 @@ class AcksLocal(Role):
 
 
 class AcksRemote(Role):
-    """Rule 6, taken away in the other half: what the shared log has is acknowledged."""
+    """The other half of rule 6 is removed: bytes in the shared log are acknowledged before they are synced."""
 
     @property
     def mark(self) -> int:
@@ -117,14 +117,14 @@ class AcksRemote(Role):
 
 
 class DeposedByVoid(Role):
-    """Rule 14, taken away: a leader steps down for an entry that does not count."""
+    """Rule 14 is removed: a leader steps down for an entry that does not count."""
 
     def _skip(self, number: int) -> None:
         self._step_down("another server has written to the shared log")
 
 
 class Together(Role):
-    """Rule 17, taken away: everything in flight is sent again behind an entry that does not count."""
+    """Rule 17 is removed: all appends in flight are sent again at once behind an entry that does not count."""
 
     def _skip(self, number: int) -> None:
         self.applied = number
@@ -134,28 +134,28 @@ class Together(Role):
 
 
 class CountsForeign(Validity):
-    """Rule 11, taken away in one half: entries of another journal count."""
+    """One half of rule 11 is removed: entries of another journal count."""
 
     def counts(self, entry: LogEntry) -> bool:
         return super().counts(attrs.evolve(entry, identity=self.identity, chain=self.chain))
 
 
 class Trusting(Role):
-    """Rule 11, taken away in the other half: a server follows another journal."""
+    """The other half of rule 11 is removed: a server follows another journal."""
 
     def _is_of_this_journal(self) -> bool:
         return True
 
 
 class TrimsAlone(Role):
-    """Rule 9, taken away in one half: the shared log is trimmed although nobody else has what it had."""
+    """One half of rule 9 is removed: the shared log is trimmed although no other server has the entries on disk."""
 
     def _copied(self, others: Any, number: int) -> bool:
         return True
 
 
 class TrimsForAnybody(Role):
-    """Rule 18, taken away: servers that are no members confirm what is trimmed, and members are not asked."""
+    """Rule 18 is removed: reports of other servers than members decide what is trimmed."""
 
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
         members, heard = self.members, {name: number for name, number in reported.items() if number}
@@ -166,7 +166,7 @@ class TrimsForAnybody(Role):
 
 
 class ListsAtOnce(Role):
-    """Rule 18, taken away: the leader trims for members that the shared log does not have yet."""
+    """Rule 18 is removed: the leader trims by a list of members that is not in the shared log yet."""
 
     trims = False
 
@@ -182,7 +182,7 @@ class ListsAtOnce(Role):
 
 
 class ChangesTogether(Role):
-    """Rule 18, taken away: a change of the members begins while another one is under way."""
+    """Rule 18 is removed: a change of the members begins while another one is under way."""
 
     @property
     def changes_members(self) -> bool:
@@ -190,17 +190,17 @@ class ChangesTogether(Role):
 
 
 class ForgetsMembers(Role):
-    """Rule 18, taken away: checkpoints do not carry the members."""
+    """Rule 18 is removed: checkpoints do not have the list of members."""
 
-    def _send(self, kind: EntryKind, piece: Piece, epoch: int = 0) -> None:
-        super()._send(kind, piece, epoch)
-        if kind is EntryKind.CHECKPOINT:
+    def _send(self, piece: Piece, epoch: int = 0) -> None:
+        super()._send(piece, epoch)
+        if piece.kind is EntryKind.CHECKPOINT:
             self.inflight[-1].entry = entry = attrs.evolve(self.inflight[-1].entry, members=None)
             self._actions[-1] = attrs.evolve(self._actions[-1], entry=entry)
 
 
 class LeadsOutside(Role):
-    """Rule 18, taken away: a server that was removed takes over, and does not stop."""
+    """Rule 18 is removed: a server that was removed from the members takes over, and does not stop."""
 
     @property
     def admitted(self) -> bool:
@@ -208,13 +208,13 @@ class LeadsOutside(Role):
 
 
 class WaitsForRemoved(Role):
-    """Rule 18, taken away: the shared log is kept for servers that were removed."""
+    """Rule 18 is removed: entries are kept for servers that were removed from the members."""
 
     known: frozenset[str] = frozenset()
 
     def _counts(self, entry: LogEntry) -> bool:
         counts = super()._counts(entry)
-        self.known |= {*(self.members.names if self.members else ())}
+        self.known |= {*self.members.names}
         return counts
 
     def _copied(self, others: Any, number: int) -> bool:
@@ -222,7 +222,7 @@ class WaitsForRemoved(Role):
 
 
 class LetsTheLastCopyGo(Role):
-    """Rule 18, taken away: a server is removed that has one of two copies."""
+    """Rule 18 is removed: a member with one of the last two copies may be removed."""
 
     def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
         return True
@@ -249,13 +249,13 @@ ROLES: dict[str, type[Role]] = {
 }
 #: Rules of validity that are taken away.
 VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
-#: How many steps may pass after the last trouble until something is acknowledged again, and then until all is trimmed.
+#: How many steps may pass after the last fault until an append is acknowledged, and then until all is trimmed.
 CALM = 2000
-#: The most servers that run at once, and with how many a cluster begins.
+#: The most servers that run at once; the number of servers at the beginning.
 MOST_SERVERS, FIRST = 5, 3
 #: The identities of the cluster's journal, and of another one.
 MINE, FOREIGN = b"m" * 16, b"f" * 16
-#: Rules that are taken away elsewhere than in a role.
+#: Rules that are not removed by a subclass of the role.
 ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
 RULES = (*ROLES, *ELSEWHERE)
 
@@ -272,10 +272,10 @@ class World:
         self.lists: list[Members | None] = []  #: the members behind each entry
         self.counted: list[bool] = []  #: whether each entry counts
         self.validity, self.parts = Validity(), b""
-        self.acked = 0  #: bytes below were acknowledged
+        self.acked = 0  #: bytes below this position were acknowledged
         self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
         self.is_calm = False
-        #: On how many of the members that are left is what was trimmed, when a leader removes one that lives.
+        #: How many of the remaining members have the trimmed entries when a leader removes one that runs.
         self.copies_left: dict[tuple[EntryWriter, int], int] = {}
         self.messages = self.starts = self.voids = self.changes = 0
         self.made = servers
@@ -285,7 +285,9 @@ class World:
         luck, server = self.rnd.random(), self.rnd.choice(self.servers)
         if self.net and luck < 0.45:
             at = self.rnd.randrange(len(self.net))
-            packet = self.net[at] if self.rnd.random() < 0.05 else self.net.pop(at)  # else it arrives again later
+            packet = (
+                self.net[at] if self.rnd.random() < 0.05 else self.net.pop(at)
+            )  # otherwise the request arrives again later
             self.arrive(*packet)
         elif self.net and luck < 0.48:
             self.net.pop(self.rnd.randrange(len(self.net)))
@@ -347,7 +349,7 @@ class World:
                 self.parts = b""
 
     def judge_members(self, entry: LogEntry, before: Members | None) -> None:
-        """Check an entry that counts against the members in front of it."""
+        """Check an entry that counts against the list of members before it."""
         after, name = self.validity.members, entry.writer.name
         if before is not None and after != before:
             self.changes += 1
@@ -361,17 +363,17 @@ class World:
 
     @property
     def members(self) -> Members:
-        """Return the members, as the whole shared log says."""
+        """Return the members according to the whole shared log."""
         return self.validity.members or Members(0, (), FIRST)
 
     @property
     def listed(self) -> list[Server]:
-        """Return the servers that are members; all before there are any."""
+        """Return the servers that are members; all servers while there is no list."""
         names = self.members.names
         return [server for server in self.servers if server.name in names or not names]
 
     def left(self) -> int:
-        """Return the position at which what is left of the shared log begins."""
+        """Return the position at which the remaining part of the shared log begins."""
         return self.ends[self.base] if self.base < len(self.ends) else len(self.truth)
 
     def copies(self, end: int, names: Collection[str] | None = None) -> int:
@@ -383,7 +385,7 @@ class World:
         return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in servers)
 
     def whole(self) -> bool:
-        """Return whether another machine may be lost: every server has what the shared log has not."""
+        """Return whether another machine may be lost: every server has the bytes that the shared log lacks."""
         names = self.members.names
         return self.copies(min(self.left(), self.acked)) == max(len(names), len(self.listed))
 
@@ -417,11 +419,11 @@ class World:
             leader.change_members(members.closed())
 
     def reported(self) -> dict[str, int]:
-        """Return up to which entry each server has said that it has everything on disk."""
+        """Return the number of the last entry up to which each server has reported everything on disk."""
         return {server.name: server.role.reported for server in self.servers}
 
     def judge_purge(self, leader: Server, number: int, absent: Collection[str]) -> None:
-        """Check that every member has what is trimmed."""
+        """Check that every member has the entries that are trimmed."""
         end, members = self.ends[number - 1], self.lists[leader.role.applied - 1]
         for name in () if members is None else members.names:
             has = any(s.name == name and s.synced >= end and s.disk[:end] == self.truth[:end] for s in self.servers)
@@ -441,11 +443,11 @@ class World:
             raise Violation(f"E: {gone} bytes are trimmed, and synced on {self.copies(gone)} servers")
 
     def hears_leader(self) -> bool:
-        """Return whether nobody has a reason to take over, because a leader is heard; in trouble it never is."""
+        """Return whether a leader is heard, so that no server tries to take over; never during faults."""
         return self.is_calm and any(server.role.state in (State.LEADER, State.CANDIDATE) for server in self.servers)
 
     def calm(self) -> None:
-        """Everything is well from now on: something must be acknowledged soon."""
+        """End all faults; something must be acknowledged within a bounded number of steps."""
         for server in self.servers:
             server.paused = False
         before, self.is_calm = self.acked, True
@@ -482,7 +484,7 @@ class World:
 
 
 class Server:
-    """A journal on a disk, and a role."""
+    """A simulated server: a journal on a disk, and a role."""
 
     def __init__(self, world: World, ident: int) -> None:
         self.world, self.ident, self.name = world, ident, f"s{ident}"
@@ -534,7 +536,7 @@ class Server:
         self.start()
 
     def swap(self) -> None:
-        """Somebody has put a journal of another cluster, which ends at the same position, on this server's disk."""
+        """Replace the journal by one of another cluster that ends at the same position."""
         if self.mark_disk:
             self.disk = bytearray(b"#" * self.mark_disk)
             self.synced = self.mark_disk
@@ -571,7 +573,7 @@ class Server:
     def lead(self, luck: float) -> None:
         world = self.world
         if luck < 0.55:
-            if not self.role.admitted:  # it was removed
+            if not self.role.admitted:  # the server was removed from the members
                 self.leave()
             elif sum(1 for _ in self.role.inflight) < 3:
                 world.messages += 1
@@ -597,21 +599,21 @@ class Server:
         self.absent = []
         if (
             not world.is_calm and world.rnd.random() < 0.2
-        ):  # the log is too large, so nobody who is behind is waited for
+        ):  # the log is too large, so it is trimmed without waiting for servers that are behind
             self.absent = [name for name in members.names if reported.get(name, 0) < checkpoint]
         self.role.purge(reported, self.absent)
-        if self.absent and world.rnd.random() < 0.5:  # and one that has everything is removed
+        if self.absent and world.rnd.random() < 0.5:  # and a member that has everything is removed
             for server in world.listed:
                 server.unwanted = server.unwanted or (server is not self and server.name not in self.absent)
             world.operate(self.role)
 
     def leave(self) -> None:
-        """A leader that was removed ends when the outcome of everything is known."""
+        """End a leader that was removed, once the outcome of all its appends is known."""
         if not self.role.pending:
             self.end("removed")
 
     def end(self, reason: str) -> None:
-        """Stop as a server that is no member; it is started again if an operator wants to have it."""
+        """Stop a server that is no member; it starts again if an operator adds it."""
         members = self.world.lists[self.role.applied - 1]
         if members is None or members.admits(self.name):
             raise Violation(f"K: {self.name} stops, and the members are {members}: {reason}")
@@ -633,7 +635,7 @@ class Server:
             role.learned_last(len(world.log), role.applied)
 
     def copy(self) -> None:
-        """Copy what is durable on another server; what is there already need not be copied."""
+        """Copy the durable part of another server's journal that this one lacks."""
         other = self.world.rnd.choice(self.world.servers)
         if other is self or not other.up or other.foreign:
             return
@@ -681,7 +683,7 @@ class Server:
         world, applied = self.world, self.role.applied
         if state is State.STOPPED and self.foreign:
             self.foreign = False
-            self.lose()  # it is emptied, and filled again
+            self.lose()  # the disk is emptied, and filled again
         elif state is State.STOPPED and "not a member" in reason:
             self.end(reason)
         elif state is State.STOPPED:
@@ -697,7 +699,7 @@ class Server:
     def purge(self, number: int) -> None:
         self.world.judge_purge(self, number, self.absent)
         base = number - 1
-        if self.world.broken == "trim-anywhere":  # any entry may be the first, a void one, too
+        if self.world.broken == "trim-anywhere":  # any entry may be the first, also one that does not count
             reader = Validity()
             for at, entry in enumerate(self.world.log[:number]):
                 if at == 0:
@@ -707,7 +709,7 @@ class Server:
         self.world.base = max(self.world.base, base)
 
     def advance(self) -> None:
-        """The one release point: synced here, and accepted by the shared log."""
+        """Release everything that is synced here and accepted by the shared log."""
         if self.foreign:
             if self.role.state is State.LEADER:
                 raise Violation(f"F: server {self.ident} leads with another cluster's journal")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills the real server under agents that send again what is not acknowledged, and counts what is stored twice.
+"""Kill the real server under agents that repeat unacknowledged events, and count events that are stored twice.
 
     resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
                    [--client raw|pylogbeat|figg] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
@@ -48,19 +48,19 @@ import servers
 from resent_takeovers import WAYS, Takeovers
 
 BATCH = 300
-#: How many messages of a Figg publisher are without an ACK at the most.
+#: The most messages of a Figg publisher without an ACK.
 WINDOW = 256
 #: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
 SILENCE, RETRY = 10.0, 0.05
 
 
 class Agent(threading.Thread):
-    """An agent: what it has sent, and what it knows to be acknowledged."""
+    """An agent, with the events that it has sent, and those that were acknowledged to it."""
 
     def __init__(self, name: str, ports: list[int], plain: bool, cuts: float, seed: str) -> None:
         super().__init__(name=name, daemon=True)
         self.plain, self.cuts, self.dice = plain, cuts, random.Random(seed)
-        self.ports = deque(ports)  #: of the servers; the first one is tried next
+        self.ports = deque(ports)  #: addresses of the servers; the first one is tried next
         self.ephemeral = str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
         self.made, self.acked, self.resent = 0, set[int](), 0
         self.retry: deque[list[int]] = deque()
@@ -134,14 +134,14 @@ class Agent(threading.Thread):
 
 
 class Connection:
-    """One of an agent's connections; ``batches`` are its events that are not acknowledged, by window."""
+    """One connection of an agent; ``batches`` has its unacknowledged events, by window."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.socket = socket.create_connection(("127.0.0.1", agent.next_port()), timeout=SILENCE)
         self.socket.setblocking(False)
         self.out, self.heard = bytearray(), bytearray()
-        self.batches: deque[list[int]] = deque()  #: each with what is not acknowledged
+        self.batches: deque[list[int]] = deque()  #: each with its unacknowledged events
         self.windows: deque[tuple[list[int], list[int], int]] = deque()  #: batch, events, how many are acknowledged
         self.lost = False
         self.at = time.monotonic()
@@ -204,7 +204,7 @@ class Connection:
 
 
 class PyLogBeat(Agent):
-    """An agent with one connection, by pylogbeat: a window, and the wait for its acknowledgement."""
+    """An agent that uses pylogbeat: it sends a window, and waits for its acknowledgement."""
 
     def work(self) -> None:
         while not self.done:
@@ -230,7 +230,7 @@ class PyLogBeat(Agent):
 
 
 class FiggAgent(Agent):
-    """A publisher of Figg: PUBLISH ahead of the ACKs, and all that have none again on a new connection."""
+    """A Figg publisher: it sends PUBLISH ahead of the ACKs, and repeats those without one on a new connection."""
 
     def work(self) -> None:
         unacked: deque[int] = deque()  #: numbers of events; PUBLISH n + 1 has event n
@@ -371,7 +371,7 @@ def main() -> int:
 def report(
     what: str, agents: list[Agent], found: Counter[str], arguments: argparse.Namespace, seconds: float
 ) -> list[str]:
-    """Print the figures; return what is wrong."""
+    """Print the figures; return the problems."""
     problems = [f"{agent.name}: {agent.error or 'it does not end'}" for agent in agents if not agent.done]
     acked = {f"{agent.name} {number}" for agent in agents for number in agent.acked}
     lost, doubled = acked - found.keys(), sum(found.values()) - len(found)

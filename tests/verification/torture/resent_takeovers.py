@@ -18,7 +18,7 @@ import servers
 
 from fyrehose.testing.cluster import Cluster, ClusterServer
 
-#: How a leader is lost.
+#: The signals by which a leader is lost.
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 #: How long a frozen leader stays frozen at most once another one leads, in seconds.
 FROZEN_S = 3.0
@@ -31,7 +31,7 @@ class Takeovers:
     """A cluster whose servers drop or store what is sent again.
 
     :ivar ports: of the lumberjack listeners, of which the leader's is open
-    :ivar problems: what was wrong with how servers ended
+    :ivar problems: problems with the ends of servers
     """
 
     def __init__(self, root: Path, resent: str, dice: random.Random) -> None:
@@ -100,17 +100,17 @@ class Takeovers:
         return leader.directory
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         self.cluster.__exit__()
 
     @property
     def count(self) -> int:
-        """Return how often a server took over from another one."""
+        """Return how often one server took over from another."""
         return sum(server.log.count(" is leader now: ") for server in self.cluster.servers.values()) - 1
 
 
 def is_ready(server: ClusterServer, question: str = "") -> bool:
-    """Return whether *server* leads, or what else its page is asked."""
+    """Return whether /ready of *server* answers yes: whether it leads, or what *question* asks."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}/ready{question}", timeout=1):
             return True

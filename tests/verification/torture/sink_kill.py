@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills a streaming query with the sink's exactlyOnce, and its server, with ``kill -9``; looks for missing and doubles.
+"""Kill a streaming query with the sink's exactlyOnce, and its server; look for missing and doubled rows.
 
     sink_kill.py [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
@@ -31,9 +31,9 @@ from spark_lives import Process, descendants, kind_of, lives, parser_of, report,
 
 #: The time between commits of the journal that is copied, in seconds: Spark is slow with small micro-batches.
 PAUSE = 0.5
-#: How often the last micro-batch runs again in the end.
+#: How often the last micro-batch is repeated at the end.
 AGAIN = 2
-#: The query of one life; the rows of a micro-batch say whether it ends.  It copies stream X into copy-X.
+#: The query of one run, which copies stream X into copy-X; the rows of a micro-batch tell it when to end.
 QUERY = """
 import sys
 from fyrehose.spark import session
@@ -50,7 +50,7 @@ spark.streams.awaitAnyTermination()
 
 
 class Lives:
-    """The server, and the queries that publish to it, one after another."""
+    """The server, and the queries that publish to it one after another."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -86,7 +86,7 @@ class Lives:
         return [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")]
 
     def disturb(self, driver: Process, dice: random.Random) -> str:
-        """Kill a process, and return its kind; workers come and go: wait for one."""
+        """Kill a process, and return its kind; wait for a worker, if there is none at present."""
         kind = dice.choice(["driver", "jvm", "worker", "server"])
         if kind == "server":
             self.server.kill()
@@ -105,7 +105,7 @@ class Lives:
 
 
 def compare(source: Path, target: Path) -> list[str]:
-    """Return what is wrong with the copies."""
+    """Return the differences between the copies and the journal."""
     expected = Counter((f"copy-{record.stream}", record.payload) for record in records(source))
     found = Counter((record.stream, record.payload) for record in records(target) if record.stream.startswith("copy-"))
     missing, more = (expected - found).total(), (found - expected).total()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Mixed load with random faults for as long as asked: memory, descriptors, losses.
+"""Run mixed load with random faults for a long time; watch memory, descriptors and losses.
 
     soak.py [--minutes M] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
 
-Everybody of kill9.py publishes and reads by all five listeners, while strangers connect, send nonsense, and go (as in
-tests/verification/fuzz/fuzz_listeners.py); retention deletes.  Every so often everybody is disconnected, and what was
-acknowledged and delivered is checked; memory and descriptors of the server are taken then, when nobody is connected.
+The clients of kill9.py publish and read by all five listeners, while strangers connect, send nonsense and disconnect
+(as in tests/verification/fuzz/fuzz_listeners.py), and retention deletes.  Now and then all clients are disconnected:
+then acknowledgements and deliveries are checked, and the server's memory and descriptors are measured.
 With --kills the server is killed in between, at random; without, it is one process from the beginning to the end, and
 the slope of its memory says something.
 
@@ -36,7 +36,7 @@ STRANGERS = 20
 
 
 class Soak:
-    """One journal, and one server at a time."""
+    """A journal, which one server at a time opens."""
 
     def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
         self.arguments, self.dice = arguments, random.Random(arguments.seed)
@@ -101,7 +101,7 @@ class Soak:
         )
 
     def slope(self) -> float | None:
-        """Return how the memory grew in the second half, in MiB an hour; None: there is too little to say so."""
+        """Return how much the memory grew in the second half, in MiB per hour; None if there are too few checks."""
         half = self.taken[len(self.taken) // 2 :]
         if len(self.taken) < 20:
             return None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real standalone cluster on one machine: a master and two workers, one of which is killed while an archive runs.
+"""Run a standalone Spark cluster on one machine; kill one of its two workers while an archive runs.
 
     spark_cluster.py [--records N] [--directory DIR]
 
@@ -43,12 +43,12 @@ from fyrehose.spark.sessions import java_home
 from fyrehose.testing.ports import free_port
 
 STREAMS = ("a", "b", "c/d")
-#: Start sooner, compute slower.
+#: These options make Spark start sooner, and compute slower.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """One of Spark's own processes, in a group of its own: with its executors."""
+    """Start a process of Spark in a process group of its own, with its executors."""
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environ = os.environ | {"JAVA_HOME": str(java_home(os.environ)), "PYSPARK_PYTHON": sys.executable}
     environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "JAVA_TOOL_OPTIONS": QUICK}
@@ -56,11 +56,11 @@ def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    """With everything that it has started."""
+    """Kill the process and its children."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
-        pass  # it has ended by itself
+        pass  # the process has ended by itself
     process.wait()
 
 
@@ -73,7 +73,7 @@ def wait_for(what: str, log: Path, seconds: float = 120) -> None:
 
 
 def write(writer: Writer, records: int, dice: random.Random) -> int:
-    """Go on with the journal; how many records."""
+    """Write more records to the journal; return how many."""
     written = 0
     while written < records:
         now = time.time_ns() // 1000
@@ -102,7 +102,7 @@ def main() -> int:
     writer.open(time.time_ns() // 1000)
     count = write(writer, args.records, dice)
     port, log = free_port(), directory / "log"
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the child processes end, too
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
         ours = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -140,7 +140,7 @@ def main() -> int:
 
         done = archive(spark, str(journal), lake, round_bytes=3 << 20, progress=told)
         problems = [] if done.rows == count else [f"{done.rows} archived, {count} written"]
-        if Counter(archived(lake)) != Counter(records(journal)):  # By readers that are not ours.
+        if Counter(archived(lake)) != Counter(records(journal)):  # Read it by other readers than Fyrehose's.
             problems.append("the lake has other records than the journal")
         more = write(writer, args.records // 10, dice)
         whole = table(spark, lake, address)

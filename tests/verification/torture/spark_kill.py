@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills the archive again and again, with ``kill -9``, and looks whether the lake has every record exactly once.
+"""Kill the archive again and again with ``kill -9``, and check that the lake has every record exactly once.
 
     spark_kill.py [--engine spark|local] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
@@ -45,16 +45,16 @@ from fyrehose.spark.jobs.optimize import optimize
 from tests.doubles.deltavectors import delete_rows
 
 COLUMNS = ("stream", "seq", "payload")
-#: How long a process is waited for that is to be killed, in seconds.
+#: How long to wait for a process that is to be killed, in seconds.
 PATIENCE = 20.0
-#: Every so many lives begin with a row that another program deletes.
+#: Before every so many lives, another program deletes a row.
 DELETING = 3
-#: Exit status of an archive that another one of the same journal keeps out.
+#: Exit status of an archive that is refused because another one of the same journal runs.
 REFUSED = 5
 
 
 def write(directory: Path, seed: int, pause: float = 0.05) -> None:
-    """Write to a journal until somebody ends this process, with so many seconds between commits."""
+    """Write to a journal until this process is killed, with so many seconds between commits."""
     dice = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
@@ -72,7 +72,7 @@ def write(directory: Path, seed: int, pause: float = 0.05) -> None:
 
 
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
-    """An archive in a session of its own, so that it can be ended as a whole; a task that dies is tried again."""
+    """Start an archive in a session of its own, so that all of it can be killed; failed tasks are tried again."""
     command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--subscription", "lake"]
     command += ["--engine", engine, *more]
@@ -82,7 +82,7 @@ def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subp
 
 
 def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) -> str:
-    """Kill one of its processes; which kind it was.  Workers come and go: wait for one."""
+    """Kill one process of the archive; return its kind.  Wait for a worker, if there is none at present."""
     kind = dice.choice(["driver", "jvm", "worker"]) if engine == "spark" else "driver"
     patience = time.monotonic() + PATIENCE
     while time.monotonic() < patience:
@@ -98,13 +98,13 @@ def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) 
 
 
 def archived(lake: Path) -> list[Record]:
-    """Every record of the lake."""
+    """Return every record of the lake."""
     return [Record(*row) for row in polars.scan_delta(str(lake)).select(COLUMNS).collect().iter_rows()]
 
 
 @attrs.define
 class Lives:
-    """The archives of one journal, one after another, and what others do to them."""
+    """The archives of one journal, one after another, and the disturbances by other programs."""
 
     directory: Path
     engine: str
@@ -146,7 +146,7 @@ class Lives:
             self.problems.append(f"a deletion vector of one row has deleted {gone.total()}")
 
     def disturb(self, archive: subprocess.Popen[bytes], dice: random.Random) -> str:
-        """Kill a process of the archive, or let a rival meet it."""
+        """Kill a process of the archive, or start a rival archive beside it."""
         if dice.random() < 0.75:
             return disturb(archive, dice, self.engine)
         status = self.archive().wait()
@@ -155,7 +155,7 @@ class Lives:
         return "nobody, and started a rival"
 
     def compare(self, when: str) -> list[str]:
-        """Return what is wrong with the lake."""
+        """Return the differences between the lake and the journal."""
         expected, there = Counter(records(self.journal)) - Counter(self.deleted), Counter(archived(self.lake))
         problems = [f"{stream} {seq} is missing" for stream, seq, _ in expected - there]
         problems += [f"{stream} {seq} is there too often, or was never written" for stream, seq, _ in there - expected]

@@ -1,4 +1,4 @@
-"""What the programs have in common that kill Spark's processes: the lives of a driver, its kills, and the report."""
+"""The common part of the programs that kill processes of Spark: a driver's lives, its kills, and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-#: How long a driver may take until it has committed, in seconds: a life is worth killing after its first commit.
+#: How long a driver may take until its first commit, in seconds; it is killed after that.
 PATIENCE = 300.0
 
 Process = subprocess.Popen[bytes]
@@ -38,7 +38,7 @@ def parser_of(doc: str | None, count: int) -> argparse.ArgumentParser:
 def writing(program: str, journal: Path, seed: int) -> Iterator[None]:
     """Let *program* write to *journal*, by its option --write, until the block ends."""
     writer = subprocess.Popen([sys.executable, program, "--write", str(journal), "--seed", str(seed)])
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # takes its processes along
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the child processes end, too
     try:
         while not list(journal.glob("*.segment")):
             if writer.poll() is not None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tour of docs/spark.md, with everything counted: publish by three protocols while an archive follows.
+"""Follow docs/spark.md with real data: publish by three protocols while an archive follows, and count all events.
 
     spark_tour.py [--events N] [--rate EVENTS] [--logs DIR] [--seed S] [--directory DIR]
 
@@ -42,14 +42,14 @@ from fyrehose.spark.jobs.dedup import doubles
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
 
-#: How many events are sent before an answer is waited for, and one in how many is sent again.
+#: How many events are sent before waiting for an answer; one in how many is sent again.
 TOGETHER, PLANTED = 500, 1000
 #: How many events go to one run of the command.
 FILE = 20_000
 
 
 class Told:
-    """What servers have acknowledged, of each stream, and which payloads were sent twice."""
+    """The messages of each stream that servers have acknowledged, and the payloads that were sent twice."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class Told:
 
 
 class Pace:
-    """So many events a second."""
+    """Limits the events per second."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.began, self.count = rate, time.monotonic(), 0
@@ -80,7 +80,7 @@ class Pace:
 
 
 def events(which: str, count: int, seed: int) -> Iterator[list[bytes]]:
-    """Generated events, none like another, some hundred at a time."""
+    """Yield generated events, all different, some hundred at a time."""
     dice = random.Random(f"{seed} {which}")
     for begin in range(0, count, TOGETHER):
         yield [
@@ -91,7 +91,7 @@ def events(which: str, count: int, seed: int) -> Iterator[list[bytes]]:
 
 
 def by_figg(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
-    """Into the stream ``web``."""
+    """Publish by Figg into the stream ``web``."""
     number = 1
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
         for payloads in events("web", count, seed):
@@ -107,7 +107,7 @@ def by_figg(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
 
 
 def _figg(peer: socket.socket, first: int, payloads: list[bytes]) -> None:
-    """Publish, and wait until all of it is acknowledged."""
+    """Publish events, and wait until all are acknowledged."""
     last = first + len(payloads) - 1
     peer.sendall(b"".join(wire.publish(b"web", n, payload) for n, payload in enumerate(payloads, first)))
     frames, acknowledged = wire.Frames(), 0
@@ -118,7 +118,7 @@ def _figg(peer: socket.socket, first: int, payloads: list[bytes]) -> None:
 
 
 def by_lumberjack(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
-    """Windows that are numbered from 1, as Beats do it; now and then one of a single event, which is sent again."""
+    """Publish by lumberjack, in windows numbered from 1 as Beats do; now and then a window of one event is repeated."""
     done = 0
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
         for payloads in events("beat", count, seed):
@@ -151,7 +151,7 @@ def _lumberjack(peer: socket.socket, payloads: list[bytes]) -> None:
 
 
 def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, directory: Path) -> None:
-    """Into the stream ``orders``, with the command, from files."""
+    """Publish files into the stream ``orders`` by Relink, with the command."""
     lines: list[bytes] = []
     file = directory / "orders"
     for payloads in events("order", count, seed):
@@ -165,7 +165,7 @@ def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, director
 
 
 def publish(told: Told, stream: str, file: Path, lines: list[bytes], protocol: str, port: int) -> None:
-    """With the command, as a user does; what it says was acknowledged is what counts."""
+    """Publish with the command, as a user does; count the messages that it reports as acknowledged."""
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     told.add(stream, published(protocol, port, [file], *([] if protocol == "lumberjack" else ["--stream", stream])))
 
@@ -183,19 +183,19 @@ def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
 
 
 def real_logs(directory: Path) -> list[Path]:
-    """The logs of this machine that are text."""
+    """Return the logs of this machine that are text files."""
     found = []
     for path in sorted(directory.rglob("*.log")):
         try:
             if path.is_file() and path.stat().st_size and path.read_text():
                 found.append(path)
         except (OSError, UnicodeDecodeError):
-            continue  # not ours to read, or no text
+            continue  # not readable for this user, or no text
     return found
 
 
 def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
-    """Each of them by each of the three listeners; two of them lead into one stream."""
+    """Publish each file by each of the three listeners; two of these write to the same stream."""
     if logs:
         told.add("logs", published("figg", server.port("figg"), logs, "--stream", "logs"))
         told.add("lumberjack", published("lumberjack", server.port("lumberjack"), logs))
@@ -203,7 +203,7 @@ def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
 
 
 class Load:
-    """Everything that is published, in threads."""
+    """The publishers, each in a thread."""
 
     def __init__(self, server: Server, told: Told, args: argparse.Namespace, directory: Path) -> None:
         self.failure: BaseException | None = None
@@ -234,7 +234,7 @@ class Load:
 
 @contextmanager
 def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
-    """``fyrehose-spark archive --follow``, until Ctrl-C."""
+    """Run ``fyrehose-spark archive --follow`` until Ctrl-C."""
     command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--follow", "--every", "3s", "--subscription", "lake", "--memory", "1g"]
     with log.open("wb") as output:
@@ -253,7 +253,7 @@ def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
 
 @contextmanager
 def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
-    """The same in a thread of this process: for a quick look."""
+    """Run the archive in a thread of this process, for a quick run."""
     done, failures = threading.Event(), []
 
     def run() -> None:
@@ -279,12 +279,12 @@ def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
 
 
 def durable(journal: Path) -> Counter[str]:
-    """Return what is durable at this moment, of each stream that is not the server's own; read without Spark."""
+    """Return the durable records of each stream, without the server's own streams; read without Spark."""
     return Counter(record.stream for record in records(journal) if not record.stream.startswith("."))
 
 
 def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
-    """Ask once, and look whether everything is in the answer that was durable before."""
+    """Query once; check that the answer has everything that was durable before."""
     acknowledged = told.now()
     before = durable(journal)
     found = count(spark, lake, journal)
@@ -297,7 +297,7 @@ def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 
 
 def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
-    """Return what is wrong in the end."""
+    """Return the problems at the end."""
     found, records = count(spark, lake, journal), table(spark, lake, str(journal))
     print("  ".join(f"{stream} {number:,}" for stream, number in sorted(found.items())), flush=True)
     problems = [] if found == told.now() else [f"in the table are {dict(found)}, acknowledged were {dict(told.now())}"]
@@ -315,7 +315,7 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 
 
 def tour(directory: Path, args: argparse.Namespace, spark: Any, beside: bool) -> list[str]:
-    """Return all of it; what is wrong."""
+    """Run the whole tour; return the problems."""
     server = Server(directory)
     journal, lake, told = directory / "data", directory / "lake", Told()
     try:

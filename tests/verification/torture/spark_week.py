@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Archives a week of one round a minute in one run, with maintenance every hour; says how many files the lake has then.
+"""Archive a simulated week of one round a minute, with maintenance every hour; report how many files the lake has.
 
     spark_week.py [--minutes 10080] [--streams 20] [--records 50] [--mixed] [--directory DIR]
 
@@ -38,18 +38,18 @@ from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Lake
 
-#: Most files that a lake may have after a week.
+#: The most files that the lake may have after a week.
 MOST = 500
 START = 1_700_006_400_000_000  #: midnight, in microseconds since 1970
 MINUTE = 60_000_000
 DAY, HOUR = 24 * 60, 60
-#: Records of one stream that follow on each other, with --mixed.
+#: How many consecutive records are of the same stream, with --mixed.
 RUN = 10
 
 
 @attrs.define(eq=False)
 class Week:
-    """A journal that gets the records of the next minute after each round, and what the rounds cost."""
+    """A journal that gets the records of the next minute after each round, and the costs of the rounds."""
 
     writer: Writer
     lake: Path

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Kills a server and its standby again and again, with ``kill -9``, and checks that the standby is the same log.
+"""Kill a server and its standby again and again with ``kill -9``, and check that the standby is the same log.
 
     standby_kill.py [--kills N] [--seed S] [--directory DIR]
 
 Messages are published by HTTP to a server all the time, `fyrehose journal serve` serves its journal, and `fyrehose
 journal follow` keeps a standby.  After a random time one of the three is killed, and started again.  After each kill,
-what the standby has below its durable mark must be the bytes of the server's journal, and no more than is durable
-there.  Then all run undisturbed: the time from an acknowledgement until the standby has the message is measured.  Last,
-the standby is killed, and the server a moment later.  The standby is promoted and served: it must have every message
-below its mark, and must give new messages numbers that were never acknowledged before.
+the standby's bytes below its durable mark must be those of the server's journal, and durable there.  Then all run
+undisturbed: the time from an acknowledgement until the standby has the message is measured.  Last, the standby is
+killed, and the server a moment later.  The standby is promoted and served: it must have every message below its mark,
+and must give new messages numbers that were never acknowledged before.
 
 The status is 1 if anything is wrong; the directory is kept then.
 """
@@ -60,7 +60,7 @@ class Load:
         while not self.ended.is_set():
             count = dice.choice((1, 5, 40))
             lines = [f"{stream} {number + i} {'.' * dice.choice((10, 300))}" for i in range(count)]
-            number += count  # Whatever becomes of them, they are not sent again.
+            number += count  # Messages without an answer are not sent again.
             try:
                 last = publish(self.port, stream, lines)
             except (OSError, http.client.HTTPException):
@@ -91,7 +91,7 @@ def publish(port: int, stream: str, lines: list[str]) -> int:
 
 
 class Scene:
-    """The server, `journal serve`, and `journal follow`, each with what starts it."""
+    """The server, `journal serve` and `journal follow`, each with its command."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -138,7 +138,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def differences(data: Path, standby: Path) -> list[str]:
-    """Return what is wrong with the standby's bytes below its mark."""
+    """Return the problems with the standby's bytes below its mark."""
     if not standby.exists():
         return []
     copied = look(standby)
@@ -158,7 +158,7 @@ def read(path: Path, size: int) -> bytes:
 
 
 def lags(scene: Scene, count: int) -> list[float]:
-    """Return how long it took, some times, until the standby had what was just acknowledged, in seconds."""
+    """Measure several times how long the standby lacks a message after its acknowledgement, in seconds."""
     found = []
     for _ in range(count):
         publish(scene.ports["http"], "lag", ["x"])
@@ -170,7 +170,7 @@ def lags(scene: Scene, count: int) -> list[float]:
 
 
 def promoted(scene: Scene, load: Load) -> list[str]:
-    """Promote the standby, and return what is wrong with it."""
+    """Promote the standby, and return the problems."""
     subprocess.run([FYREHOSE, "journal", "promote", str(scene.standby)], check=True, timeout=servers.PATIENCE)
     found = [str(problem) for problem in verify(scene.standby).problems]
     has: dict[str, dict[int, str]] = {}

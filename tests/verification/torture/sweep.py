@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every system call that the journal of a whole server makes fails once, and once for good.
+"""Let every system call of a server's journal fail once, and once from then on for good.
 
     sweep.py [--count N] [--seed S] [--kind KIND ...] [--error NAME ...]
 
@@ -57,24 +57,24 @@ from fyrehose.protocols.figg import plugin  # noqa: F401
 
 KINDS = ("write", "fdatasync", "fsync", "allocate", "truncate", "rename", "unlink", "open")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EINTR": errno.EINTR, "short": -1}
-#: How many messages are published, and in segments of what size, so that there are a few.
+#: How many messages are published; the size of a segment, in bytes, so that there are several segments.
 MESSAGES, SEGMENT, KEEP = 24, 2048, 4096
 LARGEST = 700
 PATIENCE = 60.0
-#: The ends that are promised: in order; it cannot be opened; the disk failed; there is no room to start.
+#: The documented exit statuses: in order, cannot be opened, disk failed, no room to start.
 STATUSES = {0, 1, 4, 6}
 FOREVER = 1 << 30
 
 
 def patiently() -> Iterator[None]:
-    """PATIENCE, in short waits that are counted, so that the time for which this process is stopped does not count."""
+    """Yield for PATIENCE seconds in short, counted waits, so that time while this process is stopped does not count."""
     for _ in range(int(PATIENCE / 0.003)):
         yield
         time.sleep(0.003)
 
 
 class Server:
-    """A server in a process that was forked from here."""
+    """A server in a process that is forked from this one."""
 
     def __init__(self, directory: Path, fault: tuple[int, int, int, int] | None) -> None:
         self.directory = directory
@@ -96,7 +96,7 @@ class Server:
             where = ("--data-dir", str(data), "--listen", "figg=tcp:0:interface=127.0.0.1")
             sys.argv = ["twistd", "--pidfile=", "-n", "fyrehose", *where, *words]
             kind, nth, error, times = fault or (-1, 0, 0, 0)
-            if nth % 2:  # as on a disk that is always fast: the commits run in the reactor's thread
+            if nth % 2:  # commits run in the reactor's thread, as on a fast disk
                 commit.FAST = commit.SLOW = commit.STALL = math.inf
             ctypes.CDLL(None).sweep_arm(kind, ctypes.c_long(nth), error, ctypes.c_long(times), os.fsencode(data))
             status = 0
@@ -105,7 +105,7 @@ class Server:
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else 1
             self._count()
-            atexit._run_exitfuncs()  # where the server's own status comes from
+            atexit._run_exitfuncs()  # where the exit status of the server comes from
             os._exit(status)
         finally:
             os._exit(9)
@@ -119,7 +119,7 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def port(self) -> int | None:
-        """Return where it listens; None: it has ended."""
+        """Return the port of the listener; None if the server has ended."""
         for _ in patiently():
             if "#info] serving\n" in (log := self.log):
                 return int(re.findall(r"listens on \S+:(\d+)\n", log)[-1])
@@ -130,7 +130,7 @@ class Server:
     ended: int | None = None
 
     def status(self) -> int | None:
-        """None: it runs."""
+        """Return the exit status, or None while the server runs."""
         if self.ended is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -149,14 +149,14 @@ class Server:
 
 
 class Client:
-    """Publishes one message after the other, and resends what was not acknowledged on its next connection."""
+    """A client that publishes one message after the other, and repeats unacknowledged ones on its next connection."""
 
     def __init__(self) -> None:
         self.acked = self.sent = 0
         self.resent: set[int] = set()
 
     def publish(self, port: int, upto: int, patience: float) -> None:
-        """Until ``upto`` is acknowledged, the server closes, or says nothing for so long."""
+        """Publish until ``upto`` is acknowledged, the server closes the connection, or it is silent for too long."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=patience) as peer:
                 frames = wire.Frames()
@@ -177,7 +177,7 @@ class Client:
 
 
 def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str, list[str]]:
-    """A run with the fault, and one without: what became of it, and what was wrong."""
+    """Run the server with the fault, and once without; return the outcome and the problems."""
     client = Client()
     server = Server(directory, fault)
     with contextlib.ExitStack() as stack:
@@ -186,7 +186,7 @@ def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str,
         if port is not None:
             client.publish(port, MESSAGES, 0.3 if fault else PATIENCE)
             if client.acked < MESSAGES and server.status() is None:
-                client.publish(port, MESSAGES, 1.5)  # it may have found room again
+                client.publish(port, MESSAGES, 1.5)  # the server may have found room again
         status = server.stop()
     problems = [] if status in STATUSES else [f"status {status}"]
     said = "did not start" if port is None else "went on" if client.acked == MESSAGES else f"ended with {status}"
@@ -198,7 +198,7 @@ def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str,
 
 
 def look(directory: Path, client: Client) -> list[str]:
-    """Without faults: everything is there, and more is taken."""
+    """Start the server without faults; check that every message is stored, and that it accepts more."""
     server = Server(directory, None)
     try:
         port = server.port()
@@ -220,7 +220,7 @@ def look(directory: Path, client: Client) -> list[str]:
 
 
 def check(client: Client, numbers: list[int]) -> list[str]:
-    """``numbers`` is what is kept: retention may have taken the oldest."""
+    """Check the messages with ``numbers``, the kept ones: retention may have deleted the oldest."""
     problems = []
     oldest = numbers[0] if numbers else client.acked + 1
     missing = set(range(oldest, client.acked + 1)) - set(numbers)
@@ -235,7 +235,7 @@ def check(client: Client, numbers: list[int]) -> list[str]:
 
 
 def runs(directory: Path, kinds: list[str], errors: list[str]) -> list[tuple[str, str, int, int]]:
-    """Every (kind, error, nth, times), by counting what a server does without faults."""
+    """Return every (kind, error, nth, times), from the calls of a server without faults."""
     _, problems = life(directory, None)
     assert not problems, problems
     shutil.rmtree(directory / "data")
@@ -302,7 +302,7 @@ def main() -> int:
 
 
 def preload() -> int:
-    """Return the same once more, with the library that makes calls fail."""
+    """Restart this program with the library preloaded that makes calls fail."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         print("skipped: there is no C compiler")

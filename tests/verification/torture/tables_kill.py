@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills ``fyrehose-spark tables`` again and again, with ``kill -9``, and checks that each event is there exactly once.
+"""Kill ``fyrehose-spark tables`` again and again with ``kill -9``, and check that each event is stored exactly once.
 
     tables_kill.py [--engine spark|local] [--warm] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
@@ -46,7 +46,7 @@ from fyrehose.spark.sessions import java_home
 
 #: Lateness of some events.
 LATE = timedelta(hours=2)
-#: From this number on a field has doubles instead of integers.
+#: From this event on, a field has floating-point numbers instead of integers.
 WIDER = 500
 CONFIG = """
 journal = "journal"
@@ -75,7 +75,7 @@ columns = { requests = "count", last = "max(id)" }
 
 
 def write(directory: Path, seed: int) -> None:
-    """Write to a journal until somebody ends this process."""
+    """Write to a journal until this process is killed."""
     dice = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
@@ -106,7 +106,7 @@ def write(directory: Path, seed: int) -> None:
 
 
 def event(dice: random.Random, number: int) -> bytes:
-    """Return an event that no other equals."""
+    """Return an event that differs from all others."""
     at = datetime.now(UTC) - (LATE if dice.random() < 0.05 else timedelta(seconds=dice.random() * 100))
     fields: dict[str, Any] = {
         "@timestamp": at.isoformat(),
@@ -121,7 +121,7 @@ def event(dice: random.Random, number: int) -> bytes:
 
 
 class Starter:
-    """Starts runs, with a JVM for each, one for all of them, or none."""
+    """Starts runs with a JVM each, with one JVM for all, or without a JVM."""
 
     def __init__(self, directory: Path, engine: str, warm: bool) -> None:
         self.directory, self.tables, self.log = directory, directory / "tables", directory / "log"
@@ -145,7 +145,7 @@ class Starter:
         """Start a run in a session of its own, so that it can be ended as a whole."""
         self.look()
         if self.gateway is not None and self.started:
-            # What the last driver left in the JVM.
+            # Remove what the last driver has left in the JVM.
             self.gateway.jvm.org.apache.spark.SparkContext.getOrCreate().stop()
         self.started = True
         command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "tables", str(self.config)]
@@ -177,7 +177,7 @@ class Starter:
                 self.problems += [f"{name} has {stream} {seq} {count} times" for stream, seq, count in doubles]
 
     def stop(self) -> None:
-        """End the JVM that all used."""
+        """End the JVM that all runs have used."""
         if self.gateway is not None:
             self.gateway.shutdown()
             self.gateway.proc.kill()
@@ -189,7 +189,7 @@ def rows(tables: Path, name: str) -> list[dict[str, Any]]:
 
 
 def differences(name: str, found: Iterable[Any], expected: Iterable[Any]) -> list[str]:
-    """Return what a table lacks, has twice, or should not have."""
+    """Return the events that a table lacks, has twice, or should not have."""
     there, wanted = Counter(found), Counter(expected)
     return [
         *(f"{name} lacks {key}" for key in wanted - there),
@@ -198,7 +198,7 @@ def differences(name: str, found: Iterable[Any], expected: Iterable[Any]) -> lis
 
 
 def compare(journal: Path, tables: Path) -> list[str]:
-    """Return what is wrong with the tables."""
+    """Return the problems of the tables."""
     every, first = list(records(journal)), dict[int, tuple[str, int, dict[str, Any]]]()
     parsed = [(stream, seq, json.loads(payload)) for stream, seq, payload in every]
     for stream, seq, fields in parsed:

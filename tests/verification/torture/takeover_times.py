@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long nothing is acknowledged when the leader of a cluster is lost, with the default options.
+"""Measure how long nothing is acknowledged after a cluster has lost its leader, with the default options.
 
     takeover_times.py [--kills 30] [--stops 10] [--busy N] [--calm SECONDS] [--directory DIR]
 
@@ -28,11 +28,11 @@ from pathlib import Path
 
 from fyrehose.testing.cluster import Cluster, ClusterServer
 
-#: How long anything may take before it is given up, in seconds.
+#: Timeout of every step, in seconds.
 PATIENCE = 120.0
-#: How long the publisher waits for an answer, and before it asks all servers again, in seconds.
+#: How long the publisher waits for an answer, and then before it tries all servers again, in seconds.
 ANSWER, PAUSE = 1.0, 0.01
-#: How long everything runs undisturbed before the next leader is lost, in seconds.
+#: How long the cluster runs undisturbed before the next leader is lost, in seconds.
 CALM = 2.0
 
 

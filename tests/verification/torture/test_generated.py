@@ -1,4 +1,4 @@
-"""Mutants are generated of every kind, and the runner tells those that a test notices from those that none does."""
+"""Mutants of every kind are generated, and the runner reports which of them a test notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of mutants fits the sources: one that is never planted proves nothing."""
+"""Every mutant of the table can be planted in the sources; otherwise it would prove nothing."""
 
 from __future__ import annotations
 

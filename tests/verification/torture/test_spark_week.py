@@ -1,4 +1,4 @@
-"""The week of an archive, for an hour and a half: ``make torture`` runs it whole."""
+"""The first hour and a half of spark_week.py; ``make torture`` runs the whole week."""
 
 from __future__ import annotations
 

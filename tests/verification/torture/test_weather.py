@@ -1,4 +1,4 @@
-"""The checks of weather.py notice what they are there for, and its proxy cuts one node off; `make torture` runs it."""
+"""The checks of weather.py notice lost and doubled messages, and its proxy cuts a node off; `make torture` runs it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ cluster: Any = import_module("weather")
 
 @pytest.fixture
 def figg() -> Any:
-    """Return a publisher of which five messages are sent and three are acknowledged, and one was sent again."""
+    """Return a publisher that has sent five messages, one of them twice, and of which three are acknowledged."""
     publisher = load.Figg(1, [1], load.Notes())
     publisher.sent, publisher.acked, publisher.times = 5, 3, {2: 2}
     return publisher
 
 
 def keep(publisher: Any, *numbers: int) -> None:
-    """Have a subscriber note these messages, in this order."""
+    """Let a subscriber record these messages, in this order."""
     first = len(publisher.notes.streams.get("s", ())) + 1
     for at, number in enumerate(numbers, first):
         publisher.notes.message("subscriber", "s", at, wire.payload(1, number, load.LARGEST))
@@ -70,7 +70,7 @@ def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
 
 
 def test_what_is_sent_again_counts_while_the_connection_lasts() -> None:
-    """Messages are compared with what was sent while publishers are connected."""
+    """Messages are compared while publishers are connected, so repetitions on the present connection count."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         publisher = load.Figg(1, [listener.getsockname()[1]], load.Notes())
         publisher.start()
@@ -95,7 +95,7 @@ NODES: list[Echo] = []
 
 
 class Echo(threading.Thread):
-    """A node: it answers every message with its name."""
+    """A node that answers every message with its name."""
 
     def __init__(self, node: int) -> None:
         super().__init__(daemon=True)
@@ -131,7 +131,7 @@ def routes() -> Iterator[Any]:
 
 
 def ask(peer: socket.socket) -> bytes:
-    """Return the answer of a node; nothing if there is none."""
+    """Return the answer of a node, or no bytes if there is none."""
     try:
         peer.sendall(b'INFO {"server_name":"n1"}')
         return peer.recv(1000)
@@ -151,14 +151,14 @@ def test_the_proxy_cuts_a_node_off(routes: Any, cut: int, how: tuple[str, ...]) 
         routes.heal(cut)
         peer.settimeout(10)
         if how != ("closed",):
-            assert peer.recv(1000) == b"n0"  # it was held, and is late
+            assert peer.recv(1000) == b"n0"  # the answer was delayed, and is late
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
 
 
 @pytest.mark.parametrize(("cut", "how", "arrives"), [(0, "deaf", False), (0, "mute", True), (1, "mute", False)])
 def test_a_cut_in_one_direction_carries_the_other_one(routes: Any, cut: int, how: str, arrives: bool) -> None:
-    """Node 1 asks node 0, which is asked, or not, while its answer is held."""
+    """Node 1 sends a question to node 0; either the question or the answer is held back."""
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
         asked = NODES[0].asked
@@ -190,7 +190,7 @@ def test_messages_that_a_leader_acknowledged_alone_may_be_lost(figg: Any) -> Non
     assert figg.lost == 1
 
 
-#: Prints how long each sync of a file takes, for as long as the process runs.
+#: A program that prints how long each sync of a file takes, until it is killed.
 SYNCS = """
 import os, sys, time
 with open(sys.argv[1], "wb") as file:
@@ -216,12 +216,12 @@ def syncing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_each_sync_of_a_slow_disk_is_delayed(syncing: Any, tmp_path: Path) -> None:
     slow = disks.SlowDisk(syncing.pid, 0.3, tmp_path / "syncs")
-    while float(syncing.stdout.readline()) < 0.3:  # it began before the disk was slow
+    while float(syncing.stdout.readline()) < 0.3:  # this sync began before the disk was slow
         pass
     assert float(syncing.stdout.readline()) >= 0.3
     assert slow.stop() >= 2
     while float(syncing.stdout.readline()) >= 0.3:
-        pass  # the disk is fast again at last, or the test times out
+        pass  # wait until the disk is fast again
 
 
 def test_a_slow_disk_ends_in_order_when_its_process_was_killed(syncing: Any, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A cluster in bad weather: three Fyrehose servers and three NATS servers as processes, one fault after the other.
+"""Run a cluster of three Fyrehose servers and three NATS servers as processes, and cause one fault after the other.
 
     weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
                [--acknowledge local] [--other CODE]
@@ -23,11 +23,11 @@ after each round: nothing that was acknowledged is lost, no number has two messa
 was sent, all servers are back by themselves, and no process has ended but by a fault.  With ``--acknowledge local``
 leaders may lose what they have acknowledged alone; that is counted.  With ``--other`` each server starts with this
 version of Fyrehose or with the one in that directory, as chance will have it.  At the end: the logs of all
-servers are identical, `journal verify` finds nothing, and subscribers were handed exactly what is kept.
+servers are identical, `journal verify` finds nothing, and exactly the kept records were delivered to subscribers.
 
-The kinds ``slow`` and ``double`` need strace (Debian's package of that name).
-Prints how long nobody's messages were acknowledged, by kind and whether the fault hit the leader; the status is 1 if
-there was a violation, and the directory is kept.
+The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints how long no message was
+acknowledged, by kind and whether the fault hit the leader; the status is 1 if there was a violation, and the directory
+is kept.
 """
 
 from __future__ import annotations
@@ -69,38 +69,38 @@ from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import NatsNodes
 
-#: Seconds after which everything has to be back.
+#: Within how many seconds after a fault all servers must work again.
 PATIENCE = 120.0
-#: For how long a process is frozen, in seconds; longer than the take-over.
+#: How long a process is frozen, in seconds; longer than a take-over takes.
 FREEZE = 10.0
 #: The kinds of faults, and how often each is chosen.
 KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
 KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
-#: Those that may happen at the same time as another one.
+#: The kinds that may happen together with another one.
 DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
-#: How late NATS servers hear each other during a delay, in seconds, one way.
+#: How long messages between NATS servers are delayed, in seconds, in each direction.
 DELAY = 0.1
 #: How much longer each sync takes on a slow disk, in seconds; one of these.
 SLOW = (0.2, 1.0)
-#: For how long the servers rest between two rounds, in seconds, at least and at most: when a NATS server is back,
+#: How long the cluster runs undisturbed between rounds, in seconds, at least and at most: when a NATS server is back,
 #: JetStream may elect a leader again, and messages wait for that, too.
 REST = (2.0, 3.0)
-#: How often a command is run that asks for it.
+#: How often a command is repeated if it asks for that.
 AGAIN = 5
-#: A machine loses its disk after so many rounds, and then again.
+#: Every so many rounds, a machine loses its disk.
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
 CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
 #: The protocols whose messages a leader acknowledges alone, with the option `local`; the others promise "exactly once",
 #: or, as the event bus, acknowledge what they deliver.
 EARLY = ("figg", "lumberjack")
-#: The listeners beside Figg, HTTP and the page.
+#: The listeners besides those of Figg, HTTP and the page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
 
 
 class Weather:
-    """The cluster, everybody who uses it, and the faults."""
+    """The cluster, its publishers and subscribers, and the faults."""
 
     def __init__(self, directory: Path, dice: random.Random, acknowledge: str = "both", other: str = "") -> None:
         self.dice = dice
@@ -177,12 +177,13 @@ class Weather:
         names = {server.member or server.name: server.name for server in self.servers}
         return names.get(str(leader)), int(node[1:]) if node else None
 
-    # Faults; each returns what ends it, and when that is due.
+    # Faults; each returns the function that ends it, and when that is due.
 
     def begin(self, kind: str, leader: str | None, node: int | None) -> tuple[str, float, Callable[[], object]]:
         """Cause a fault.
 
-        :return: what it has hit, for people; after how many seconds it ends; what ends it
+        :return: a text that names its target; after how many seconds it ends; the function that ends it
+
         """
         if kind in ("kill", "freeze", "stop", "wipe"):
             server = self._server(leader)
@@ -290,7 +291,7 @@ class Weather:
         return f"slow ({late:g} s) of {whose}", self.dice.uniform(8, 12), end
 
     def _purge(self) -> tuple[float, Callable[[], object]]:
-        """Empty the stream, as an operator of NATS can by mistake; all servers run, and have what was in it."""
+        """Empty the stream, as an operator of NATS may do by mistake; all servers run, and have applied its entries."""
         asyncio.run(manage(self.nats.urls, "purge_stream"))
         return 0.0, lambda: None
 
@@ -302,7 +303,7 @@ class Weather:
         return delay, start
 
     def _delete(self) -> tuple[float, Callable[[], object]]:
-        """Delete the stream; what docs/cluster.md says of a lost shared log ends that."""
+        """Delete the stream; the steps of docs/cluster.md for a lost shared log end this fault."""
         asyncio.run(manage(self.nats.urls, "delete_stream"))
         return self.dice.uniform(2, 8), self._reseed
 
@@ -316,7 +317,7 @@ class Weather:
             self._start(server)
 
     def _asked(self, server: ClusterServer) -> int:
-        """Return where the journal of *server* ends, as the command says that asks before it does anything."""
+        """Return the end of the journal of *server*, as `cluster reseed` shows it before it asks for confirmation."""
         said = subprocess.run(self._reseeding(server), capture_output=True, text=True, input="n\n")
         found = re.search(r"ends at position (\d+)", said.stdout)
         if found is None:
@@ -327,7 +328,7 @@ class Weather:
         return [*CLUSTER, "reseed", "--config", str(server.directory / "fyrehose.toml")]
 
     def _run(self, words: list[str]) -> None:
-        """Run a command, which has to succeed; run it again if it says so, because NATS elects a leader meanwhile."""
+        """Run a command that has to succeed; repeat it if it asks for that, because NATS elects a leader."""
         for _ in range(AGAIN):
             done = subprocess.run(words, capture_output=True, text=True)
             if "run the command again" not in done.stderr:
@@ -336,7 +337,7 @@ class Weather:
             self.problems.append(f"{words[1:3]}: status {done.returncode}: {done.stderr}")
 
     def _back_up(self) -> None:
-        """Back up each journal; a machine that loses its disk later may begin with that."""
+        """Back up each journal; a machine that loses its disk later may start with the backup."""
         for server in self.servers:
             self._run([*JOURNAL, "backup", str(server.directory / "data"), str(server.directory / "backup")])
 
@@ -374,9 +375,10 @@ class Weather:
     # Rounds.
 
     def round(self, kind: str) -> tuple[str, dict[str, float]]:
-        """Cause faults, and wait until everything is back.
+        """Cause faults, and wait until all servers work again.
 
-        :return: what happened, for people; the longest time without an acknowledgement, for each protocol and for all
+        :return: a text about the faults; the longest time without an acknowledgement, for each protocol and for all
+
         """
         leader, node = self.look()
         self._hit.clear()
@@ -398,7 +400,7 @@ class Weather:
         return " + ".join(what for what, _, _ in faults), found
 
     def revive(self) -> None:
-        """Note servers that have ended by themselves, which none does; start them again, so that the round goes on."""
+        """Record servers that have ended by themselves as problems, and start them again."""
         for server in self.servers:
             if server.name in self._held or server.process is None or server.process.poll() is None:
                 continue
@@ -421,12 +423,12 @@ class Weather:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Compare what publishers know with what subscribers were handed, once these have caught up."""
+        """Compare the acknowledgements of publishers with the deliveries to subscribers, once these have caught up."""
         deadline = time.monotonic() + PATIENCE
         acked = {publisher: publisher.acked for publisher in self.publishers}
         while not all(publisher.was_delivered(number) for publisher, number in acked.items()):
             if time.monotonic() > deadline:
-                break  # the comparison says what is missing
+                break  # the comparison reports what is missing
             self.revive()
             time.sleep(0.05)
         targets = {stream: len(numbers) for stream, numbers in self.notes.streams.items()}
@@ -443,7 +445,7 @@ class Weather:
         self.problems += taken
 
     def finish(self) -> str:
-        """Compare the journals, byte for byte, with each other, and record for record, with what was handed out."""
+        """Compare the journals with each other byte for byte, and with the deliveries record for record."""
         for publisher in self.publishers:
             publisher.stop()
         self.check()
@@ -473,9 +475,10 @@ class Weather:
         return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}"
 
     def check_slow_disks(self) -> str:
-        """Note a problem if disks were to be slow, and no sync was.
+        """Record a problem if a disk was to be slow, and no sync was delayed.
 
-        :return: how many were, for people
+        :return: a text with the number of delayed syncs
+
         """
         if self.slow_disks and not sum(self.slow_syncs):
             self.problems.append(f"no sync was delayed on {self.slow_disks} slow disks")
@@ -489,7 +492,7 @@ class Weather:
 
 
 async def manage(urls: list[str], what: str) -> None:
-    """Do *what*, a method of nats-py, to the stream of the cluster."""
+    """Call the method *what* of nats-py with the stream of the cluster."""
     client = await nats.connect(urls)
     try:
         await getattr(client.jetstream(), what)("FYREHOSE_fyrehose")

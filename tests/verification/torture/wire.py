@@ -1,7 +1,7 @@
-"""Figg and the backbone by raw sockets and struct, from their texts: nothing of what is under test is used here.
+"""Clients for Figg and the backbone, written from the specifications with raw sockets, without code of Fyrehose.
 
-Also the recipe for payloads: each says whose it is and which, and can be made again from that, so that what comes back
-is compared with what was sent without keeping it.
+Also the payloads: each begins with its publisher and number, from which it can be made again, so that deliveries are
+compared without keeping what was sent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 FROM_OFFSET = 0x8000
 U16, U32, U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 
-#: publisher u32, number u64, size u32: what a payload begins with
+#: the beginning of a payload: publisher u32, number u64, size u32
 STAMP = struct.Struct(">IQI")
 _NOISE = bytes((i * 167 + (i >> 8) * 59 + (i >> 16) * 13) & 255 for i in range(192 << 10))
 
 
 def size_of(publisher: int, number: int, largest: int) -> int:
-    """Return how long the payload is without its stamp: mostly small, sometimes a page, seldom a lot."""
+    """Return the size of a payload without its stamp: mostly small, sometimes a page, seldom large."""
     dice = (number * 2654435761 + publisher * 40503) & 0xFFFFFFFF
     if dice % 997 == 0:
         return min(largest, dice >> 8 & 0x1FFFF)
@@ -39,7 +39,7 @@ def payload(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
 
 
 def whose(data: bytes, largest: dict[int, int]) -> tuple[int, int] | None:
-    """Publisher and number, if ``data`` is exactly what was made for them."""
+    """Return publisher and number of ``data``, or None if it is not exactly their payload."""
     if len(data) < STAMP.size:
         return None
     publisher, number, _ = STAMP.unpack_from(data)
@@ -62,7 +62,7 @@ def attach(topic: bytes, offset: int | None) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come and gives whole frames: (type, topic, number, data)."""
+    """Splits received bytes into whole frames: (type, topic, number, data)."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -104,9 +104,10 @@ class Frames:
 def read_all(
     port: int, topics: list[bytes], ends: dict[bytes, int] | None = None, patience: float = 60.0
 ) -> dict[bytes, list[tuple[int, bytes]]]:
-    """Everything that ``topics`` hold now, from offset 0: (offset, data) in the order in which it came.
+    """Read everything in ``topics`` from offset 0; return (offset, data) in the order of arrival.
 
-    :param ends: the last number that is there of each topic, where the server's last may be one that was lost
+    :param ends: the last number of each topic that has a record, if the server's last number may be of a lost one
+
     """
     found: dict[bytes, list[tuple[int, bytes]]] = {topic: [] for topic in topics}
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as peer:
@@ -157,7 +158,7 @@ def keepalive(port: int, token: bytes) -> bytes:
 
 
 def delivered(datagram: bytes) -> tuple[int, bytes] | None:
-    """Sequence and data of a DELIVER; None if it is something else."""
+    """Return sequence and data of a DELIVER; None for another datagram."""
     if len(datagram) < 9 or datagram[0] != DELIVER:
         return None
     (size,) = struct.unpack_from(">H", datagram, 1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Workers of a shared subscription that are killed and frozen: each record is settled once, or a dead letter once.
+"""Kill and freeze workers of a shared subscription: each record is settled once, or becomes a dead letter once.
 
     workers.py [--minutes M] [--records N] [--seed S] [--kills [SECONDS]] [--points N] [--only POINT] [--directory DIR]
 
@@ -48,22 +48,22 @@ import servers
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
 LEASE, FROZEN = 2, 3.0
 WORKERS, MOST = 8, 100
-#: Workers that are killed fail records through no fault of theirs: chance does not reach this limit.
+#: A record fails when its worker is killed; the limit is so high that chance does not reach it.
 LIMIT = 15
 #: One record in so many is rejected; one in so many fails each time.
 REJECTED, FAILING = 97, 101
 
 
-#: Where a worker dies, and where its connection is cut, and how rarely: at one in so many times.  Few workers come as
+#: Points where a worker dies, or its connection is cut, each at one in so many times.  Few workers come as
 #: far as the last points.
 DEATHS = {"asks": 20, "sends a lease": 20, "has records": 15, "sends a settling": 15, "has settled": 8}
 CUTS = {"half a request": 40, "no answer": 40}
 ONE_IN = DEATHS | CUTS
-#: Records that are published before anything has happened at the points, and in each second in any case.
+#: How many records are published before the first kill, and at least in each second.
 AHEAD, LEAST = 5_000, 100
-#: Servers that have loaded their code, and wait for the end of the one that serves.
+#: How many servers have loaded their code, and wait for the end of the running one.
 PREPARED = 8
-#: Loads the code of a server, waits for a line, and is the server then.
+#: A program that loads the code of a server, waits for a line, and then becomes the server.
 LOAD = (
     "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
     "fyrehose.admin.server; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
@@ -73,7 +73,7 @@ PATIENCE = 120.0
 
 
 class Points:
-    """Lets something happen at points of a worker, and tells the pool of it by a pipe.
+    """Kills a worker, or cuts its connection, at certain points, and reports that to the pool by a pipe.
 
     :param pipe: what to write to
     :param chosen: the points where something happens
@@ -83,20 +83,20 @@ class Points:
         self.pipe, self.chosen, self.dice = pipe, chosen, dice or random.Random()
 
     def comes(self, point: str) -> bool:
-        """Return whether it is to happen at *point* now, which counts then."""
+        """Return whether the fault happens at *point* now; if so, count it."""
         if point not in self.chosen or self.dice.randrange(ONE_IN[point]):
             return False
         os.write(self.pipe, bytes([[*ONE_IN].index(point)]))
         return True
 
     def die(self, point: str) -> None:
-        """Kill this process, if it is to happen at *point*."""
+        """Kill this process, if the fault happens at *point* now."""
         if self.comes(point):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Client:
-    """Sends requests, and repeats at the next server what was not answered.
+    """A client that sends requests, and repeats those without an answer at the next server.
 
     :param ports: of the servers, of which one leads
     """
@@ -215,7 +215,7 @@ class Pool:
         self.pids.append(pid)
 
     def calm(self) -> None:
-        """Replace the workers by others to which nothing happens."""
+        """Replace the workers by others without faults."""
         self.release()
         self.bury()
         self.end()
@@ -224,7 +224,7 @@ class Pool:
             self.start()
 
     def bury(self) -> None:
-        """Start others for the workers that have killed themselves, and count where workers and connections ended."""
+        """Replace the workers that have killed themselves; count the points where workers and connections ended."""
         with contextlib.suppress(BlockingIOError):
             self.count.update([*ONE_IN][each] for each in os.read(self.told, 1 << 16))
         for pid in list(self.pids):
@@ -246,7 +246,7 @@ class Pool:
         self.frozen = [(until, frozen) for until, frozen in self.frozen if frozen != pid]
 
     def second(self) -> None:
-        """Kill two, freeze one, and let those go on whose time is over."""
+        """Kill two workers, freeze one, and continue those that were frozen long enough."""
         now = time.monotonic()
         for _, pid in [each for each in self.frozen if each[0] <= now]:
             os.kill(pid, signal.SIGCONT)
@@ -279,7 +279,7 @@ def numbers_in(client: Client, stream: str) -> list[int]:
 
 
 def check(client: Client, pages: Client, records: int) -> list[str]:
-    """Return what is wrong in the end.
+    """Return the problems at the end.
 
     :param pages: asks the same servers for their metrics
     """
@@ -311,7 +311,7 @@ def check(client: Client, pages: Client, records: int) -> list[str]:
 
 
 class Victim(Protocol):
-    """What serves the workers, and is killed now and then.
+    """The base of the server, or cluster, that serves the workers, and is killed now and then.
 
     :ivar kind: what such a kill is called
     :ivar ports: the ports of HTTP, and *page*: the one with the metrics
@@ -324,17 +324,17 @@ class Victim(Protocol):
     def page(self) -> int: ...
 
     def serves(self) -> bool:
-        """Return whether the workers can go on."""
+        """Return whether a server serves the workers."""
 
     def kill(self) -> None:
-        """Kill it, and start it again."""
+        """Kill the server, and start it again."""
 
     def end(self) -> None:
-        """Kill it for good."""
+        """Kill the server for good."""
 
 
 class OneServer:
-    """A server that is alone; those that will take its place have loaded their code before, and wait for its end."""
+    """A single server; its successors have loaded their code, and wait for its end."""
 
     kind = "server killed"
 
@@ -399,7 +399,7 @@ class Torture:
         self._kill_at: float | None = None
 
     def run(self) -> list[str]:
-        """Return what is wrong."""
+        """Run the test; return the problems."""
         self.wait_until_serving()
         fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 4_000}
         self.client.ask("PUT", "/subscriptions/work", json.dumps(fields).encode())
@@ -435,7 +435,7 @@ class Torture:
             time.sleep(0.1)
 
     def share(self, pool: Pool, second: int) -> float:
-        """Return how much of the run is done, as a share of 1."""
+        """Return which part of the run is done, from 0 to 1."""
         share = 0.0
         if self.wanted:
             share = min(pool.count[each] for each in self.wanted) / self.options.points
@@ -449,7 +449,7 @@ class Torture:
             self.published = upto
 
     def kill_server(self, pool: Pool, until: float) -> None:
-        """Wait until a second is over, and kill the server when its time has come."""
+        """Wait for the rest of a second, and kill the server if that is due."""
         while True:
             now = time.monotonic()
             if self.kills and self._kill_at is None and self.victim.serves():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Many shared subscriptions with some workers each are served fairly: nobody waits much longer than the others.
+"""Check that many shared subscriptions with some workers each are served fairly: none waits much longer than others.
 
     workers_fair.py [--subscriptions N] [--workers N] [--rounds N] [--directory DIR]
 
@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import servers
 
-#: Connections from one address.
+#: How many connections come from one address.
 OF_ADDRESS = 500
 #: How many times the median the longest wait may be.
 MOST_TIMES = 3.0
 
 
 class Connection:
-    """A connection for one request after the other."""
+    """A connection that sends one request after the other."""
 
     def __init__(self, port: int, number: int) -> None:
         self.port, self.address = port, f"127.0.0.{2 + number // OF_ADDRESS}"
@@ -61,7 +61,7 @@ class Connection:
 
 
 async def work(connection: Connection, name: str, consumer: str, rounds: int, waits: list[float]) -> None:
-    """Lease and settle one record in each round, and note how long each has waited."""
+    """Lease and settle one record in each round, and record how long it has waited."""
     for _ in range(rounds):
         records: Sequence[dict] = ()
         while not records:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Workers of a cluster whose leader is killed: each record is settled once, or a dead letter once.
+"""Kill the leader of a cluster with workers: each record is settled once, or becomes a dead letter once.
 
     workers_takeovers.py --kills SECONDS [--points N] [--only POINT] [--records N] [--seed S] [--directory DIR]
 
@@ -23,7 +23,7 @@ from fyrehose.testing.cluster import Cluster, ClusterServer
 
 
 class Leader:
-    """The leader of three servers."""
+    """The leader of a cluster of three servers, which is killed now and then."""
 
     kind = "take-over"
 
@@ -38,7 +38,7 @@ class Leader:
         return self._wait_for_leader().ports[2]
 
     def leader(self) -> ClusterServer | None:
-        """Return the server that leads, if one does that was not killed last."""
+        """Return the leader, or None while no other server than the killed one leads."""
         others = (each for each in self.cluster.servers.values() if each is not self._killed)
         return next((each for each in others if is_ready(each)), None)
 

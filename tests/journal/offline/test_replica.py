@@ -14,7 +14,7 @@ from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.offline.places import Directory
-from fyrehose.journal.offline.transfer import batches, begin, reach, tail_of
+from fyrehose.journal.offline.replica import batches, begin, reach, tail_of
 from fyrehose.journal.offline.view import differ
 from fyrehose.journal.offline.walk import Batch, Log, walk
 
@@ -132,7 +132,7 @@ def test_identities_differ_only_if_both_are_known() -> None:
 def test_a_copied_journal_is_read_up_to_the_batch_that_was_being_written(
     open_journal: Any, tmp_path: Path, which: int, at: int, zeros: int, refused: bool
 ) -> None:
-    """Damage before something that was durable is none of that, unless many zeros show that copying did it."""
+    """Damage before a durable batch is refused, unless many zeros show that the copy was made during a write."""
     bench = open_journal()
     for i in range(3):
         bench.append(b"%d" % i * 9000)
