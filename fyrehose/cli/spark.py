@@ -332,7 +332,7 @@ def tables(
                 every=every,
                 round_bytes=round_bytes,
                 optimize_every=optimize_every,
-                progress=draw,
+                progress=lambda done, view: draw(done.position, view.mark),
                 monitor=monitor,
                 stop=_stopped(),
             )

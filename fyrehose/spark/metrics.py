@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fyrehose.spark.counting import Behind
     from fyrehose.spark.jobs.archive import ArchiveState
     from fyrehose.spark.jobs.tables import TablesState
+    from fyrehose.spark.repeating import Done
 
 T = TypeVar("T")
 
@@ -49,15 +50,15 @@ class StateMetrics(CommandMetrics, Generic[T]):
         if self._state is not None:
             self.write(False)
 
-    def gauges(self, behind: Behind, position: int, last_seconds: float) -> dict[str, tuple[str, float]]:
+    def gauges(self, behind: Behind, done: Done) -> dict[str, tuple[str, float]]:
         """Return the gauges that all of these commands have."""
         name, into = self.name, self.into
         found: dict[str, tuple[str, float]] = {
             f"{name}_lag_records": (f"Durable records that are not in {into}.", behind.records),
             f"{name}_lag_bytes": (f"Bytes of the journal that are not in {into}.", behind.size),
             f"{name}_lag_seconds": (f"Age of the oldest record that is not in {into}; 0 if none.", behind.age()),
-            f"{name}_position": (f"Every record of the journal before this position is in {into}.", position),
-            f"{name}_last_round_seconds": ("Duration of the last round.", last_seconds),
+            f"{name}_position": (f"Every record of the journal before this position is in {into}.", done.position),
+            f"{name}_last_round_seconds": ("Duration of the last round.", done.last_seconds),
             f"{name}_updated_timestamp_seconds": ("When these metrics were updated.", time.time()),
             f"{name}_running": ("1 while the command runs, 0 when it has ended.", int(self._status is None)),
         }
@@ -79,7 +80,7 @@ class ArchiveMetrics(StateMetrics["ArchiveState"]):
         if state is None:
             return
         done = state.done
-        gauges = self.gauges(state.behind, done.position, done.last_seconds) | {
+        gauges = self.gauges(state.behind, done) | {
             "lake_files": ("Parquet files that the lake's log names.", state.files),
             "lake_bytes": ("Size of these files.", state.size),
         }
@@ -106,10 +107,10 @@ class TablesMetrics(StateMetrics["TablesState"]):
         if state is None:
             return
         counters = {
-            "tables_rounds": ("Rounds that were committed.", state.rounds),
-            "tables_round_seconds": ("Duration of all rounds.", state.seconds),
+            "tables_rounds": ("Rounds that were committed.", state.done.rounds),
+            "tables_round_seconds": ("Duration of all rounds.", state.done.seconds),
         }
-        gauges = self.gauges(state.behind, state.position, state.last_seconds)
+        gauges = self.gauges(state.behind, state.done)
         yield from families(gauges, counters, ("output",), (state.output,))
         rows = CounterMetricFamily(
             "fyrehose_tables_rows", "Rows that were committed to a table.", labels=("output", "table")

@@ -12,7 +12,6 @@ Aggregates follow the versions of their table.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,18 +26,19 @@ from deltalake.transaction import AddAction
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
-from fyrehose.journal.offline.places import Place, check_identity, place
+from fyrehose.journal.offline.places import place
 from fyrehose.journal.offline.view import View
-from fyrehose.spark.counting import Ahead, Behind, account_of
+from fyrehose.spark import memory
+from fyrehose.spark.counting import Behind, account_of
+from fyrehose.spark.engines import Engine, locally, on_spark
 from fyrehose.spark.lake import Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
-from fyrehose.spark.repeating import repeated
+from fyrehose.spark.repeating import Done, RoundJob
 from fyrehose.spark.selection import Selection, microseconds
 from fyrehose.spark.stores import LakeStore, plain
 from fyrehose.spark.typed import windows
 from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
 from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TYPES, TablesConfig, TypedTable
-from fyrehose.spark.typed.engines import Engine, locally, on_spark
 from fyrehose.spark.typed.extraction import MOST
 from fyrehose.spark.typed.keys import RecentKeys
 from fyrehose.spark.typed.summaries import Summary
@@ -69,10 +69,6 @@ T = TypeVar("T")
 ROUND = 256 << 20
 #: The size from which a table is not written again to give a column a wider type, in bytes.
 WIDEN = 1 << 30
-#: How often tables without new rows commit their position, and the subscription is updated, in seconds.
-HEARTBEAT = 60.0
-#: How often the state is passed to ``monitor``, in seconds, while there is nothing to fill.
-MONITORED = 5.0
 #: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
 MANY, AGE = 32, 24
 #: How often the tasks of a round may try to agree on types before this is an error.
@@ -99,16 +95,11 @@ class TablesState:
     """State of a run, for its metrics.
 
     :ivar output: where the tables are
-    :ivar position: all tables have every record of the journal before it
-    :ivar rounds: number of committed rounds; they took ``seconds``, and the last one took ``last_seconds``
     """
 
     output: str
-    position: int
+    done: Done
     behind: Behind
-    rounds: int
-    seconds: float
-    last_seconds: float
     tables: list[TableState]
 
 
@@ -120,7 +111,7 @@ def fill_tables(
     every: float = 10.0,
     round_bytes: int = ROUND,
     optimize_every: float = 3600.0,
-    progress: Callable[[int, int], object] = lambda done, mark: None,
+    progress: Callable[[Done, View], object] = lambda done, view: None,
     monitor: Callable[[TablesState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[TableState]:
@@ -130,35 +121,42 @@ def fill_tables(
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
-    :param progress: called with the position that all tables have reached, and the position of the journal's end
-    :param monitor: called with the state before the first round, after each, and every few seconds while there is
-        nothing to fill
+    :param progress: called before the first round and after each
+    :param monitor: called with the state at these times, too, and every few seconds while there is nothing to fill
     :raises ConfigError: a table has other columns than the configuration, or belongs to another journal
     :raises ExpectationFailed: a row does not meet an expectation that must be met; its round is not committed
     :raises JournalCorrupt: data is damaged, or was deleted before the tables had it
     :raises JournalLocked: another run writes to one of the tables
     """
-    with opened(spark, config, round_bytes) as run:
-        run.monitor = monitor
-        repeated(
-            lambda: run.step(every if follow else None, optimize_every, progress),
-            follow,
-            stop,
-            f"filling {config.output}",
-        )
-        run.settle()
+    with opened(spark, config, round_bytes=round_bytes, optimize_every=optimize_every, monitor=monitor) as run:
+        run.run(follow, every, progress, stop)
         return run.states()
 
 
 @contextmanager
-def opened(spark: SparkSession | None, config: TablesConfig, round_bytes: int = ROUND) -> Iterator[TablesRun]:
-    """Open the tables of a configuration, create them if necessary, and lock them against other runs."""
+def opened(
+    spark: SparkSession | None, config: TablesConfig, *, round_bytes: int = ROUND, **more: Any
+) -> Iterator[TablesRun]:
+    """Open the tables of a configuration, create them if necessary, and lock them against other runs.
+
+    :param more: further attributes of the run
+    """
     source = place(config.journal)
-    view = source.view()
-    run = TablesRun(config, source, view.identity, locally if spark is None else on_spark(spark), round_bytes)
+    run = TablesRun(
+        journal=config.journal,
+        target=config.output,
+        source=source,
+        identity=source.view().identity,
+        round_bytes=round_bytes,
+        subscription=config.subscription,
+        config=config,
+        engine=locally if spark is None else on_spark(spark),
+        **more,
+    )
     with ExitStack() as stack:
+        stack.callback(memory.release)
         for lake in run.lakes():
-            stack.enter_context(lake.locked(view.identity))
+            stack.enter_context(lake.locked(run.identity))
         run.load()
         yield run
 
@@ -190,32 +188,20 @@ class _Output:
         return f"{self.table.name}_quarantine" if self.quarantine else self.table.name
 
 
-@attrs.define(eq=False)
-class TablesRun:
+@attrs.define(eq=False, kw_only=True)
+class TablesRun(RoundJob[TablesState]):
     """Fills the tables of one configuration; see :func:`opened`."""
 
     config: TablesConfig
-    source: Place
-    identity: bytes
     engine: Engine
-    round_bytes: int
-    monitor: Callable[[TablesState], object] | None = None
     outputs: list[_Output] = attrs.field(factory=list, init=False)
     summaries: list[Summary] = attrs.field(factory=list, init=False)
-    _began: float = attrs.field(default=float("-inf"), init=False)
-    _settled: float = attrs.field(default=float("-inf"), init=False)
-    _monitored: float = attrs.field(default=float("-inf"), init=False)
-    _ahead: Ahead = attrs.field(init=False)
-    #: how many rounds were committed, and the duration of each
-    _rounds: int = attrs.field(default=0, init=False)
-    _seconds: float = attrs.field(default=0.0, init=False)
-    _last_seconds: float = attrs.field(default=0.0, init=False)
-    _optimized: float = attrs.field(factory=time.monotonic, init=False)
+    done: Done = attrs.field(factory=lambda: Done(0), init=False)
     #: whether a step has failed, so that the state of the tables has to be read again
     _doubtful: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._ahead = Ahead(self.source, self.round_bytes)
+        super().__attrs_post_init__()
         for table in self.config.tables:
             self.outputs.append(_Output(table, self._lake(table.name, table.schema), False))
             if table.quarantines:
@@ -255,7 +241,13 @@ class TablesRun:
                 self._load_columns(output)
         for summary in self.summaries:
             summary.load()
+        self.done.position = self._reached()
+        super().settle()  # register the subscription, so that retention waits for the first round
         self._doubtful = False
+
+    def _reached(self) -> int:
+        """Return the position that all tables have reached."""
+        return min(output.position for output in self.outputs)
 
     def _load_columns(self, output: _Output) -> None:
         types = _types(output.lake)
@@ -275,74 +267,26 @@ class TablesRun:
         found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in self.outputs]
         return found + [TableState(name=each.aggregate.name, rows=each.rows, counts={}) for each in self.summaries]
 
-    def step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
-        """Fill a round if one is due; return the pause before the next step in seconds, or None at the end.
-
-        :param every: interval of rounds, in seconds; None: do not wait for new records
-        """
+    def step(self, every: float | None, progress: Callable[[Any, View], object]) -> float | None:
+        """Read the state of the tables again if the last step has failed, and do the next step."""
         try:
             if self._doubtful:
                 self.load()
-            return self._step(every, optimize_every, progress)
+            return super().step(every, progress)
         except JournalUnreachable:
             self._doubtful = True
             raise
 
-    def _step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
-        view = self.source.view()
-        check_identity(self.source, self.identity, view)
-        at = min(output.position for output in self.outputs)
-        progress(at, view.mark)
-        self.observe(view, MONITORED)
-        if time.monotonic() - self._settled >= HEARTBEAT:
-            self.settle()
-        behind, waited = view.mark - at, time.monotonic() - self._began
-        if behind < 0:
-            raise JournalUnreachable(
-                f"{self.config.journal} ends at position {view.mark}, and the tables of {self.config.output} have it "
-                f"up to {at}: it is behind, or was put back from an older copy; put the newer journal back"
-            )
-        if behind and (every is None or behind >= self.round_bytes or waited >= every):
-            self._began = time.monotonic()
-            self.round(view)
-            self._rounds += 1
-            self._last_seconds = time.monotonic() - self._began
-            self._seconds += self._last_seconds
-            progress(min(output.position for output in self.outputs), view.mark)
-            self.observe(view, 0)
-            return 0.0
-        self.summarize()  # A killed run may have updated a table, and not its aggregates.
-        if every is None:
-            return None
-        if optimize_every and time.monotonic() - self._optimized >= optimize_every:
-            self.optimize()
-        return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
+    def state(self, behind: Behind) -> TablesState:
+        return TablesState(output=self.config.output, done=self.done, behind=behind, tables=self.states())
 
-    def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
-        at = min(output.position for output in self.outputs)
-        if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < at:
-            return
-        self.monitor(
-            TablesState(
-                output=self.config.output,
-                position=at,
-                behind=self._ahead.behind(view, at),
-                rounds=self._rounds,
-                seconds=self._seconds,
-                last_seconds=self._last_seconds,
-                tables=self.states(),
-            )
-        )
-        self._monitored = time.monotonic()
-
-    def round(self, view: View) -> None:
+    def copy(self, view: View) -> None:
         """Fill the tables that are behind, until they reach the others or the round is full."""
         if self.config.skip_gaps:
             for output in self.outputs:
                 if output.position < view.start:  # retention deleted records in between
                     output.position, output.chain = view.start, None
-        at = min(output.position for output in self.outputs)
+        at = self._reached()
         due = [output for output in self.outputs if output.position == at]
         limit = min([view.mark, *(output.position for output in self.outputs if output.position > at)])
         check(self.source, view, at, limit)
@@ -368,7 +312,8 @@ class TablesRun:
                 self._commit(output, filled, account.end, account.chain, about)
         for output in due:
             output.position, output.chain = account.end, account.chain
-        self.summarize()
+        self.done.position = account.end
+        self.idle()
 
     def _fitting(
         self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
@@ -560,13 +505,10 @@ class TablesRun:
                 after = self._progress(output)
                 output.lake.commit(self.identity, output.before, after, [])
                 output.before = after
-        if self.config.subscription is not None:
-            position = min(output.position for output in self.outputs)
-            self.source.update_subscription(self.config.subscription, position, self.identity)
-        self._settled = time.monotonic()
+        super().settle()
 
-    def summarize(self) -> None:
-        """Update the aggregates to the present versions of their tables."""
+    def idle(self) -> None:
+        """Update the aggregates to the present versions of their tables, which a killed run may not have done."""
         for summary in self.summaries:
             summary.update()
 
@@ -583,7 +525,6 @@ class TablesRun:
             except DeltaError as error:  # Another program changed the table at this moment.
                 log.warning("the table %s was not optimized: %s", lake, plain(error))
             lake.refresh()
-        self._optimized = time.monotonic()
 
     def backfill(self, name: str, start: datetime, end: datetime) -> TableState:
         """Extract the rows of a range of time again, and replace the table's rows of that range.
@@ -616,7 +557,7 @@ class TablesRun:
             actions = [*(file.action for file in files), *rest]
             output.lake.commit(self.identity, output.before, before, actions, about=about, removed=removed)
             output.before, output.keys = before, None
-        self.summarize()
+        self.idle()
         return TableState(name=name, rows=rows, counts={})
 
 

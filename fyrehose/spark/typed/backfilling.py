@@ -19,11 +19,11 @@ from fyrehose.errors import ConfigError, JournalUnreachable
 from fyrehose.journal.offline.places import Place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark.counting import account_of
+from fyrehose.spark.engines import Engine
 from fyrehose.spark.lake import File, Lake
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.selection import Bounds, Selection
 from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TablesConfig, TypedTable
-from fyrehose.spark.typed.engines import Engine
 from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, read, rewrite
 
 #: How many files of an archive before a file are searched for the first parts of its events.

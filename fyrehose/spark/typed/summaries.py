@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark.deltalog import changes
+from fyrehose.spark.engines import Engine
 from fyrehose.spark.lake import Lake, Progress
 from fyrehose.spark.typed import windows
 from fyrehose.spark.typed.config import Aggregate, TypedTable
-from fyrehose.spark.typed.engines import Engine
 from fyrehose.spark.typed.windows import WindowTask
 
 #: How many files of a table a task aggregates.

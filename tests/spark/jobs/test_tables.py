@@ -380,7 +380,7 @@ def test_aggregate_continues_after_a_kill_between_table_and_aggregate(
     run(config)
     journal.append(beats(request(0, 200, ms=2), request(70, 200, ms=3)))
     with monkeypatch.context() as patch:
-        patch.setattr(job.TablesRun, "summarize", _interrupt)
+        patch.setattr(job.TablesRun, "idle", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(config)
     assert [tuple(row.values()) for row in rows(config, "minutes")] != expected_minutes(config)

@@ -11,11 +11,11 @@ import pytest
 
 from fyrehose.errors import ConfigError, JournalUnreachable
 from fyrehose.records import Run
+from fyrehose.spark.engines import locally
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.tables import fill_tables, opened
 from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
 from fyrehose.spark.typed.config import TablesConfig, read_config
-from fyrehose.spark.typed.engines import locally
 from fyrehose.spark.typed.writing import JournalPart, LakePart
 
 Opener = Callable[..., Any]
