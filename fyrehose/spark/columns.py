@@ -40,6 +40,9 @@ COLUMNS: dict[str, pa.DataType] = {
     "event_time": _TIME,
     "payload": pa.binary(),
 }
+#: Columns of a lake and of the tables over it: the name of the server, those of a record, and the day (UTC) on which
+#: the record was accepted.
+TABLE = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 #: Columns that are never null.
 REQUIRED = ("stream", "seq", "time", "source", "payload")
 

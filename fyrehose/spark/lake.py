@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NoReturn
@@ -36,13 +35,11 @@ from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
-from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.deltalog import LOG, damage_of, transactions
-from fyrehose.spark.selection import EVERY, Selection
+from fyrehose.spark.selection import EVERY, Selection, time_of
 from fyrehose.spark.stores import LakeStore, plain, sync
 
-#: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
-SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 PARTITION = "date"
 
 _LOST = pa.schema(
@@ -65,7 +62,6 @@ _COUNTED = "count/"
 _BY_COLUMN_MAPPING = 2
 #: Property of the table: the columns whose least and largest values the log has for each file.
 _MEASURED = "delta.dataSkippingStatsColumns"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Features of a table that do not change the meaning of its files, or that this module supports (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
 #: Columns of the log's table of files, beside their statistics.
@@ -113,7 +109,7 @@ class Lake:
     """
 
     store: LakeStore
-    schema: pa.Schema = SCHEMA
+    schema: pa.Schema = TABLE
     measured: Sequence[str] = ("server", "stream", "seq", "time")
     _table: DeltaTable | None = attrs.field(default=None, init=False)
     #: The table's version, and its files.
@@ -534,11 +530,12 @@ _RESTORE = "put it back from a copy, or archive into a new lake"
 
 def _removes(files: Sequence[File], data_change: bool = True) -> list[RemoveAction]:
     now = time.time_ns() // 1_000_000
-    days = [file.path.rpartition(f"{PARTITION}=")[2][:10] for file in files]
-    return [
-        RemoveAction(file.path, data_change, now, file.size, {PARTITION: day})
-        for file, day in zip(files, days, strict=True)
-    ]
+    return [RemoveAction(file.path, data_change, now, file.size, {PARTITION: day_of(file.path)}) for file in files]
+
+
+def day_of(path: str) -> str:
+    """Return the day in the path of a lake's file, such as 2026-01-31."""
+    return path.rpartition(f"{PARTITION}=")[2][:10]
 
 
 def host_of(journal: str) -> str:
@@ -571,8 +568,7 @@ def _end_of(identity: bytes, stream: str) -> str:
 def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
     """Return a mask of the files that may have selected records, by their statistics."""
     start, end = selection.start, selection.end
-    since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
-    until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
+    since, until = (None if bounds.time is None else time_of(bounds.time) for bounds in (start, end))
     named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
     chosen = _all(files, False)
     for stream in named:

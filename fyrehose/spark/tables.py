@@ -14,37 +14,16 @@ import pyarrow as pa
 
 from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.joining import joined
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from fyrehose.spark.lake import File, Lake
     from fyrehose.spark.stores import LakeStore
-
-#: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
-COLUMNS = (
-    "server",
-    "stream",
-    "seq",
-    "time",
-    "source",
-    "producer",
-    "topic",
-    "content_type",
-    "producer_seq",
-    "event_id",
-    "event_time",
-    "payload",
-    "date",
-)
-#: Schema of a lake: the same columns.
-_LAKE = (
-    "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
-    "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
-    "date date"
-)
 
 #: The largest number that Spark has.
 _LARGEST = (1 << 63) - 1
@@ -188,10 +167,16 @@ def of_files(spark: SparkSession, lake: Lake, files: Sequence[File], chosen: Sel
     """
     lake.check(files)
     if not files:
-        return spark.createDataFrame([], _LAKE)
+        return spark.createDataFrame([], _schema())
     if lake.store.remote:
         return _of_store(spark, lake.store, files, chosen, lake.vectors())
     return _of_directory(spark, lake.store.directory, files, lake.vectors())
+
+
+def _schema() -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(TABLE)
 
 
 def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
@@ -202,10 +187,10 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
     for without in (False, True):
         some = [file.path for file in files if (file.path in deleted) == without]
         if some:
-            reader = spark.read.schema(_LAKE).option("basePath", str(directory))
+            reader = spark.read.schema(_schema()).option("basePath", str(directory))
             found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
             if without:
-                found = _without(found, {path: deleted[path] for path in some}).select(*COLUMNS)
+                found = _without(found, {path: deleted[path] for path in some}).select(*TABLE.names)
             parts.append(found)
     return reduce(DataFrame.union, parts)
 
@@ -243,7 +228,7 @@ def _of_store(
     here = {file.path: deleted[file.path] for file in files if file.path in deleted}
     read = partial(fetch, store, [file.path for file in files], chosen, deleted=here)
     tasks = spark.range(0, len(files), 1, len(files))
-    return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).schema)
+    return tasks.mapInArrow(read, _schema())
 
 
 def _within(records: DataFrame, chosen: Selection) -> DataFrame:
@@ -289,7 +274,7 @@ def of_journal(
         reader = reader.option("endPosition", stop)
     if streams is not None:
         reader = reader.option("streams", json.dumps(streams))
-    found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
+    found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*TABLE.names)
     # A star in the name of a stream is a wildcard in a pattern, so further streams may match.
     return found.where(f.col("stream").isin(list(streams))) if streams and "*" in "".join(streams) else found
 

@@ -20,7 +20,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from fyrehose.errors import ConfigError, JournalError
-from fyrehose.spark.lake import PARTITION, SCHEMA, File, Lake, delete_rows
+from fyrehose.spark.columns import TABLE
+from fyrehose.spark.lake import PARTITION, File, Lake, day_of, delete_rows
 from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
@@ -55,7 +56,7 @@ def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | Non
     :raises JournalError: another process changed the same files in the meantime
     """
     target = Lake.existing(lake)
-    if not {field.name for field in _table(target).schema().fields}.issuperset(SCHEMA.names):
+    if not {field.name for field in _table(target).schema().fields}.issuperset(TABLE.names):
         raise ConfigError(f"{target} is no archive of a journal; `fyrehose-spark tables --follow` merges typed tables")
     table, today = _table(target), (now or datetime.now(UTC)).date()
     with _explained(target):
@@ -91,7 +92,7 @@ def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
     deleted = lake.vectors()
     for file in lake.files():
         if file.size < FILE // 2 and file.path not in deleted:
-            small.setdefault(file.path.rpartition(f"{PARTITION}=")[2][:10], []).append(file)
+            small.setdefault(day_of(file.path), []).append(file)
     for day, files in sorted(small.items()):
         if len(files) >= (2 if day < str(today) else MANY):
             yield day, sorted(files, key=lambda file: file.path)

@@ -31,6 +31,7 @@ from fyrehose.journal.offline.view import View
 from fyrehose.spark import memory
 from fyrehose.spark.counting import Behind, account_of
 from fyrehose.spark.engines import Engine, locally, on_spark
+from fyrehose.spark.fetching import read
 from fyrehose.spark.lake import Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
 from fyrehose.spark.repeating import Done, RoundJob
@@ -55,7 +56,6 @@ from fyrehose.spark.typed.writing import (
     TypedFile,
     digests,
     fill,
-    read,
     rewrite,
 )
 

@@ -19,6 +19,7 @@ from pyarrow import ArrowException, parquet
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
@@ -143,8 +144,8 @@ def _blocks(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     # Hashes skip nulls, so a mask of the null columns is hashed as one more value.
-    nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in tables.COLUMNS))
-    digest = f.xxhash64(*tables.COLUMNS, nulls)
+    nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in TABLE.names))
+    digest = f.xxhash64(*TABLE.names, nulls)
     # Add the hashes, without overflow: in an exclusive or, two equal records would cancel each other out.
     return records.groupBy("stream", f.expr(f"seq div {BLOCK}").alias("block")).agg(
         f.count("*").alias("rows"), f.sum(digest.cast("decimal(20,0)")).alias("sum")

@@ -6,7 +6,6 @@ lake as far as it is, journal behind that -> parts for tasks      files with row
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -20,11 +19,12 @@ from fyrehose.journal.offline.places import Place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark.counting import account_of
 from fyrehose.spark.engines import Engine
-from fyrehose.spark.lake import File, Lake
+from fyrehose.spark.fetching import read
+from fyrehose.spark.lake import File, Lake, day_of
 from fyrehose.spark.plan import Planner
-from fyrehose.spark.selection import Bounds, Selection
-from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TablesConfig, TypedTable
-from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, read, rewrite
+from fyrehose.spark.selection import Bounds, Selection, time_of
+from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TablesConfig, TypedTable
+from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, rewrite
 
 #: How many files of an archive before a file are searched for the first parts of its events.
 _EARLIER = 8
@@ -39,7 +39,7 @@ def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
         if any(inside.any() for _, inside in _inside(lake, since, until)):
             raise JournalUnreachable(
                 f"the table {lake} has rows of records that were accepted before "
-                f"{datetime.fromtimestamp(until / 1e6, UTC):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
+                f"{time_of(until):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
                 "begin there, or name a lake that has them in the configuration"
             )
 
@@ -108,7 +108,7 @@ def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
     schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
     days = {str(day) for day in _days(since, until)}
     for file in lake.files():
-        if file.path.rpartition(f"{DATE}=")[2][:10] in days:
+        if day_of(file.path) in days:
             batches = read(lake.store, [file.path], schema)
             times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
             every = np.concatenate(times)
@@ -132,5 +132,5 @@ def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]
 
 
 def _days(since: int, until: int) -> list[Any]:
-    first, last = (datetime.fromtimestamp(at / 1e6, UTC).date() for at in (since, until - 1))
+    first, last = (time_of(at).date() for at in (since, until - 1))
     return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from fyrehose.spark.lake import PARTITION, File, Lake
+from fyrehose.spark.fetching import read
+from fyrehose.spark.lake import File, Lake, day_of
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import DATE, EVENT_TIME, TYPES, Aggregate, TypedTable
-from fyrehose.spark.typed.writing import read, write_file
+from fyrehose.spark.typed.writing import write_file
 
 #: The column with the beginning of a window.
 WINDOW = "window"
@@ -175,7 +176,7 @@ def replaced(lake: Lake, rows: pa.Table, windows: Any, window: int) -> tuple[lis
     :param windows: the numbers of these windows
     """
     days = set(compute.unique(_days(pa.array(windows), window)).to_pylist())
-    old = [file for file in lake.files() if file.path.rpartition(f"{PARTITION}=")[2][:10] in set(map(str, days))]
+    old = [file for file in lake.files() if day_of(file.path) in set(map(str, days))]
     parts = [rows]
     schema = rows.schema.remove(rows.schema.get_field_index(DATE))
     for batch in read(lake.store, [file.path for file in old], schema, lake.vectors()):

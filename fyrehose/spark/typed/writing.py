@@ -8,9 +8,6 @@ has committed them.  A task may run twice: the files of one of the runs are then
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
@@ -20,16 +17,17 @@ import attrs
 import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyarrow import compute, dataset, parquet
+from pyarrow import compute, parquet
 
 from fyrehose.errors import ExpectationFailed
 from fyrehose.journal.offline.places import Place
 from fyrehose.journal.parts import BETWEEN, LARGEST
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.fetching import kept
+from fyrehose.spark.fetching import read
 from fyrehose.spark.joining import LABELS, whole_events
-from fyrehose.spark.lake import PARTITION
+from fyrehose.spark.lake import day_of
+from fyrehose.spark.layout import add_action, new_path
 from fyrehose.spark.plan import Part, Planner, boundary
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
@@ -63,8 +61,6 @@ MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 DIGEST = 16
 #: Most rows of a row group.
 _GROUP = 1 << 16
-#: Rows that are read at a time.
-_ROWS = 1 << 14
 #: The years whose event times are believed; other times come from clocks that were not set.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
@@ -346,7 +342,7 @@ def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: 
 
     :param rows: without the column ``date``
     """
-    path = f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
+    path = new_path(day, name)
     with store.writing(path) as file:
         parquet.write_table(
             rows,
@@ -358,28 +354,11 @@ def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: 
             coerce_timestamps="us",
         )
         size = file.tell()
-    bounds = {each: compute.min_max(rows[each]) for each in measured}
-    there = {each: found for each, found in bounds.items() if found["min"].is_valid}
-    stats = {
-        "numRecords": rows.num_rows,
-        "minValues": {each: _shown(found["min"].as_py()) for each, found in there.items()},
-        "maxValues": {each: _shown(found["max"].as_py()) for each, found in there.items()},
-        "nullCount": {each: rows[each].null_count for each in there},
-    }
-    return AddAction(
-        path=path,
-        size=size,
-        partition_values={PARTITION: day},
-        modification_time=time.time_ns() // 1_000_000,
-        data_change=True,
-        stats=json.dumps(stats, ensure_ascii=False),
+    bounds = {each: compute.min_max(rows[each]).as_py() for each in measured}
+    least, most = (
+        {each: found[end] for each, found in bounds.items() if found[end] is not None} for end in ("min", "max")
     )
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, int | str):
-        return value
-    return str(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+    return add_action(path, size, rows.num_rows, least, most, {each: rows[each].null_count for each in least})
 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
@@ -394,21 +373,6 @@ def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return times as numbers, because Python's times are slow."""
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-
-
-def read(
-    store: LakeStore, paths: Iterable[str], schema: pa.Schema, deleted: Mapping[str, Any] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the given columns of files; columns that a file does not have are null.
-
-    :param deleted: indexes of the rows that deletion vectors delete, by file
-    """
-    files, form = store.files(), dataset.ParquetFileFormat()
-    with store.explained():
-        for path in paths:
-            found = form.make_fragment(path, files).to_batches(schema, batch_size=_ROWS)
-            without = (deleted or {}).get(path)
-            yield from found if without is None else kept(found, without)
 
 
 @attrs.frozen(kw_only=True)
@@ -440,5 +404,4 @@ def rewrite(task: RewriteTask) -> AddAction | None:
             rows = rows.select(schema.names).cast(schema)
         except pa.ArrowInvalid:
             return None
-    day = task.path.rpartition(f"{PARTITION}=")[2][:10]
-    return write_file(task.store, day, "part-rewritten", rows) if rows.num_rows else None
+    return write_file(task.store, day_of(task.path), "part-rewritten", rows) if rows.num_rows else None

@@ -199,7 +199,9 @@ def test_promoted_standby_that_lacks_archived_records_is_refused(written: Opener
     archive(None, str(one.directory), lake, server="one")
     promote(tmp_path / "standby", Files())
     promoted, end = written("standby"), one.place.view().mark
-    with pytest.raises(JournalUnreachable, match=r"standby that was promoted.*give this one a lake or output of its own"):
+    with pytest.raises(
+        JournalUnreachable, match=r"standby that was promoted.*give this one a lake or output of its own"
+    ):
         archive(None, str(promoted.directory), lake)
     while promoted.place.view().mark <= end:
         promoted.append(Run.of("s1", [b"x"], source="test"))
