@@ -427,8 +427,9 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
         if which["journal"]:
             lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
             rows = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
-            known = None if lake is None else lake.progress(place(which["journal"]).view().identity)
-            server = host_of(which["journal"]) if known is None else known.server
+            server = host_of(which["journal"])
+            if lake is not None:
+                server = lake.server_of(place(which["journal"]).view().identity, server)
             declared += [(server, *row) for row in rows]
         found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
     title = "no gaps" if not found else f"{len(found)} gaps"

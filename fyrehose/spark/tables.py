@@ -110,7 +110,9 @@ def beyond(
     begin = None if known is None else Offset(known.position, view.identity, known.chain)
     if begin is not None and gaps == "skip" and begin.position < view.start:
         begin = Offset(view.start, view.identity)  # retention deleted records in between
-    server = host_of(journal) if known is None else known.server
+    server = host_of(journal)
+    if lake is not None:
+        server = lake.server_of(view.identity, server)
     options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     return of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps)
 

@@ -57,7 +57,7 @@ def test_commit_of_a_rival_at_the_same_position_is_not_taken_for_a_lost_answer(w
     targets = [Lake.at(lake), Lake.at(lake)]
     for target in targets:
         target.admit(identity, "one", "one")
-    after = Progress(server="one", position=100, chain=7)
+    after = Progress(position=100, chain=7)
     actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, "{}") for name in "ab"]
     targets[0].commit(identity, None, after, actions[:1])
     with pytest.raises(JournalLocked, match="another archive of this journal has committed"):

@@ -163,7 +163,7 @@ class _Archive(RoundJob[ArchiveState]):
                 "journal, or was put back from another copy; use a lake of its own"
             )
         files = self._written(start, account.end, account)
-        after = Progress(server=self.server, position=account.end, chain=account.chain)
+        after = Progress(position=account.end, chain=account.chain)
         about = {"server": self.server, "start": start, "end": account.end, "rows": account.rows}
         ends: dict[str, int] = {}
         for stream, last in (*(pair for file in files for pair in file.ends.items()), *_ends(account.gaps)):
@@ -211,7 +211,7 @@ class _Archive(RoundJob[ArchiveState]):
         has = self.lake.ends(self.identity)
         ends = starting_ends(self.source, view.segments[0])
         gaps = [(s, has.get(s, 0) + 1, last, view.start - 1) for s, last in ends.items() if last > has.get(s, 0)]
-        after = Progress(server=self.server, position=view.start, chain=None)
+        after = Progress(position=view.start, chain=None)
         about = {"server": self.server, "start": before.position, "end": view.start, "rows": 0, "accepted": len(gaps)}
         self.lake.commit(self.identity, before, after, [], gaps, about, dict(_ends(gaps)))
         self.done.position = view.start

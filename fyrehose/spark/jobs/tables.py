@@ -404,14 +404,11 @@ class TablesRun(RoundJob[TablesState]):
     ) -> None:
         changed = {name: count for name, count in (counts or {}).items() if count != output.counts[name]}
         if actions or changed:
-            after = Progress(server=self._server(output.lake), position=position, chain=chain)
+            after = Progress(position=position, chain=chain)
             output.lake.commit(
                 self.identity, output.before, after, actions, about={**about, "counts": changed}, counts=changed
             )
             output.before = after
-
-    def _server(self, lake: Lake) -> str:
-        return lake.servers()[self.identity.hex()]
 
     def _grow(self, output: _Output, filled: Sequence[Filled]) -> None:
         """Add the columns that rows of a round need."""
@@ -447,7 +444,7 @@ class TablesRun(RoundJob[TablesState]):
         return True
 
     def _progress(self, output: _Output) -> Progress:
-        return Progress(server=self._server(output.lake), position=output.position, chain=output.chain)
+        return Progress(position=output.position, chain=output.chain)
 
     def _without_repetitions(
         self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
@@ -515,8 +512,7 @@ class TablesRun(RoundJob[TablesState]):
     def optimize(self) -> None:
         """Merge the files of tables with many files, and remove files that are not used any more."""
         for lake in self.lakes():
-            table = lake.refresh()
-            assert table is not None
+            table = lake.current()
             try:
                 with lake.store.explained():
                     if lake.totals()[0] >= MANY and not lake.vectors():

@@ -78,8 +78,9 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
         return Verified(checked=0, unchecked=0, differences=())
     # The journal alone shows only the start and the end of the records that both have.
     stop = max(known.position, view.start)
-    theirs = tables.of_journal(spark, journal, known.server, start=view.start, stop=stop, gaps="skip")
-    ours = tables.of_lake(spark, target, server=known.server)
+    server = target.server_of(view.identity)
+    theirs = tables.of_journal(spark, journal, server, start=view.start, stop=stop, gaps="skip")
+    ours = tables.of_lake(spark, target, server=server)
     kept = theirs.groupBy("stream").agg(f.min("seq").alias("kept"))
     both = ours.join(f.broadcast(kept), "stream").where("seq >= kept").drop("kept")
     joined = _blocks(both).alias("l").join(_blocks(theirs).alias("j"), ["stream", "block"], "full_outer")

@@ -63,9 +63,10 @@ def sources_of(
         every = lake.actions()
         if every.num_rows:
             oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
-        files = lake.files(chosen, known.server)
+        server = lake.server_of(identity)
+        files = lake.files(chosen, server)
         lake.check(files)
-        found += _lake_parts(lake, known.server, chosen, [file.path for file in files])
+        found += _lake_parts(lake, server, chosen, [file.path for file in files])
     if stop < begin:
         raise JournalUnreachable(
             f"the tables of {config.output} are at position {stop}, and the lake is at {begin}: fill the "

@@ -60,9 +60,7 @@ class Summary:
 
     def update(self) -> None:
         """Count the windows again whose rows were changed by the last commits of the table."""
-        table = self.source.refresh()
-        assert table is not None
-        version = table.version()
+        version = self.source.current().version()
         if version > self.version:
             self._count(version)
             self.version = version
@@ -87,7 +85,7 @@ class Summary:
         if parts:
             rows = windows.finished(pa.concat_tables(parts), aggregate, self.schema)
         actions, removed = windows.replaced(self.lake, rows, changed, aggregate.window)
-        after = Progress(server=self.lake.servers()[self.identity.hex()], position=version, chain=None)
+        after = Progress(position=version, chain=None)
         about = {"version": version, "windows": len(changed)}
         self.lake.commit(self.identity, self.before, after, actions, about=about, removed=removed)
         self.before = after
