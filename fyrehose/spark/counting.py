@@ -8,16 +8,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 
 import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import Missing, Place
+from fyrehose.journal.offline.places import Place
 from fyrehose.journal.offline.view import View
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark.lake import Gap
-from fyrehose.spark.plan import missing, walk
+from fyrehose.spark.plan import no_deletion, walk
 
 
 @attrs.frozen(kw_only=True)
@@ -156,16 +157,16 @@ def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple
         if extent.end <= start or extent.base >= stop:
             continue
         position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        try:
-            reader = source.open(extent.base, min(extent.end, stop))
-        except Missing as error:
-            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
-        reader.ahead = source.for_headers
-        try:
-            for header in walk(reader, position, min(extent.end, stop)):
-                yield header, reader
-                position = header.end
-        except fmt.Damage as damage:
-            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
-        finally:
-            reader.close()
+        with (
+            no_deletion(source, view, position, "before it was archived"),
+            closing(source.open(extent.base, min(extent.end, stop))) as reader,
+        ):
+            reader.ahead = source.for_headers
+            try:
+                for header in walk(reader, position, min(extent.end, stop)):
+                    yield header, reader
+                    position = header.end
+            except fmt.Damage as damage:
+                raise JournalCorrupt(
+                    f"{source.name(extent.base)} is damaged at position {position}: {damage}"
+                ) from damage
