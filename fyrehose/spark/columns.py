@@ -155,9 +155,11 @@ class Pieces:
         runs = self.table[: self.used]
         self._ids, self._counts, self._firsts = runs[:, _ID], runs[:, _COUNT], runs[:, _FIRST]
         self._times, self._producer_firsts = runs[:, _MOMENT], runs[:, _PRODUCER]
-        return pa.RecordBatch.from_arrays(
-            [getattr(self, f"_{name}")() for name in self.schema.names], schema=self.schema
-        )
+        columns = [
+            self._constant(name) if COLUMNS[name] == pa.string() else getattr(self, f"_{name}")()
+            for name in self.schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _gathered(self, offsets: Any, sizes: Any, chosen: Any = None) -> Buffer:
         """Return the joined bytes of all runs, or of the chosen ones."""
@@ -183,22 +185,7 @@ class Pieces:
             offsets += np.where(has & part, width * self._counts, 0)
         return self._gathered(offsets, width * self._counts, (has & wanted) != 0)
 
-    # One method for each column.
-
-    def _stream(self) -> pa.Array:
-        return self._constant("stream")
-
-    def _source(self) -> pa.Array:
-        return self._constant("source")
-
-    def _producer(self) -> pa.Array:
-        return self._constant("producer")
-
-    def _topic(self) -> pa.Array:
-        return self._constant("topic")
-
-    def _content_type(self) -> pa.Array:
-        return self._constant("content_type")
+    # One method for each column whose values differ within a run.
 
     def _seq(self) -> pa.Array:
         return numbers(pa.int64(), self._rising(self._firsts))

@@ -184,6 +184,10 @@ class _Output:
     rows: int = 0
 
     @property
+    def reached(self) -> Progress:
+        return Progress(position=self.position, chain=self.chain)
+
+    @property
     def name(self) -> str:
         return f"{self.table.name}_quarantine" if self.quarantine else self.table.name
 
@@ -309,7 +313,7 @@ class TablesRun(RoundJob[TablesState]):
         about = {"start": at, "end": account.end}
         for table, filled in zip(tables, self._fitting(tables, due, sources, f"part-{at:016x}"), strict=True):
             for output in [each for each in due if each.table is table]:
-                self._commit(output, filled, account.end, account.chain, about)
+                self._commit(output, filled, Progress(position=account.end, chain=account.chain), about)
         for output in due:
             output.position, output.chain = account.end, account.chain
         self.done.position = account.end
@@ -368,14 +372,13 @@ class TablesRun(RoundJob[TablesState]):
         self,
         output: _Output,
         filled: Sequence[Filled],
-        position: int,
-        chain: int | None,
+        after: Progress,
         about: Mapping[str, Any],
     ) -> None:
         """Commit the files of a round, unless there is nothing to commit."""
         if output.quarantine:
             files = [file for each in filled for file in each.quarantined]
-            self._append(output, [file.action for file in files], position, chain, about)
+            self._append(output, [file.action for file in files], after, about)
             output.rows += sum(file.rows for file in files)
             return
         counts: Counter[str] = Counter()
@@ -386,7 +389,7 @@ class TablesRun(RoundJob[TablesState]):
             counts.update(repetitions)
             self._grow(output, filled)
             total = output.counts + counts
-            self._append(output, [file.action for file in files], position, chain, about, total)
+            self._append(output, [file.action for file in files], after, about, total)
         except BaseException:
             output.keys = None  # the keys include rows that are not committed
             raise
@@ -397,14 +400,12 @@ class TablesRun(RoundJob[TablesState]):
         self,
         output: _Output,
         actions: Sequence[AddAction],
-        position: int,
-        chain: int | None,
+        after: Progress,
         about: Mapping[str, Any],
         counts: Counter[str] | None = None,
     ) -> None:
         changed = {name: count for name, count in (counts or {}).items() if count != output.counts[name]}
         if actions or changed:
-            after = Progress(position=position, chain=chain)
             output.lake.commit(
                 self.identity, output.before, after, actions, about={**about, "counts": changed}, counts=changed
             )
@@ -436,15 +437,12 @@ class TablesRun(RoundJob[TablesState]):
         if not small or None in actions:  # None: an integer is too large to be a double.
             output.fixed |= set(wider)
             return False
-        before = output.before or self._progress(output)
+        before = output.before or output.reached
         output.lake.commit(self.identity, output.before, before, actions, about={"widened": wider}, schema=schema)
         output.before = before
         output.fields |= wider
         log.info("the table %s has wider columns: %s", output.lake, ", ".join(sorted(wider)))
         return True
-
-    def _progress(self, output: _Output) -> Progress:
-        return Progress(position=output.position, chain=output.chain)
 
     def _without_repetitions(
         self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
@@ -499,7 +497,7 @@ class TablesRun(RoundJob[TablesState]):
         """Commit the positions of tables that got no rows, and let retention delete what all tables have."""
         for output in self.outputs:
             if output.position > (output.before.position if output.before else 0):
-                after = self._progress(output)
+                after = output.reached
                 output.lake.commit(self.identity, output.before, after, [])
                 output.before = after
         super().settle()
@@ -548,7 +546,7 @@ class TablesRun(RoundJob[TablesState]):
                 self._grow(output, filled)
                 rows = sum(file.rows for file in files)
             rest, removed = without(output.lake, self.engine, since, until)
-            before = output.before or self._progress(output)
+            before = output.before or output.reached
             about = {"backfill": [start.isoformat(), end.isoformat()], "rows": rows}
             actions = [*(file.action for file in files), *rest]
             output.lake.commit(self.identity, output.before, before, actions, about=about, removed=removed)

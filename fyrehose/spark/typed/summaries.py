@@ -53,10 +53,17 @@ class Summary:
 
         :raises ConfigError: the aggregate was made by another definition
         """
-        self.lake.refresh()
+        table = self.lake.current()
         self.before = self.lake.progress(self.identity)
         self.version = 0 if self.before is None else self.before.position
-        _check_definition(self)
+        made, wanted = table.metadata().configuration.get(_DEFINITION), repr(self.aggregate)
+        if made is None:
+            self.lake.set_properties({_DEFINITION: wanted})
+        elif made != wanted:
+            raise ConfigError(
+                f"the aggregate {self.lake} was made by another definition; choose another name, or delete its "
+                "directory, so that it is made again"
+            )
 
     def update(self) -> None:
         """Count the windows again whose rows were changed by the last commits of the table."""
@@ -100,22 +107,4 @@ class Summary:
             aggregate=self.aggregate,
             types=types,
             windows=wanted,
-        )
-
-
-def _check_definition(summary: Summary) -> None:
-    """Check that an aggregate was made by the same definition.
-
-    :raises ConfigError: the aggregate was made by another definition
-    """
-    table = summary.lake.table
-    assert table is not None
-    wanted = repr(summary.aggregate)
-    made = table.metadata().configuration.get(_DEFINITION)
-    if made is None:
-        summary.lake.set_properties({_DEFINITION: wanted})
-    elif made != wanted:
-        raise ConfigError(
-            f"the aggregate {summary.lake} was made by another definition; choose another name, or delete its "
-            "directory, so that it is made again"
         )
