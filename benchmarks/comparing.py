@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from fyrehose.bench.results import Measurement, Results, Spread
+from benchmarks.results import Measurement, Results
+from fyrehose.bench.results import Spread
 
 #: What is compared: cost, speed, latency, memory.  Others (what load makers cost) say nothing about a server.
 FIGURES = (

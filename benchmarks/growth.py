@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from fyrehose.bench.results import Results, Spread
+from benchmarks.results import Results
+from fyrehose.bench.results import Spread
 
 #: The numbers that grow, as the names of the cases have them; how they are named; the figure, and its unit.
 DIMENSIONS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import DIMENSIONS, growths
-from fyrehose.bench.results import Results
+from benchmarks.results import Results
 from fyrehose.errors import MissingExtra
 
 #: Cases that are shown, and their labels.

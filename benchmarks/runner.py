@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import idle, starts
+from benchmarks.results import Measurement
+from benchmarks.scraping import Scraper
 from fyrehose.bench import loads
 from fyrehose.bench.cases import Case, CaseWork
-from fyrehose.bench.results import Measurement, Sample
+from fyrehose.bench.results import Sample
 from fyrehose.bench.servers import Contestant
 
 #: The load makers that also know the servers of others.
@@ -61,7 +64,9 @@ def _in_turn(
             stack.enter_context(idle.attached(running.port, case.idle))
             # One at a time, and at a rate, nobody takes all day.
             whole = case.window == 1 or case.rate
-            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running, MAKER))
+            scraped = partial(Scraper, running.extra.get("metrics", 0))
+            fitting = case if whole else case.scaled(contestant.share)
+            bouts.append(loads.Bout(fitting, contestant, running, MAKER, scraped))
             bouts[-1].prepare()
         for number in range(rounds):
             for bout in bouts:

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from benchmarks.comparing import Change
 from benchmarks.growth import growths
+from benchmarks.results import Measurement, Results
 from benchmarks.targets import TARGETS
-from fyrehose.bench.results import PERCENTILES, Measurement, Results, Spread
+from fyrehose.bench.results import PERCENTILES, Spread
 from fyrehose.bench.servers import OURS, Durable
 
 _MIB = 1 << 20

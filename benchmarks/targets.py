@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
+from benchmarks.results import Results
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Results
 
 #: Computes a figure; None if it was not measured.
 Value = Callable[[Results], float | None]

@@ -6,7 +6,6 @@ as lost: the protocol permits losses, and the load has to continue.
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import struct
@@ -120,13 +119,13 @@ class Datagrams:
         self._keep_alive()
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        before = time.process_time()
         ended = self._ask(start) if self.plan.late else self._push(start)
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = time.process_time() - before
         return LoadOutcome(
             began=start,
             ended=ended,
-            cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            cpu=cpu,
             acknowledged=self.peers[0].received if self._total else 0,
             received=sum(peer.received for peer in self.peers),
             lost=self.lost,

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 
@@ -14,7 +15,6 @@ from fyrehose.bench.cases import Case
 from fyrehose.bench.makers import MAKER, Makers
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.results import Sample, latency
-from fyrehose.bench.scraping import Scraper
 from fyrehose.bench.servers import Contestant, Running
 
 #: Protocols with only one stream, which keeps the messages of earlier rounds.  They have no acknowledgements, so a
@@ -36,6 +36,8 @@ class Bout:
     running: Running
     #: the module that its load makers run
     maker: str = MAKER
+    #: returns the context in which the load makers run
+    meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext
     #: number of messages that the stream holds
     held: int = 0
     rounds: int = 0
@@ -97,7 +99,7 @@ class Bout:
         with Makers(plans, self.maker) as makers:
             resident = usage.memory(self.running.pid)[0]
             before = usage.cpu(self.running.pid)
-            with Scraper(self.running.metrics_port):
+            with self.meanwhile():
                 outcomes = makers.run()
             spent = usage.cpu(self.running.pid).since(before)
         if any(plan.publishers for plan in plans) and self.wire in ONE_STREAM:

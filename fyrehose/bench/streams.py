@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import time
@@ -207,7 +206,7 @@ class StreamLoad:
         everybody = self.publishers + self.subscribers
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        before = time.process_time()
         self._start = start
         for connection in everybody:
             if connection.latencies is not None:
@@ -216,11 +215,11 @@ class StreamLoad:
                 connection.wire.answers += connection.wire.begin()
         self._loop(everybody)
         ended = time.monotonic()
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = time.process_time() - before
         return LoadOutcome(
             began=start,
             ended=ended,
-            cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            cpu=cpu,
             acknowledged=sum(flight.witness.done for flight in {c.flight for c in self.publishers}),
             received=sum(c.wire.done for c in self.subscribers),
             latency=self._latency(),

@@ -19,8 +19,8 @@ from benchmarks.command import (
     show,
     show_list,
 )
+from benchmarks.results import Measurement
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measurement
 from fyrehose.bench.servers import CannotStart
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers import PEERS
 from benchmarks.plot import COLOURS, WORK, draw
-from fyrehose.bench.results import Measurement, Results
+from benchmarks.results import Measurement, Results
 from fyrehose.bench.servers import OURS
 
 LATENCY = {"acknowledged.50": 0.001, "acknowledged.99": 0.01}

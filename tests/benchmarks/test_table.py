@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import PEERS
+from benchmarks.results import Measurement, Results
 from benchmarks.table import markdown, ours_like, short, spread, tables
-from fyrehose.bench.results import Measurement, Results, Spread
+from fyrehose.bench.results import Spread
 from fyrehose.bench.servers import OURS
 
 DURABLE = {name: one.durable for name, one in {**OURS, **PEERS}.items()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.peers import PEERS
+from benchmarks.results import Measurement, Results
 from benchmarks.targets import LIMITS, PAIRS, TARGETS
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measurement, Results
 from fyrehose.bench.servers import OURS
 
 
