@@ -113,11 +113,6 @@ class Pieces:
         """Return the number of records."""
         return int(self.table[: self.used, _COUNT].sum())
 
-    @property
-    def size(self) -> int:
-        """Return the size of the payloads, in bytes."""
-        return int(self.table[: self.used, _SIZE].sum())
-
     def reserve(self, runs: int) -> None:
         """Make room in the table for *runs* more runs."""
         missing = self.used + runs - len(self.table)

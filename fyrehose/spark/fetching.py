@@ -34,7 +34,9 @@ def fetch(
     :param deleted: indexes of the deleted rows of each file, by its path
     :raises JournalError: the object store cannot be reached
     """
-    schema, wanted = TABLE.remove(len(TABLE) - 1), _filter(chosen)
+    schema, wanted = TABLE.remove(len(TABLE) - 1), None
+    if chosen is not None and chosen.streams is not None:  # Spark applies the other bounds.
+        wanted = compute.field("stream").isin(sorted(chosen.streams))
     for path in (paths[number] for batch in numbers for number in batch.column(0).to_pylist()):
         day = pa.scalar(day_of(path)).cast(pa.date32())
         for found in read(store, [path], schema, deleted, wanted):
@@ -71,10 +73,3 @@ def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordB
         mask[deleted[begin:end] - first] = False
         first += batch.num_rows
         yield batch if begin == end else batch.filter(pa.array(mask))
-
-
-def _filter(chosen: Selection | None) -> Any:
-    """Return a filter for the streams of a selection; Spark applies the other bounds."""
-    if chosen is None or chosen.streams is None:
-        return None
-    return compute.field("stream").isin(sorted(chosen.streams))

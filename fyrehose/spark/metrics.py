@@ -6,7 +6,7 @@ in: the state of the command, some seconds apart      out: what :mod:`fyrehose.o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -35,6 +35,13 @@ class StateMetrics(CommandMetrics, Generic[T]):
     into = ""
     _state: T | None = attrs.field(default=None, init=False)
     _status: int | None = attrs.field(default=None, init=False)
+
+    def metrics(self, state: T) -> Iterator[Metric]:
+        """Yield the metrics of a state."""
+        raise NotImplementedError
+
+    def collect(self) -> Iterable[Metric]:
+        return () if self._state is None else self.metrics(self._state)
 
     def update(self, state: T) -> None:
         """Show *state* in the metrics from now on.
@@ -74,11 +81,7 @@ class ArchiveMetrics(StateMetrics["ArchiveState"]):
     name = "archive"
     into = "the lake"
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the last state."""
-        state: ArchiveState | None = self._state
-        if state is None:
-            return
+    def metrics(self, state: ArchiveState) -> Iterator[Metric]:
         done = state.done
         gauges = self.gauges(state.behind, done) | {
             "lake_files": ("Parquet files that the lake's log names.", state.files),
@@ -101,11 +104,7 @@ class TablesMetrics(StateMetrics["TablesState"]):
     name = "tables"
     into = "all tables"
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the last state."""
-        state: TablesState | None = self._state
-        if state is None:
-            return
+    def metrics(self, state: TablesState) -> Iterator[Metric]:
         counters = {
             "tables_rounds": ("Rounds that were committed.", state.done.rounds),
             "tables_round_seconds": ("Duration of all rounds.", state.done.seconds),

@@ -49,11 +49,6 @@ class Selection:
     start: Bounds = attrs.field(factory=Bounds)
     end: Bounds = attrs.field(factory=Bounds)
 
-    @property
-    def everything(self) -> bool:
-        """Return whether all streams are selected."""
-        return self.streams is None and self.patterns is None
-
     def wants(self, stream: str) -> bool:
         """Return whether ``stream`` is selected."""
         if self.streams is not None and stream not in self.streams:

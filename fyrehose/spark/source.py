@@ -215,12 +215,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a new query begins: given by its options, or else the oldest record."""
         view = self.options.place.view()
-        start = self.options.start_position
-        if start is not None and not self.options.latest:
-            self.offsets.check(start, view, _ANEW)
-        position = view.start if start is None else start.position
+        position, start = view.start, self.options.start_position
         if self.options.latest:
             position = view.mark
+        elif start is not None:
+            self.offsets.check(start, view, _ANEW)
+            position = start.position
         self._keep(position, view)
         return self.offsets.at(position, view).fields
 
@@ -259,11 +259,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position >= stop:
             check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
             return start
-        # Both limits may be set, but Spark passes only one of them.
-        all_available = isinstance(limit, ReadAllAvailable)
-        rows = None if all_available else self.options.max_rows
-        size = None if all_available else self.options.max_bytes
-        if isinstance(limit, ReadMaxRows):
+        rows, size = self.options.max_rows, self.options.max_bytes  # Spark passes only one of two limits.
+        if isinstance(limit, ReadAllAvailable):
+            rows = size = None
+        elif isinstance(limit, ReadMaxRows):
             rows = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes

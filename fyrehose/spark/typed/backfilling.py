@@ -107,9 +107,9 @@ def without(lake: Lake, engine: Engine, since: int, until: int) -> tuple[list[Ad
 def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
     """Yield the files of the days of a range of time, with a mask of their rows in it."""
     schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
-    days = {str(day) for day in _days(since, until)}
+    first, last = (str(time_of(at).date()) for at in (since, until - 1))
     for file in lake.files():
-        if day_of(file.path) in days:
+        if first <= day_of(file.path) <= last:
             batches = read(lake.store, [file.path], schema)
             times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
             every = np.concatenate(times)
@@ -130,8 +130,3 @@ def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]
         earlier = tuple(in_order[max(0, at - _EARLIER) : at])
         here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
         yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
-
-
-def _days(since: int, until: int) -> list[Any]:
-    first, last = (time_of(at).date() for at in (since, until - 1))
-    return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]

@@ -87,10 +87,7 @@ class Summary:
             return
         overlapping = windows.overlapping(source.actions(), changed, aggregate.window)
         tasks = [self._task(some, types, changed) for some in windows.chunks(overlapping, _FILES)]
-        parts = self.engine(windows.count, tasks)
-        rows = self.schema.empty_table()
-        if parts:
-            rows = windows.finished(pa.concat_tables(parts), aggregate, self.schema)
+        rows = windows.finished(self.engine(windows.count, tasks), aggregate, self.schema)
         actions, removed = windows.replaced(self.lake, rows, changed, aggregate.window)
         after = Progress(position=version, chain=None)
         about = {"version": version, "windows": len(changed)}

@@ -252,7 +252,7 @@ class _Rows:
             **found.columns,
             RESCUED: compute.if_else(pa.array(found.misfits), batch["payload"], None),
         }
-        columns[DATE] = batch["time"].cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+        columns[DATE] = days_of(batch["time"])
         self._sort(pa.table(columns), batch["payload"])
 
     def _sort(self, rows: pa.Table, payloads: pa.Array) -> None:
@@ -326,15 +326,25 @@ def _written(
     for field in missing:
         whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
     whole = whole.select(schema.names).cast(schema)
-    for day in sorted(whole[DATE].unique().to_pylist()):
-        rows = whole.filter(compute.equal(whole[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+    for day, rows in by_day(whole):
         yield TypedFile(
-            action=write_file(store, str(day), name, rows),
+            action=write_file(store, day, name, rows),
             rows=rows.num_rows,
             keys=digests(rows, key) if key else b"",
             times=rows[ACCEPTED].cast(pa.int64()).to_numpy() if key else None,
             rescued=compute.is_valid(rows[RESCUED]).to_numpy() if key else None,
         )
+
+
+def days_of(times: pa.Array) -> pa.Array:
+    """Return the day in UTC of each time."""
+    return times.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+
+
+def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each day in the column ``date``, and its rows without this column."""
+    for day in sorted(rows[DATE].unique().to_pylist()):
+        yield str(day), rows.filter(compute.equal(rows[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
 
 
 def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED) -> AddAction:
