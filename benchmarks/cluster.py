@@ -98,7 +98,7 @@ async def to_jetstream(urls: list[str], messages: int, window: int) -> float:
 
 
 def beside(cluster: Cluster, messages: int, window: int) -> str:
-    """Return the line of JetStream, which stores the same messages without Fyrehose."""
+    """Let JetStream alone store the same messages, and return a line with its rate and CPU."""
     nodes = range(cluster.nats.count)
     before = sum(cpu(cluster.nats.pid(node)).total for node in nodes)
     seconds = asyncio.run(to_jetstream(cluster.nats.urls, messages, window))

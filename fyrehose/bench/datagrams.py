@@ -1,4 +1,4 @@
-"""Load on the backbone: trains of datagrams, sent with as few system calls as the kernel allows.
+"""Load on the backbone: batches of datagrams (GSO), sent with as few system calls as the kernel allows.
 
 A push is done when its DELIVER arrives at the socket that pushed.  A datagram that does not arrive for a while counts
 as lost: the protocol permits losses, and the load has to continue.
@@ -85,7 +85,7 @@ class Datagrams:
         self._poll = select.epoll()
         row = backbone.HEADER + plan.size
         self._together = min(_MOST_SEGMENTS, _MOST_BYTES // row, plan.window) if row <= _MTU else 1
-        self._train = memoryview(backbone.push(payload(plan.size)) * self._together)
+        self._batch = memoryview(backbone.push(payload(plan.size)) * self._together)
         self._options = [(_SOL_UDP, _UDP_SEGMENT, struct.pack("=H", row))]
         self._row = row
         measured = self._total and (plan.rate or plan.window == 1)
@@ -171,7 +171,7 @@ class Datagrams:
         return sent
 
     def _send(self, peer: DatagramPeer, count: int) -> bool:
-        data = self._train[: count * self._row]
+        data = self._batch[: count * self._row]
         try:
             peer.sock.sendmsg([data], self._options if count > 1 else [])
         except BlockingIOError:

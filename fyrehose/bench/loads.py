@@ -29,7 +29,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """One contestant that runs one case; its server runs until the case ends."""
+    """Runs one case with one contestant, round after round, while the contestant's server keeps running."""
 
     case: Case
     contestant: Contestant

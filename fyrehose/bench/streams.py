@@ -31,8 +31,9 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """Messages in flight: sent by one or several connections, and not yet acknowledged to, or received by, the witness.
+    """Counts the messages that one or several connections have sent and that have not arrived yet.
 
+    :ivar witness: the connection that receives the acknowledgements, or the messages where there are none
     :ivar timed: records when messages arrive, if another connection than the sender does that
     """
 

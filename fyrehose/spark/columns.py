@@ -82,7 +82,7 @@ OPTIONAL = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 #: Columns of the table of runs (kernels/pure/columns.py).
 _FIELDS = 10
 _ID, _COUNT, _FIRST, _MOMENT, _PRODUCER, _CHUNK, _OPTIONAL_AT, _LENGTHS_AT, _PAYLOAD_AT, _SIZE = range(_FIELDS)
-#: Runs for which a table has room in the beginning.
+#: Number of runs for which a new table has room.
 _ROOM = 1 << 10
 
 

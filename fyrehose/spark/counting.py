@@ -1,6 +1,6 @@
 """Count the records of a journal from the headers of its batches, for the rounds of an archive and for its lag.
 
-in: the headers of batches      out: an account of each round that is to come
+in: the headers of batches      out: the number of records of each round that is to come
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def account_of(
 
 @attrs.define(eq=False)
 class Ahead:
-    """Counts the records of future rounds ahead of time.
+    """Counts the records of the rounds that are still to be copied, and reads the header of each batch only once.
 
-    The header of each batch is read once, either to compute the lag or to plan a round.
+    The counts serve both the lag and the plan of the next round.
 
     :ivar round_bytes: size of a round, in bytes of the journal
     """

@@ -40,8 +40,9 @@ def transactions(store: LakeStore) -> dict[str, int]:
 
 
 def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
-    """Return the files that versions after *since* added or removed together with their rows; None: some are unknown.
+    """Return the files that commits after version *since* added or removed, if they changed rows of the table.
 
+    :return: None if an entry of the log does not exist any more
     :raises JournalUnreachable: the object store cannot be reached
     """
     files, found = store.files(), []

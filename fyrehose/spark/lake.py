@@ -106,7 +106,7 @@ class Progress:
 class Lake:
     """A lake in a directory, on this machine or on a shared file system, or in an object store.
 
-    :ivar schema: the columns with which it is created; those of archived records, or of a typed table
+    :ivar schema: the columns of a new table: those of archived records, or those of a typed table
     :ivar measured: the columns whose statistics the log has
     """
 
@@ -127,7 +127,7 @@ class Lake:
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
-        """Return the lake at a path or URL, so that a mistyped path is not read as an empty lake.
+        """Return the lake at a path or URL; it must exist, so that a mistyped path is not read as an empty lake.
 
         :raises JournalError: there is no lake
         """
@@ -315,13 +315,13 @@ class Lake:
         return found.num_rows, compute.sum(found["size_bytes"]).as_py() or 0
 
     def actions(self) -> pa.Table:
-        """Return the files of the log and their statistics: one table, however many files there are."""
+        """Return a table with the path, the size and the statistics of each file that the log names."""
         if self.table is None:
             return pa.table({name: pa.array([], kind) for name, kind in _FILE.items()})
         return self._cached("actions", partial(_read_actions, self.table))
 
     def check(self, files: Sequence[File]) -> None:
-        """Check that the files are there, with their sizes.
+        """Check that each file exists, and has the size that the log states.
 
         :raises JournalCorrupt: one is missing, or has another size
         """
@@ -340,7 +340,7 @@ class Lake:
         return {name.removeprefix(prefix): end for name, end in found.items() if name.startswith(prefix)}
 
     def counted(self) -> dict[str, int]:
-        """Return the counts that were committed with rounds, by name."""
+        """Return the counts that commits have stored in the log, such as how many rows were dropped, by name."""
         found = {} if self.table is None else transactions(self.store)
         return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
 
@@ -362,7 +362,7 @@ class Lake:
         return {stream for _, mark, stream in (name.partition(_END) for name in found) if mark}
 
     def lost(self) -> list[tuple[str, str, int, int]]:
-        """Return the numbers that the journals declare lost: server, stream, first, last."""
+        """Return the ranges of numbers that the journals declare lost, as (server, stream, first, last)."""
         table = _opened(self.store.below("_lost"))
         if table is None:
             return []
@@ -370,7 +370,7 @@ class Lake:
         return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
 
     def take_back(self, where: str) -> int:
-        """Withdraw the declaration that numbers are lost; return the number of ranges.
+        """Remove ranges of numbers from those that are declared lost; return how many ranges were removed.
 
         :param where: an SQL condition on server, stream, first and last
         :raises ConfigError: the condition is invalid
@@ -458,7 +458,7 @@ class Lake:
         _sync(self.store, self.current(), version)
 
     def committed(self, identity: bytes, after: Progress, files: Sequence[AddAction]) -> bool:
-        """Return whether a round was committed, by its progress and its files; the names of files are unique."""
+        """Return whether the table has these files and this progress, which means that their commit has succeeded."""
         table = self.refresh()
         if table is None or self.progress(identity) != after:
             return False

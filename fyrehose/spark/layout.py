@@ -75,8 +75,7 @@ def spans(*keys: pa.DictionaryArray) -> list[tuple[int, int]]:
 class LakeFile:
     """A Parquet file of the lake that is being written, one row group after the other; use it as a context.
 
-    A task that runs again, while it is not known to have ended, must not touch the file of the first run: the name of
-    each file is unique.
+    The name of each file is unique, so that a task that Spark starts twice writes two files, and not one file twice.
 
     :ivar day: the day of its records, as in 2026-01-31
     :ivar name: the beginning of its name

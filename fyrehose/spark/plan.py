@@ -30,9 +30,9 @@ from fyrehose.spark.selection import Selection
 
 #: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
-#: Most selected streams for which batches of other streams are skipped by the index.
+#: If more streams are selected, all batches of a segment are read, and not only those that its index lists for them.
 FOLLOWED = 64
-#: Batches are skipped only if less than this fraction of a segment remains.
+#: Batches are skipped only if less than this fraction of a segment remains to be read.
 _WORTH_IT = 0.5
 
 
@@ -78,7 +78,7 @@ class Planner:
     selection: Selection = attrs.field(factory=Selection)
     piece: int = PIECE
     skip_gaps: bool = False
-    #: the last number so far of each stream whose batches are planned separately
+    #: the last number of each stream in the segments that were planned so far, if their indexes state it
     _last: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def parts(self, start: int | None = None, stop: int | None = None) -> list[Part]:
@@ -251,7 +251,7 @@ def boundary(place: Place, view: View, position: int) -> int:
 
 
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
-    """Return whether ``position`` is within a batch, and not at the beginning of one."""
+    """Return whether ``position`` is inside a batch instead of at the beginning of one."""
     try:
         return any(header.position < position < header.end for header in walk(reader, first, position))
     except fmt.Damage:
@@ -259,7 +259,9 @@ def _between(reader: SegmentReader, first: int, position: int) -> bool:
 
 
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
-    """Return where the batches from ``start`` on end that have at most *max_rows* and *max_bytes*; at least one batch.
+    """Return the position up to which at most *max_rows* records and *max_bytes* bytes follow ``start``.
+
+    The position is behind at least one batch, however large it is.
 
     :raises JournalCorrupt: a header on the way is damaged, or a segment was deleted
     """
@@ -318,7 +320,7 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
 
 
 def check_beginning(place: Place, view: View, begin: int) -> None:
-    """Check that a batch begins at a position; damage is left to the reader.
+    """Check that a batch begins at a position; if the segment is damaged there, the reader reports it.
 
     :raises JournalCorrupt: the position is within a batch, so it belongs to another journal
     """
@@ -339,7 +341,7 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
 
 @contextmanager
 def no_deletion(place: Place, view: View | None, position: int, when: str) -> Iterator[None]:
-    """Explain it if the journal lacks a file that the context reads.
+    """Raise an error that names the lost numbers if a segment that the context reads was deleted.
 
     :param view: the journal as it was before; None: as it is then
     :param position: where the reading begins

@@ -148,7 +148,7 @@ class PartReader:
                 self._declared(entry)
 
     def _runs(self, view: memoryview, at: int, stop: int, time: int) -> None:
-        """Add the selected runs of a batch; the kernel adds most of them; :meth:`_attend` adds the others."""
+        """Add the selected runs of a batch: the kernel adds most of them, and :meth:`_attend` the others."""
         pieces = self._pieces
         if not pieces.chunks or pieces.chunks[-1] is not view:
             pieces.chunks.append(view)
@@ -174,7 +174,7 @@ class PartReader:
         self._bytes += int(added[:, 9].sum())
 
     def _attend(self, view: memoryview, at: int, stop: int, time: int) -> int:
-        """Process a run that the kernel has left; return where the kernel continues: at the next run, or at this one.
+        """Process a run that the kernel cannot, and return where the kernel continues: at the next run, or here again.
 
         :raises Damage: its lengths contradict each other
         :raises JournalGap: numbers before the run are missing
@@ -227,8 +227,6 @@ class PartReader:
         optional = sum(width for part, width in col.OPTIONAL if has & part)
         self._kind_table[number] = stream, _RUN + sum(sizes) + -sum(sizes) % 8, optional
         return number
-
-    # Numbers.
 
     def _follow(self, name: str, last: int) -> int:
         """Add a stream to the table of streams, and return its index there."""

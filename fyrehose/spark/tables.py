@@ -119,7 +119,7 @@ def beyond(
 
 @attrs.define(eq=False)
 class Views:
-    """DataFrames of single streams, which share the lists of files and the journal's end, which take time to get."""
+    """Makes DataFrames of single streams that share the lists of files and the journal's end, which are slow to get."""
 
     spark: SparkSession
     lake: Lake | None

@@ -1,4 +1,4 @@
-"""Load makers as processes: those that cannot begin say why."""
+"""Load makers run as processes, and report why they cannot begin."""
 
 from __future__ import annotations
 

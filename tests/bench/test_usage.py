@@ -1,4 +1,4 @@
-"""What processes use, asked of the kernel."""
+"""CPU and memory of processes, as the kernel states them."""
 
 from __future__ import annotations
 

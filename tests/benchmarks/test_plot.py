@@ -14,7 +14,7 @@ from fyrehose.bench.servers import OURS
 LATENCY = {"acknowledged.50": 0.001, "acknowledged.99": 0.01}
 
 
-def test_everybody_has_a_colour() -> None:
+def test_every_contestant_has_a_colour() -> None:
     assert set(COLOURS) == {*OURS, *PEERS} - {"disk"}
 
 

@@ -1,4 +1,4 @@
-"""The command, with the session of the tests instead of one of its own."""
+"""Run fyrehose-spark with the Spark session of the tests."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_archive_that_cannot_begin_is_refused_before_spark_starts(
 
 
 @pytest.mark.slow
-def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_errors_are_printed_in_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(60)
     path = journal.flip(20_000)

@@ -85,7 +85,7 @@ def test_round_may_replace_files_and_the_schema_and_have_counts(tmp_path: Path) 
     assert again.streams() == set()
 
 
-def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
+def test_progress_remains_when_old_entries_of_the_log_are_removed(tmp_path: Path) -> None:
     lake, before = opened(tmp_path), None
     opened(tmp_path, OTHER, "other").commit(OTHER, None, at(99), [file(tmp_path, "other")])
     for position in range(1, 103):

@@ -1,4 +1,4 @@
-"""Reading parts: what comes out is what was written, whatever is asked for; what is not there is said."""
+"""Reading a part returns the selected records as they were written; missing ones are errors."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_batch_larger_than_one_fetch_is_read(written: Opener) -> None:
     assert journal.brief(journal.read()) == journal.rows()
 
 
-def test_every_byte_that_is_damaged_is_noticed(written: Opener) -> None:
+def test_damage_of_any_byte_is_an_error(written: Opener) -> None:
     journal = written(segment_size=64 << 10)
     journal.fill(40)
     journal.close()

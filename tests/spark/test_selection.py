@@ -1,4 +1,4 @@
-"""Options that say which records, as people write them."""
+"""Parse the options that select records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of nothing, and of everything: the tour of docs/spark.md in small (more of them: jobs/test_archive.py)."""
+"""Tables over empty lakes, and over lake and journal; jobs/test_archive.py has more of them."""
 
 from __future__ import annotations
 

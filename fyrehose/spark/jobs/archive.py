@@ -138,7 +138,7 @@ class _Archive(RoundJob[ArchiveState]):
     server: str
     keep: float | None
     done: Archived = attrs.field(init=False)
-    #: A round of which it is not known whether it was committed.
+    #: The last round, if it is unknown whether its commit has succeeded.
     _unsure: tuple[Progress, list[rounds.Written], RangeCounts] | None = attrs.field(default=None, init=False)
     #: Number and size of the lake's files, which are read after each round.
     _files: tuple[int, int] | None = attrs.field(default=None, init=False)
@@ -168,7 +168,7 @@ class _Archive(RoundJob[ArchiveState]):
         ends: dict[str, int] = {}
         for stream, last in (*(pair for file in files for pair in file.ends.items()), *_ends(account.gaps)):
             ends[stream] = max(last, ends.get(stream, 0))
-        self._unsure = after, files, account  # A store may report a failure of a commit that has reached it.
+        self._unsure = after, files, account  # An object store may report a failure although it has stored the commit.
         self.lake.commit(self.identity, before, after, [file.action for file in files], account.gaps, about, ends)
         self._committed(after, files, account)
 
@@ -232,6 +232,6 @@ class _Archive(RoundJob[ArchiveState]):
 
 
 def _ends(gaps: Iterable[Gap]) -> Iterator[tuple[str, int]]:
-    """Yield the stream and the last number of each gap that is declared lost, so that it is not declared again."""
+    """Yield the stream and the last number of each gap: they are stored, so that no gap is declared twice."""
     for stream, _, last, _ in gaps:
         yield stream, last

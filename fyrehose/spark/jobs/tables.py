@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
-#: The size from which a table is not written again to give a column a wider type, in bytes.
+#: A larger table is not written again to give a column a wider type, in bytes.
 WIDEN = 1 << 30
 #: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
 MANY, AGE = 32, 24
@@ -166,7 +166,7 @@ class _Output:
     """A table, or its quarantine, and its position in the journal.
 
     :ivar before: the committed progress
-    :ivar position: the position that it has reached; behind the one of ``before`` there was nothing to commit
+    :ivar position: the records of the journal before it are extracted; those behind ``before`` gave no row to commit
     :ivar fields: the types of columns that are not declared
     :ivar fixed: the columns of ``fields`` that cannot get a wider type
     """
@@ -412,7 +412,7 @@ class TablesRun(RoundJob[TablesState]):
             output.before = after
 
     def _grow(self, output: _Output, filled: Sequence[Filled]) -> None:
-        """Add the columns that rows of a round need."""
+        """Add the columns for fields that appeared in a round for the first time."""
         new = {name: kind for each in filled for name, kind in each.fields.items() if name not in output.fields}
         if new:
             output.lake.add_columns([pa.field(name, TYPES[kind]) for name, kind in new.items()])
@@ -469,7 +469,7 @@ class TablesRun(RoundJob[TablesState]):
         return found, {"duplicates": gone, "rows": -gone, "rescued": -rescued}
 
     def _recent(self, output: _Output, until: int | None = None) -> RecentKeys:
-        """Return the keys of the last rows of a table.
+        """Return the keys of the newest rows of a table, with which events that are sent again are recognized.
 
         :param until: only of rows that were accepted before; None: of all
         """

@@ -1,6 +1,7 @@
 """Find what a backfill reads, and what it replaces: the records of a range of time, and the rows of a table in it.
 
-lake as far as it is, journal behind that -> parts for tasks      files with rows of the range -> their other rows
+in: a table, a range of time
+out: the parts of the lake and of the journal to read; the table's files, written again without rows of the range
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _EARLIER = 8
 
 
 def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
-    """Refuse a backfill that would lose rows: rows of a table whose records no source has any more.
+    """Refuse a backfill that would remove rows whose records neither the journal nor the lake has any more.
 
     :raises JournalUnreachable: a table has such rows
     """
@@ -39,8 +40,8 @@ def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
         if any(inside.any() for _, inside in _inside(lake, since, until)):
             raise JournalUnreachable(
                 f"the table {lake} has rows of records that were accepted before "
-                f"{time_of(until):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
-                "begin there, or name a lake that has them in the configuration"
+                f"{time_of(until):%Y-%m-%dT%H:%M:%S}, and neither the journal nor "
+                "the lake has these any more: begin there, or name a lake that has them in the configuration"
             )
 
 

@@ -49,9 +49,9 @@ SYSTEM: dict[str, pa.DataType] = {
     RESCUED: pa.binary(),
     DATE: TYPES["date"],
 }
-#: The choices for fields that no column names.
+#: What may happen to fields for which no column is declared.
 COLUMNS, RESCUE, IGNORE = "columns", "rescue", "ignore"
-#: The choices for rows that do not meet an expectation.
+#: What may happen to rows that do not meet an expectation.
 EXPECT, DROP, FAIL, QUARANTINE = "expect", "drop", "fail", "quarantine"
 #: Units of a number that is a time, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -348,7 +348,7 @@ def _columns_of(section: _Section) -> dict[str, Any]:
 
 
 def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit that a declared column of the same field has."""
+    """Return the unit of the declared column that has the same field; None if there is no such column."""
     path, steps = parsed_path(field)
     return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
 

@@ -66,7 +66,7 @@ class Summary:
             )
 
     def update(self) -> None:
-        """Count the windows again whose rows were changed by the last commits of the table."""
+        """Compute again the windows in which the last commits of the table have changed rows."""
         version = self.source.current().version()
         if version > self.version:
             self._count(version)

@@ -53,7 +53,7 @@ def schema_of_aggregate(aggregate: Aggregate, table: TypedTable) -> pa.Schema:
 
 
 def windows_of(task: WindowTask) -> Any:
-    """Return the numbers of the windows of a task's files; window 0 begins in 1970."""
+    """Return the numbers of the windows in which a task's files have rows; window 0 begins in 1970."""
     found = [np.empty(0, np.int64)]
     for batch in read(task.store, task.paths, pa.schema([(EVENT_TIME, _TIME)]), task.deleted):
         found.append(np.unique(_numbers(batch[EVENT_TIME], task.aggregate.window)))

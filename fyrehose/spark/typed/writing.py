@@ -211,7 +211,7 @@ def fill(task: FillTask) -> list[Filled]:
 class _Rows:
     """Collects the rows of one table.
 
-    :ivar initial: the types of columns at the beginning
+    :ivar initial: the types of the columns of fields before the first record
     """
 
     target: Target
@@ -227,7 +227,7 @@ class _Rows:
         self.fields = dict(self.initial)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the records of the table's streams."""
+        """Extract the rows of those records in a batch whose streams belong to the table."""
         table = self.target.table
         streams = batch["stream"].unique().to_pylist()
         for stream in streams:

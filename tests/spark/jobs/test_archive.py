@@ -1,4 +1,4 @@
-"""Archiving: everything once, whatever happened in between; and the tables over what was archived."""
+"""Archive every record once, also after kills and errors, and read the lake by table()."""
 
 from __future__ import annotations
 

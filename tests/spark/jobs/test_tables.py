@@ -588,7 +588,7 @@ def test_backfill_reads_deleted_records_of_the_journal_from_the_lake(written: Op
     for segment in journal.segments[:2]:
         segment.path.unlink()
     without = config_of(journal)
-    with pytest.raises(JournalUnreachable, match="no source has these any more"):
+    with pytest.raises(JournalUnreachable, match="the lake has these any more"):
         backfilled(without, NOON, NOON + timedelta(days=1))
     assert rows(config) == before
     state = backfilled(config_of(journal, head='lake = "lake"\n'), NOON, NOON + timedelta(days=1))

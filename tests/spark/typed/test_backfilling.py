@@ -77,5 +77,5 @@ def test_only_files_with_rows_of_the_range_are_replaced(written: Opener) -> None
         assert without(lake, locally, FIRST + 60 * SECOND, FIRST + 61 * SECOND) == ([], [])
         assert without(lake, locally, FIRST, FIRST + 60 * SECOND) == ([], [file])
         check_rows([lake], FIRST - SECOND, FIRST)
-        with pytest.raises(JournalUnreachable, match="and no source has these any more: begin there"):
+        with pytest.raises(JournalUnreachable, match="nor the lake has these any more: begin there"):
             check_rows([lake], FIRST, FIRST + 1)
