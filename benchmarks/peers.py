@@ -20,10 +20,11 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
+from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, spawn, start_nothing
 from fyrehose.testing.ports import free_port
 
 #: Directory in which `--install-peers` installs servers that the system does not have.
@@ -40,10 +41,10 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def served(spawned: Spawned, port: int) -> Running:
-    """Wait until the server accepts connections on ``port``, and return it."""
-    spawned.wait_for(lambda said: accepts(port))
-    return Running(spawned.process, port, port, port)
+def served(directory: Path, words: Sequence[str], port: int) -> Running:
+    """Start a server, and return it when it accepts connections on ``port``."""
+    process, _ = spawn(directory, words, lambda said: accepts(port))
+    return Running(process, port, port, port)
 
 
 def said_version(*words: str) -> str:
@@ -79,7 +80,7 @@ def start_redis(sync: str, directory: Path, protocol: str, durability: str) -> R
         "port": port, "bind": "127.0.0.1", "dir": directory, "save": "", "appendonly": "yes", "appendfsync": sync,
     }  # fmt: skip
     words = [redis(), *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
-    return served(spawn(directory, words), port)
+    return served(directory, words, port)
 
 
 # NATS.
@@ -107,10 +108,9 @@ def start_nats(sync: str, directory: Path, protocol: str, durability: str) -> Ru
     settings = f'store_dir: "{directory / "store"}"' + (f", sync_interval: {sync}" if sync else "")
     configuration = directory / "nats.conf"
     configuration.write_text(f'listen: "127.0.0.1:-1"\nmax_payload: 16MB\njetstream {{ {settings} }}\n')
-    spawned = spawn(directory, [nats(), "--config", str(configuration)])
-    said = spawned.wait_for(lambda text: "Server is ready" in text)
+    process, said = spawn(directory, [nats(), "--config", str(configuration)], lambda text: "Server is ready" in text)
     port = int(re.findall(r"client connections on \S+:(\d+)", said)[-1])
-    return Running(spawned.process, port, port, port)
+    return Running(process, port, port, port)
 
 
 # The reference servers.
@@ -130,22 +130,23 @@ def given(variable: str) -> str:
 def start_figg(directory: Path, protocol: str, durability: str) -> Running:
     port = free_port()
     words = [given("FIGG_SERVER"), "--addr", f"127.0.0.1:{port}", "--admin-addr", f"127.0.0.1:{free_port()}"]
-    return served(spawn(directory, [*words, "--commitlog.dir", str(directory / "data")]), port)
+    return served(directory, [*words, "--commitlog.dir", str(directory / "data")], port)
 
 
 def start_beats(directory: Path, protocol: str, durability: str) -> Running:
     port = free_port()
-    return served(spawn(directory, shlex.split(given("BEATS_SERVER").replace("{port}", str(port)))), port)
+    return served(directory, shlex.split(given("BEATS_SERVER").replace("{port}", str(port))), port)
 
 
 # Plain Python, and the disk.
 
 
 def start_loop(name: str, directory: Path, protocol: str, durability: str) -> Running:
-    spawned = spawn(directory, [sys.executable, "-u", "-m", "benchmarks.loops", name])
-    said = spawned.wait_for(lambda text: "listens on" in text)
+    process, said = spawn(
+        directory, [sys.executable, "-u", "-m", "benchmarks.loops", name], lambda text: "listens on" in text
+    )
     ports = [int(word) for word in said.split()[2:]]
-    return Running(spawned.process, ports[-1], ports[0], ports[0])
+    return Running(process, ports[-1], ports[0], ports[0])
 
 
 PEERS = {

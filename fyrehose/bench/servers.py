@@ -85,49 +85,34 @@ class Contestant:
     version: Callable[[], str]
 
 
-def spawn(directory: Path, words: Sequence[str]) -> Spawned:
-    """Run the command ``words`` in ``directory``, with its output in the file ``log``.
+def spawn(
+    directory: Path, words: Sequence[str], ready: Callable[[str], bool] = lambda said: True
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Run the command ``words`` in ``directory``, and return the process and its output once it is ready.
 
-    :raises CannotStart: the program does not exist
+    :param ready: whether a server with this output, which is also in the file ``log``, is ready
+    :raises CannotStart: the program does not exist, ended before it was ready, or takes too long
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with directory.joinpath("log").open("wb") as log:
+    path = directory / "log"
+    with path.open("wb") as log:
         try:
             process = subprocess.Popen(
-                words,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                words, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         except OSError as error:
             raise CannotStart(f"{shlex.join(words)} cannot be run: {error.strerror}") from error
-    return Spawned(process, directory / "log")
-
-
-@attrs.define
-class Spawned:
-    """A server process that is starting."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def wait_for(self, done: Callable[[str], bool]) -> str:
-        """Return the output of the process once ``done(output)`` is true.
-
-        :raises CannotStart: the process ended before that, or takes too long
-        """
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            ended = self.process.poll() is not None
-            said = self.log.read_text(errors="replace")
-            if done(said):
-                return said
-            if ended or time.monotonic() > deadline:
-                self.process.kill()
-                self.process.wait()
-                raise CannotStart(f"{shlex.join(map(str, self.process.args))} does not serve:\n{said[-2000:]}")  # type: ignore[arg-type]
-            time.sleep(0.01)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process.poll() is not None
+        said = path.read_text(errors="replace")
+        if ready(said):
+            return process, said
+        if ended or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise CannotStart(f"{shlex.join(words)} does not serve:\n{said[-2000:]}")
+        time.sleep(0.01)
 
 
 def twistd() -> str:
@@ -174,8 +159,8 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
 
 def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
     """Start no server, for load makers that write into ``directory``."""
-    spawned = spawn(directory, ["sleep", "86400"])
-    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
+    process, _ = spawn(directory, ["sleep", "86400"])
+    return Running(process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
 
 
 def start_fyrehose(directory: Path, protocol: str, durability: str, *more: str) -> Running:
@@ -185,11 +170,11 @@ def start_fyrehose(directory: Path, protocol: str, durability: str, *more: str) 
     """
     if protocol == "journal":
         return start_nothing(directory, protocol, durability)
-    spawned = spawn(directory, fyrehose_words(directory, protocol, durability, *more))
-    spawned.wait_for(lambda text: "#info] serving\n" in text)
+    words = fyrehose_words(directory, protocol, durability, *more)
+    process, _ = spawn(directory, words, lambda said: "#info] serving\n" in said)
     port = port_of(directory, protocol)
     live, past = (port + 1, port) if protocol == "eventbus" else (port, port)
-    return Running(spawned.process, port + 2 if protocol == "eventbus" else port, live, past)
+    return Running(process, port + 2 if protocol == "eventbus" else port, live, past)
 
 
 def port_of(directory: Path, protocol: str) -> int:

@@ -79,17 +79,12 @@ def merged(store: LakeStore, day: str, paths: Sequence[str], largest: int) -> li
         keyed = groupby(pieces, key=lambda piece: (piece.server, piece.stream))
         sizes = [sum(piece.rows for piece in of_stream) for _, of_stream in keyed]
         rest = _records(inputs, pieces)
-        file: LakeFile | None = None
-        for records in _cut(rest, groups(sizes)):
-            if file is None:
-                file = LakeFile(store, day, "part-merged").__enter__()
-            file.write(records)
-            if file.size >= largest:
-                file.__exit__()
-                actions.append(file.action(data_change=False))
-                file = None
-        if file is not None:
-            file.__exit__()
+        tables = _cut(rest, groups(sizes))
+        for first in tables:
+            with LakeFile(store, day, "part-merged") as file:
+                file.write(first)
+                while file.size < largest and (records := next(tables, None)) is not None:
+                    file.write(records)
             actions.append(file.action(data_change=False))
     return actions
 

@@ -201,17 +201,13 @@ def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
     """Return *records* without the rows whose index in their file is among the deleted ones."""
     from pyspark.sql import functions as f
 
-    names = [_name(path) for path, rows in deleted.items() for _ in rows]
+    # The end of a path identifies a file of a lake, however Spark writes the beginning of the path.
+    names = ["/".join(path.split("/")[-2:]) for path, rows in deleted.items() for _ in rows]
     indexes = pa.array(np.concatenate(list(deleted.values())), pa.int64())
     gone = records.sparkSession.createDataFrame(pa.table({"_name": names, "_row": indexes}))
     name = f.regexp_extract("_metadata.file_path", "([^/]+/[^/]+)$", 1)
     keyed = records.withColumns({"_name": name, "_row": f.col("_metadata.row_index")})
     return keyed.join(f.broadcast(gone), ["_name", "_row"], "left_anti")
-
-
-def _name(path: str) -> str:
-    """Return the end of a path, which identifies a file of a lake, however Spark writes the beginning of the path."""
-    return "/".join(path.split("/")[-2:])
 
 
 def _of_store(

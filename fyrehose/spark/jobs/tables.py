@@ -351,7 +351,9 @@ class TablesRun(RoundJob[TablesState]):
             again = [
                 number
                 for number, result in enumerate(results)
-                if any(_differs(one.fields, target.known) for one, target in zip(result, targets, strict=True))
+                if any(
+                    not one.fields.items() <= target.known.items() for one, target in zip(result, targets, strict=True)
+                )
             ]
             if not again:
                 return [[result[index] for result in results] for index in range(len(targets))]
@@ -428,7 +430,7 @@ class TablesRun(RoundJob[TablesState]):
         wider = {name: agreed[name] for name, kind in output.fields.items() if agreed.get(name, kind) != kind}
         if not wider:
             return True
-        schema = _schema(_types(output.lake) | wider)
+        schema = pa.schema([(name, _TYPES[kind]) for name, kind in (_types(output.lake) | wider).items()])
         small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
         paths = [file.path for file in output.lake.files()] if small else []
         actions = self.engine(
@@ -555,10 +557,6 @@ class TablesRun(RoundJob[TablesState]):
         return TableState(name=name, rows=rows, counts={})
 
 
-def _schema(types: Mapping[str, str]) -> pa.Schema:
-    return pa.schema([(name, _TYPES[kind]) for name, kind in types.items()])
-
-
 def _types(lake: Lake) -> dict[str, str]:
     """Return the columns of a table, and their types as Delta names them.
 
@@ -590,7 +588,3 @@ def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dic
                 kinds["double"] += kinds.pop("long", 0)
             agreed[name] = max(kinds, key=lambda kind: (kinds[kind], kind))
     return agreed
-
-
-def _differs(fields: Mapping[str, str], agreed: Mapping[str, str]) -> bool:
-    return any(agreed.get(name) != kind for name, kind in fields.items())

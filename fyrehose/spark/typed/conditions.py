@@ -94,19 +94,13 @@ def _instead(name: str, known: Collection[str]) -> str:
 
 def _name(node: ast.expr) -> str | None:
     """Return the name of a column: ``status``, ``host.name``, or ``column('any name')``; None if it is no column."""
-    if isinstance(node, ast.Name):
-        return None if node.id.lower() in _WORDS else node.id
-    if isinstance(node, ast.Attribute):
-        before = _name(node.value)
-        return None if before is None else f"{before}.{node.attr}"
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "column"
-        and not node.keywords
-    ):
-        text = _constant(node.args[0]) if len(node.args) == 1 else None
-        return text if isinstance(text, str) else None
+    match node:
+        case ast.Name(id=name) if name.lower() not in _WORDS:
+            return name
+        case ast.Attribute(value=before, attr=name) if (prefix := _name(before)) is not None:
+            return f"{prefix}.{name}"
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+            return name
     return None
 
 
@@ -115,13 +109,12 @@ def _constant(node: ast.expr) -> Any:
 
     :raises ValueError: the expression is no constant
     """
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
-        return node.value
-    if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
-        return _WORDS[node.id.lower()]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _constant(node.operand)
-        if type(value) in (int, float):
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name.lower() in _WORDS:
+            return _WORDS[name.lower()]
+        case ast.UnaryOp(op=ast.USub(), operand=operand) if type(value := _constant(operand)) in (int, float):
             return -value
     raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a constant")
 
@@ -145,17 +138,17 @@ def _computed(node: ast.expr, columns: Mapping[str, Any]) -> Any:
     name = _name(node)
     if name is not None:
         return columns[name]
-    if isinstance(node, ast.BoolOp):
-        join = compute.and_kleene if isinstance(node.op, ast.And) else compute.or_kleene
-        return reduce(join, [_computed(each, columns) for each in node.values])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return compute.invert(_computed(node.operand, columns))
-    if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        found = [_compared(op, sides[at], sides[at + 1], columns) for at, op in enumerate(node.ops)]
-        return reduce(compute.and_kleene, found)
-    if isinstance(node, ast.Call):
-        return _called(node, columns)
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            join = compute.and_kleene if isinstance(op, ast.And) else compute.or_kleene
+            return reduce(join, [_computed(each, columns) for each in values])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return compute.invert(_computed(operand, columns))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            pairs = zip(ops, [left, *others], others, strict=False)
+            return reduce(compute.and_kleene, [_compared(op, one, other, columns) for op, one, other in pairs])
+        case ast.Call():
+            return _called(node, columns)
     return _constant(node)
 
 
@@ -193,6 +186,8 @@ def _alike(value: Any, other: Any) -> Any:
 
 def _called(node: ast.Call, columns: Mapping[str, Any]) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name == "column":
+        raise ValueError("column takes the name of a column as a text, such as column('any name')")
     if name not in _FUNCTIONS:
         raise ValueError(f"there is no function {name!r}{_instead(name, [*_FUNCTIONS, 'column'])}")
     function, texts = _FUNCTIONS[name]

@@ -181,7 +181,7 @@ def test_file_with_required_keys_only_gets_defaults(tmp_path: Path) -> None:
         ('within = "10m"', "within", 25, "not TOML"),
     ],
 )
-def test_error_names_the_line_and_the_table(tmp_path: Path, old: str, new: str, line: int | None, error: str) -> None:
+def test_error_says_where_the_mistake_is(tmp_path: Path, old: str, new: str, line: int | None, error: str) -> None:
     assert WHOLE.count(old) == 1
     with pytest.raises(ConfigError) as raised:
         read(tmp_path, WHOLE.replace(old, new))
