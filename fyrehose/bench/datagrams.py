@@ -75,7 +75,7 @@ class DatagramPeer:
 
 
 class Datagrams:
-    """A publisher that is its own first subscriber, or only subscribers, or one that requests earlier messages."""
+    """The load of one process: a publisher that also subscribes, or only subscribers, or a client that requests."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

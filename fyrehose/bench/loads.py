@@ -47,7 +47,7 @@ class Bout:
         return self.contestant.wire or self.case.protocol
 
     def prepare(self) -> None:
-        """Publish the messages for late subscribers, which begin to read when the clock does."""
+        """Publish the messages for late subscribers, which read them when the measurement begins."""
         if self.case.late:
             own = int(self.wire in ONE_STREAM)
             self._run([self._plan("past", publishers=[self.case.messages], subscribers=own)])

@@ -18,7 +18,7 @@ from fyrehose.bench.wires.base import Wrong
 
 
 class Load(Protocol):
-    """A kind of load."""
+    """The methods of a load that its process calls."""
 
     def connect(self) -> None: ...
 

@@ -47,7 +47,7 @@ class Plan(_Line):
     expected: int = 0
     #: messages that a publisher may have sent without an acknowledgement
     window: int = 1
-    #: whether subscribers begin to read when the clock begins
+    #: whether subscribers begin to read when the measurement begins
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0

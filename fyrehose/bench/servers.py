@@ -79,7 +79,7 @@ class Contestant:
     share: float = 1.0
     #: settings of the wire
     extra: dict[str, Any] = attrs.field(factory=dict)
-    #: (directory, protocol, durability) -> the server
+    #: starts the server; called with the directory, the protocol and the durability
     start: Start
     #: returns the version of the server; raises CannotStart if it is not installed
     version: Callable[[], str]
@@ -158,7 +158,7 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
 
 
 def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
-    """Start no server, for load makers that write into ``directory``."""
+    """Return a stand-in for a server, for load makers that need none because they write into ``directory``."""
     process, _ = spawn(directory, ["sleep", "86400"])
     return Running(process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
 

@@ -168,7 +168,7 @@ class StreamLoad:
         self._start = 0.0
 
     def connect(self) -> None:
-        """Make all connections, and do all that precedes the messages.
+        """Make all connections, and exchange what each protocol requires before messages.
 
         :raises OSError: the server cannot be reached
         :raises Wrong: the server sends unexpected bytes

@@ -53,7 +53,7 @@ BYTES = 8 << 20
 
 @attrs.frozen(slots=True)
 class RunKind:
-    """The kind of a run: the constants that many runs share, and which columns they have (journal/format.py, Has)."""
+    """The values that are the same for all records of a run, and the columns that it has (journal/format.py, Has)."""
 
     has: int
 
@@ -110,7 +110,7 @@ class Pieces:
 
     @property
     def rows(self) -> int:
-        """Return the number of records."""
+        """Return the number of records in the collected runs."""
         return int(self.table[: self.used, _COUNT].sum())
 
     def reserve(self, runs: int) -> None:
@@ -233,7 +233,7 @@ class Pieces:
         return found if encoded else found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
-        """Repeat the value of each kind for each record."""
+        """Return for each record the value of the kind of its run."""
         return np.repeat(values[self._ids], self._counts)
 
     def _has(self, parts: int) -> Any:

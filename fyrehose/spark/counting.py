@@ -85,7 +85,9 @@ def account_of(
         if empty and not header.mended:
             continued = header.chain
         elif last is None and not header.mended and found.chain not in (None, header.chain):
-            raise JournalCorrupt(f"{source} was replaced by another journal while it was archived; put that one back")
+            raise JournalCorrupt(
+                f"{source} was replaced by another journal while it was archived; put the former journal back"
+            )
         last = header
     return attrs.evolve(
         found,

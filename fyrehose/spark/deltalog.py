@@ -20,7 +20,7 @@ _ENTRY = re.compile(r"(\d{20})\.json")
 
 
 def transactions(store: LakeStore) -> dict[str, int]:
-    """Return the version of every application: from the last checkpoint and the later entries of the log.
+    """Return the version of each application transaction of the log, by its name.
 
     :raises JournalUnreachable: the object store cannot be reached
     """

@@ -112,7 +112,7 @@ class _Walk:
 
 
 def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[Lost]:
-    """Yield the numbers that one segment does not have.
+    """Yield the ranges of numbers that are missing from one segment.
 
     :param following: the next segment, whose beginning states the last number of each stream
     """
@@ -149,7 +149,7 @@ def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> 
     for at, said in walk.pending:
         # Without a following segment, more may be lost than the numbers found so far.
         if at not in walk.located or not ends:
-            reason = said if ends else f"{said}; nothing tells which numbers were in it"
+            reason = said if ends else f"{said}; the lost numbers are unknown"
             yield walk.lost(None, None, None, at, reason, kind)
 
 
@@ -240,7 +240,7 @@ def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Dam
     about = [lost for lost in survey(place, extent, following) if lost.position == position and lost.stream is not None]
     ranges = ", ".join(f"{lost.stream!r} {lost.first_seq}-{lost.last_seq}" for lost in about[:5])
     more = f" and {len(about) - 5} more ranges" if len(about) > 5 else ""
-    lost = f"lost are {ranges}{more}" if ranges else "which numbers are lost does not show"
+    lost = f"lost are {ranges}{more}" if ranges else "the lost numbers are unknown"
     return JournalCorrupt(
         f"{place.name(base)} is damaged at byte {position - base} (position {position}): {damage}; {lost}; put the "
         "file back from a copy, or start the server with --quarantine to set the range aside"

@@ -95,7 +95,7 @@ def whole_events(
         for at in _parts_of(batch):
             run = run_of(batch, at)
             if not is_part(run):
-                continue  # no part: its producer chose this content type itself
+                continue  # An ordinary record, whose producer has chosen the content type of parts.
             if joiner is None:
                 joiner = _holding(before())
             if at > begin:

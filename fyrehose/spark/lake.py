@@ -171,13 +171,13 @@ class Lake:
         return table
 
     def current(self) -> DeltaTable:
-        """Return the present version of the table, which exists."""
+        """Read and return the present version of the table, which must exist."""
         table = self.refresh()
         assert table is not None
         return table
 
     def _cached(self, name: str, read: Callable[[], T]) -> T:
-        """Return what *read* returned for the loaded version of the table; *name* identifies it."""
+        """Return the result of *read*, called once for each version of the table; *name* is its key in the cache."""
         assert self.table is not None
         if self._cache[0] != (version := self.table.version()):
             self._cache = version, {}
@@ -287,7 +287,9 @@ class Lake:
         known = self.servers()
         name = server or known.get(identity.hex(), default)
         if known.get(identity.hex(), name) != name:
-            raise ConfigError(f"the journal is {known[identity.hex()]!r} in the lake {self}, not {name!r}")
+            raise ConfigError(
+                f"the lake {self} has this journal under the name {known[identity.hex()]!r}, not {name!r}"
+            )
         if name in {other for key, other in known.items() if key != identity.hex()}:
             raise ConfigError(
                 f"the lake {self} has another journal of the server {name!r}; name this one with --server NAME"

@@ -367,7 +367,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
         more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
         lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
     return JournalCorrupt(
-        f"{reason}; positions from {position} on were to be read: {lost} (register a subscription to prevent "
+        f"{reason}, but positions from {position} on are needed: {lost} (register a subscription to prevent "
         "this: see `fyrehose journal subscriptions`)"
     )
 
@@ -375,7 +375,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
 def gap(stream: str, first: int, last: int, where: str) -> JournalGap:
     """Return the error for numbers that the journal does not have."""
     return JournalGap(
-        f"{stream!r} {first}-{last} are not in the journal ({where}) and never will be; "
+        f"the numbers {first}-{last} of {stream!r} are not in the journal ({where}) and never will be; "
         ".option('gaps', 'skip') reads what is there, .option('table', 'gaps') lists what is not"
     )
 

@@ -38,7 +38,7 @@ _KIND = 28
 _Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
-#: The last number of a stream of which it is unknown.
+#: Stands for the last number of a stream if that number is unknown.
 _UNKNOWN = -1
 #: The largest number that the table of streams can have.
 _LARGEST = (1 << 63) - 1

@@ -72,7 +72,7 @@ class RoundJob(Generic[S]):
     monitor: Callable[[S], object] | None = None
     done: Done = attrs.field(init=False)
     _ahead: Ahead = attrs.field(init=False)
-    #: When the last round began, and when these methods were last called.
+    #: When the last round began, and when the monitor, settle() and optimize() were last called.
     _began: float = attrs.field(default=float("-inf"), init=False)
     _monitored: float = attrs.field(default=float("-inf"), init=False)
     _settled: float = attrs.field(default=float("-inf"), init=False)

@@ -181,7 +181,7 @@ def test_journals_of_several_servers_commit_independently(tmp_path: Path) -> Non
 def test_name_of_a_server_belongs_to_one_journal(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     assert lake.admit(ONE, None, "default") == "one"
-    with pytest.raises(ConfigError, match=r"the journal is 'one' in the lake .* not 'two'"):
+    with pytest.raises(ConfigError, match=r"has this journal under the name 'one', not 'two'"):
         lake.admit(ONE, "two", "default")
     with pytest.raises(ConfigError, match=r"another journal of the server 'one'; name this one with --server"):
         lake.admit(OTHER, None, "one")

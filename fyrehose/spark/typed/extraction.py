@@ -35,7 +35,7 @@ _EXACT = 1 << 53
 _LONG = 1 << 63
 #: Characters that Delta tables do not allow in names of columns.
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
-#: The type of a new column, by the type of a value; a text is not guessed to be a time.
+#: The type of a new column, by the type of a value; a text that looks like a time stays a text.
 _INFERRED = {str: "string", bool: "boolean", int: "long", float: "double", list: "string"}
 
 _MISFIT: Any = object()

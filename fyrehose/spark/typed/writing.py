@@ -61,7 +61,7 @@ MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 DIGEST = 16
 #: Most rows of a row group.
 _GROUP = 1 << 16
-#: The years whose event times are believed; other times come from clocks that were not set.
+#: Bounds of event times, in microseconds since 1970: other times, of clocks that were not set, are ignored.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
 QUARANTINED = schema_of({"expectations": "string"})
@@ -381,7 +381,7 @@ def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return times as numbers, because Python's times are slow."""
+    """Return a column of times as numbers, because it is slow to convert times to Python objects."""
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
