@@ -22,7 +22,6 @@ import attrs
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
-from deltalake.transaction import AddAction
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
@@ -301,18 +300,16 @@ class TablesRun(RoundJob[TablesState]):
                     f"{self.config.journal} does not continue at position {at}, where the table {output.lake} ends: it "
                     "was put back from another copy; fill new tables"
                 )
-        tables = list({output.table.name: output.table for output in due}.values())
-        sources: list[JournalPart | LakePart] = []
-        if account.rows:
-            chosen = Selection(patterns=tuple(dict.fromkeys(each for table in tables for each in table.streams)))
-            parts = Planner(self.source, chosen, PART, self.config.skip_gaps).parts(at, account.end)
-            sources += [
-                JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
-                for part in parts
-            ]
+        mains = [each for each in self.outputs if not each.quarantine and any(each.table is one.table for one in due)]
+        chosen = Selection(patterns=tuple(dict.fromkeys(each for main in mains for each in main.table.streams)))
+        planner = Planner(self.source, chosen, PART, self.config.skip_gaps)
+        sources = [
+            JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
+            for part in (planner.parts(at, account.end) if account.rows else ())
+        ]
         about = {"start": at, "end": account.end}
-        for table, filled in zip(tables, self._fitting(tables, due, sources, f"part-{at:016x}"), strict=True):
-            for output in [each for each in due if each.table is table]:
+        for main, filled in zip(mains, self._fitting(mains, due, sources, f"part-{at:016x}"), strict=True):
+            for output in [each for each in due if each.table is main.table]:
                 self._commit(output, filled, Progress(position=account.end, chain=account.chain), about)
         for output in due:
             output.position, output.chain = account.end, account.chain
@@ -320,23 +317,20 @@ class TablesRun(RoundJob[TablesState]):
         self.idle()
 
     def _fitting(
-        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+        self, mains: Sequence[_Output], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
     ) -> list[list[Filled]]:
         """Let tasks fill the tables; give columns wider types if the rows need that."""
         while True:
-            filled = self._filled(tables, due, sources, name)
+            filled = self._filled(mains, due, sources, name)
             # A column that cannot get a wider type stays as it is; values that do not fit are kept in ``rescued``.
-            if all(self._widen(self._main(table), each) for table, each in zip(tables, filled, strict=True)):
+            if all(self._widen(main, each) for main, each in zip(mains, filled, strict=True)):
                 return filled
 
-    def _main(self, table: TypedTable) -> _Output:
-        return next(each for each in self.outputs if each.table is table and not each.quarantine)
-
     def _filled(
-        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+        self, mains: Sequence[_Output], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
     ) -> list[list[Filled]]:
         """Let tasks fill the tables, until all agree on the types of columns; return the results for each table."""
-        targets = [self._target(table, due) for table in tables]
+        targets = [_target(main, due) for main in mains]
         results: list[list[Filled]] = [[] for _ in sources]
         again = list(range(len(sources)))
         for _ in range(_TRIES):
@@ -359,59 +353,29 @@ class TablesRun(RoundJob[TablesState]):
                 return [[result[index] for result in results] for index in range(len(targets))]
         raise JournalError("the tasks of a round do not agree on the types of columns; declare the columns")
 
-    def _target(self, table: TypedTable, due: Sequence[_Output]) -> Target:
-        main = self._main(table)
-        stores = {each.quarantine: each.lake.store for each in due if each.table is table}
-        return Target(
-            table=table,
-            store=stores.get(False),
-            quarantine=stores.get(True),
-            known=main.fields,
-            fixed=frozenset(main.fixed),
-        )
-
-    def _commit(
-        self,
-        output: _Output,
-        filled: Sequence[Filled],
-        after: Progress,
-        about: Mapping[str, Any],
-    ) -> None:
+    def _commit(self, output: _Output, filled: Sequence[Filled], after: Progress, about: Mapping[str, Any]) -> None:
         """Commit the files of a round, unless there is nothing to commit."""
-        if output.quarantine:
-            files = [file for each in filled for file in each.quarantined]
-            self._append(output, [file.action for file in files], after, about)
-            output.rows += sum(file.rows for file in files)
-            return
         counts: Counter[str] = Counter()
-        for each in filled:
-            counts.update(each.counts)
         try:
-            files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
-            counts.update(repetitions)
-            self._grow(output, filled)
+            if output.quarantine:
+                files = [file for each in filled for file in each.quarantined]
+            else:
+                files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
+                for changes in (*(each.counts for each in filled), repetitions):
+                    counts.update(changes)
+                self._grow(output, filled)
             total = output.counts + counts
-            self._append(output, [file.action for file in files], after, about, total)
+            changed = {name: count for name, count in total.items() if count != output.counts[name]}
+            if files or changed:
+                actions = [file.action for file in files]
+                about = {**about, "counts": changed}
+                output.lake.commit(self.identity, output.before, after, actions, about=about, counts=changed)
+                output.before = after
         except BaseException:
             output.keys = None  # the keys include rows that are not committed
             raise
         output.counts = total
         output.rows += sum(file.rows for file in files)
-
-    def _append(
-        self,
-        output: _Output,
-        actions: Sequence[AddAction],
-        after: Progress,
-        about: Mapping[str, Any],
-        counts: Counter[str] | None = None,
-    ) -> None:
-        changed = {name: count for name, count in (counts or {}).items() if count != output.counts[name]}
-        if actions or changed:
-            output.lake.commit(
-                self.identity, output.before, after, actions, about={**about, "counts": changed}, counts=changed
-            )
-            output.before = after
 
     def _grow(self, output: _Output, filled: Sequence[Filled]) -> None:
         """Add the columns for fields that appeared in a round for the first time."""
@@ -539,7 +503,7 @@ class TablesRun(RoundJob[TablesState]):
         sources, oldest = sources_of(self.config, self.source, self.identity, table, since, until, stop)
         if oldest is not None and since < oldest:
             check_rows([output.lake for output in outputs], since, min(until, oldest))
-        (filled,) = self._filled([table], outputs, sources, "part-backfill")
+        (filled,) = self._filled(outputs[:1], outputs, sources, "part-backfill")
         rows = 0
         for output in outputs:
             files = [file for each in filled for file in (each.quarantined if output.quarantine else each.files)]
@@ -555,6 +519,18 @@ class TablesRun(RoundJob[TablesState]):
             output.before, output.keys = before, None
         self.idle()
         return TableState(name=name, rows=rows, counts={})
+
+
+def _target(main: _Output, due: Sequence[_Output]) -> Target:
+    """Return what tasks write of a table: its rows, the rows of its quarantine, or both, as far as they are due."""
+    stores = {each.quarantine: each.lake.store for each in due if each.table is main.table}
+    return Target(
+        table=main.table,
+        store=stores.get(False),
+        quarantine=stores.get(True),
+        known=main.fields,
+        fixed=frozenset(main.fixed),
+    )
 
 
 def _types(lake: Lake) -> dict[str, str]:
