@@ -9,7 +9,7 @@ has committed them.  A task may run twice: the files of one of the runs are then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -194,37 +194,37 @@ def fill(task: FillTask) -> list[Filled]:
     """
     known = [dict(target.known) for target in task.targets]
     with memory.uncollected():
-        while True:
-            rows = [_Rows(target, fields) for target, fields in zip(task.targets, known, strict=True)]
+        while (rows := _collected(task, known)) is None:
+            pass  # Begin again with wider columns; this happens once for each column.
+        return [each.written(task.name) for each in rows]
+
+
+def _collected(task: FillTask, known: Sequence[dict[str, str]]) -> list[_Rows] | None:
+    """Return the rows of each table; None if a column is too narrow, whose type in *known* is wider from then on."""
+    rows = [_Rows(target, dict(fields)) for target, fields in zip(task.targets, known, strict=True)]
+    for batch in task.source.batches():
+        for each, fields in zip(rows, known, strict=True):
             try:
-                for batch in task.source.batches():
-                    for each in rows:
-                        each.add(batch)
+                each.add(batch)
             except Widened as wider:
-                # Begin again, because the columns made so far are too narrow; this happens once for each column.
-                next(each for each in rows if each.failed).initial[wider.name] = "double"
-                continue
-            return [each.written(task.name) for each in rows]
+                fields[wider.name] = "double"
+                return None
+    return rows
 
 
 @attrs.define(eq=False)
 class _Rows:
     """Collects the rows of one table.
 
-    :ivar initial: the types of the columns of fields before the first record
+    :ivar fields: the types of the columns of fields so far
     """
 
     target: Target
-    initial: dict[str, str]
-    failed: bool = False
-    fields: dict[str, str] = attrs.field(init=False)
+    fields: dict[str, str]
     counts: Counter[str] = attrs.field(factory=Counter, init=False)
     _good: list[pa.Table] = attrs.field(factory=list, init=False)
     _bad: list[pa.Table] = attrs.field(factory=list, init=False)
     _covered: dict[str, bool] = attrs.field(factory=dict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.fields = dict(self.initial)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Extract the rows of those records in a batch whose streams belong to the table."""
@@ -238,11 +238,7 @@ class _Rows:
             batch = batch.filter(compute.is_in(batch["stream"], pa.array(ours, pa.string())))
         if not batch.num_rows:
             return
-        try:
-            found = extracted(batch["payload"].to_pylist(), table, self.fields, self.target.fixed)
-        except Widened:
-            self.failed = True
-            raise
+        found = extracted(batch["payload"].to_pylist(), table, self.fields, self.target.fixed)
         self.fields = found.fields
         columns = {
             STREAM: batch["stream"],
@@ -266,7 +262,12 @@ class _Rows:
             failures = np.flatnonzero(~holds)
             self.counts[f"failed/{each.name}"] += len(failures)
             if len(failures) and each.action == FAIL:
-                raise _failure(self.target.table, each.name, each.condition.text, rows, int(failures[0]))
+                row = int(failures[0])
+                raise ExpectationFailed(
+                    f"record {rows[SEQ][row].as_py()} of the stream {rows[STREAM][row].as_py()!r} does not meet the "
+                    f"expectation {each.name!r} of the table {self.target.table.name!r}: {each.condition.text}; "
+                    "nothing of its round was committed. Correct the condition, or let its action be drop or quarantine"
+                )
             if each.action in (DROP, QUARANTINE):
                 good &= holds
             if each.action == QUARANTINE:
@@ -306,14 +307,6 @@ def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
             believed = compute.and_(compute.greater(number, _YEARS[0]), compute.less(number, _YEARS[1]))
             found.insert(0, compute.if_else(believed, column, None))
     return compute.coalesce(*found)
-
-
-def _failure(table: TypedTable, name: str, condition: str, rows: pa.Table, row: int) -> ExpectationFailed:
-    return ExpectationFailed(
-        f"record {rows[SEQ][row].as_py()} of the stream {rows[STREAM][row].as_py()!r} does not meet the expectation "
-        f"{name!r} of the table {table.name!r}: {condition}; nothing of its round was committed. Correct the "
-        "condition, or let its action be drop or quarantine"
-    )
 
 
 def _written(
@@ -373,16 +366,13 @@ def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
     """Return the joined digests of the rows' keys; zeros for a row in which a column of the key is null."""
-    columns = [_plain(rows[name]).to_pylist() for name in key]
+    # Times become numbers, because it is slow to convert times to Python objects.
+    times = pa.types.is_timestamp
+    columns = [(rows[name].cast(pa.int64()) if times(rows[name].type) else rows[name]).to_pylist() for name in key]
     return b"".join(
         bytes(DIGEST) if None in values else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
         for values in zip(*columns, strict=True)
     )
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of times as numbers, because it is slow to convert times to Python objects."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 @attrs.frozen(kw_only=True)
