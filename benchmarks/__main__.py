@@ -61,8 +61,7 @@ def main(
         import numpy as _  # noqa: F401
     except ImportError:
         raise MissingExtra("the benchmarks count with numpy: pip install 'fyrehose[bench]'") from None
-    from benchmarks import command, peers
-    from fyrehose.bench import usage
+    from benchmarks import command, memory, peers
 
     if pair is not None:
         command.compare(*(command.Report.loads(path.read_text(encoding="utf-8")) for path in pair))
@@ -89,7 +88,7 @@ def main(
         # However it is ended, servers and load makers end with it, and what was measured is shown.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if touch_memory:
-            usage.touch(usage.free_memory() // 10 * 9)
+            memory.touch(memory.free_memory() // 10 * 9)
         with tempfile.TemporaryDirectory(prefix="fyrehose-bench-", dir=directory) as place:
             report = command.measure(cases, Path(place), wanted)
     command.show(report, for_page=markdown)

@@ -72,7 +72,7 @@ class Count:
 
 @attrs.define(eq=False)
 class Tracer:
-    """Notes each function of Fyrehose that is entered while it is on, in all threads that it is installed in.
+    """Records each call of a function of Fyrehose while it is on, in all threads in which it is installed.
 
     :ivar entered: the file, the name, and the depth of the stack, of each call
     """
@@ -81,13 +81,13 @@ class Tracer:
     entered: list[tuple[str, str, int]] = attrs.field(factory=list)
 
     def profile(self, frame: FrameType, event: str, argument: object) -> None:
-        """Note one event of the interpreter (see ``sys.setprofile``)."""
+        """Record one event of the interpreter (see ``sys.setprofile``)."""
         if self.on and event == "call" and frame.f_code.co_filename.startswith(_PACKAGE):
             self.entered.append((frame.f_code.co_filename, frame.f_code.co_qualname, _depth(frame)))
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Note what is entered in the meantime, and shortly after."""
+        """Record the calls during the context, and those shortly after it."""
         self.entered.clear()
         self.on = True
         yield
@@ -116,7 +116,7 @@ def _depth(frame: FrameType | None) -> int:
 
 @attrs.define(eq=False)
 class Peer:
-    """One connection of the client, with the bytes of a wire of the benchmarks."""
+    """One connection of the client, which sends messages and counts the answers by the wire of a protocol."""
 
     wire: Wire
     port: int
@@ -151,7 +151,7 @@ Round = Callable[[int], None]
 
 
 def job(stream: str, messages: int, **extra: Any) -> Job:
-    """Return what a connection is to do."""
+    """Return the task of one connection."""
     return Job(stream=stream, size=SIZE, messages=messages, extra=extra)
 
 

@@ -6,7 +6,6 @@ It publishes to the leader with Figg, and prints messages a second, the latency 
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 import urllib.request
@@ -16,6 +15,7 @@ import click
 
 from fyrehose.bench.makers import Makers
 from fyrehose.bench.plans import LoadOutcome, Plan
+from fyrehose.bench.usage import cpu
 from fyrehose.journal import scan
 from fyrehose.testing.cluster import Cluster, ClusterServer
 
@@ -23,12 +23,6 @@ from fyrehose.testing.cluster import Cluster, ClusterServer
 PATIENCE = 90.0
 #: Upper bound of the messages that JetStream alone has not accepted yet.
 ASYNC = 1000
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_ready(server: ClusterServer, query: str = "") -> bool:
@@ -60,8 +54,12 @@ def publish(
 
     def used() -> list[float]:
         pids = {server.name: server.process.pid for server in servers if server.process is not None}
-        nats = sum(cpu(cluster.nats.pid(node)) for node in range(cluster.nats.count))
-        return [cpu(pids[leader.name]), sum(cpu(pids[each.name]) for each in followers) / len(followers), nats]
+        nats = sum(cpu(cluster.nats.pid(node)).total for node in range(cluster.nats.count))
+        return [
+            cpu(pids[leader.name]).total,
+            sum(cpu(pids[each.name]).total for each in followers) / len(followers),
+            nats,
+        ]
 
     port = leader.ports[0]
     plan = Plan(wire="figg", port=port, read_port=port, stream=stream, size=128, publishers=[messages], window=window)
@@ -100,11 +98,11 @@ async def to_jetstream(urls: list[str], messages: int, window: int) -> float:
 
 
 def beside(cluster: Cluster, messages: int, window: int) -> str:
-    """Return the line of JetStream, which stores the same messages without Fyrehose."""
+    """Let JetStream alone store the same messages, and return a line with its rate and CPU."""
     nodes = range(cluster.nats.count)
-    before = sum(cpu(cluster.nats.pid(node)) for node in nodes)
+    before = sum(cpu(cluster.nats.pid(node)).total for node in nodes)
     seconds = asyncio.run(to_jetstream(cluster.nats.urls, messages, window))
-    used = sum(cpu(cluster.nats.pid(node)) for node in nodes) - before
+    used = sum(cpu(cluster.nats.pid(node)).total for node in nodes) - before
     rate = f"{messages / seconds:,.0f} messages/s; us of CPU a message: NATS {used / messages * 1e6:.0f}"
     return f"JetStream alone, R3, one entry a message, published by nats-py: {rate}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from functools import partial
@@ -13,18 +14,18 @@ import attrs
 from rich.status import Status
 from rich.table import Table
 
-from benchmarks import peers, plot, runner
+from benchmarks import peers, plot, results, runner, scraping
 from benchmarks.comparing import compared
+from benchmarks.results import Measurement, Results
 from benchmarks.table import changes, markdown, tables
-from fyrehose.bench import results, servers, usage
+from fyrehose.bench import servers, usage
 from fyrehose.bench.cases import CASES, Case, selected
 from fyrehose.bench.disk import mount_of
-from fyrehose.bench.results import Measurement, Results
 from fyrehose.bench.servers import CannotStart, Contestant
 from fyrehose.cli.console import terminal
 from fyrehose.errors import FyrehoseError
 
-EVERYBODY = {**servers.OURS, servers.FYREHOSE_METRICS.name: servers.FYREHOSE_METRICS, **peers.PEERS}
+EVERYBODY = {**servers.OURS, scraping.FYREHOSE_METRICS.name: scraping.FYREHOSE_METRICS, **peers.PEERS}
 DURABLE = {name: contestant.durable for name, contestant in EVERYBODY.items()}
 
 
@@ -47,7 +48,7 @@ class Wanted:
     @property
     def ours(self) -> tuple[str, ...]:
         """Return the variants of Fyrehose that every case measures."""
-        return ("fyrehose", servers.FYREHOSE_METRICS.name) if self.metrics else ("fyrehose",)
+        return ("fyrehose", scraping.FYREHOSE_METRICS.name) if self.metrics else ("fyrehose",)
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +132,7 @@ def measure(cases: Sequence[Case], directory: Path, wanted: Wanted) -> Report:
                 failed.append(f"{case.name} and what follows: interrupted")
                 break
             console.print(f"{case.name}: done", style="dim", markup=False, highlight=False)
-    about["load average afterwards"] = f"{usage.load()[0]:.2f}"
+    about["load average afterwards"] = f"{os.getloadavg()[0]:.2f}"
     return Report(machine=about, measured=measured, failed=failed + missing)
 
 
@@ -196,7 +197,7 @@ def machine(directory: Path, wanted: Wanted, there: dict[str, Contestant]) -> di
         "Python": platform.python_version(),
         "servers": ", ".join(f"{name} ({version})" for name, version in versions.items()),
         "rounds": f"{wanted.rounds}, {wanted.scale:g} times the messages, durability {wanted.durability}",
-        "load average before": f"{usage.load()[0]:.2f}",
+        "load average before": f"{os.getloadavg()[0]:.2f}",
     }
 
 

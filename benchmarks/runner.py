@@ -1,21 +1,24 @@
-"""Measure a case: each contestant's server in turn, round after round."""
+"""Measure the contestants of a case in turn, round after round."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import idle, starts
+from benchmarks.results import Measurement
+from benchmarks.scraping import Scraper
 from fyrehose.bench import loads
 from fyrehose.bench.cases import Case, CaseWork
-from fyrehose.bench.results import Measurement, Sample
+from fyrehose.bench.results import Sample
 from fyrehose.bench.servers import Contestant
 
 #: The load makers that also know the servers of others.
 MAKER = "benchmarks.maker"
-#: Told what is going on.
+#: A function that is called with what is being measured.
 Told = Callable[[str], None]
 
 
@@ -31,7 +34,7 @@ def run(
 
     :param directory: where servers keep their files; it is emptied afterwards
     :raises CannotStart: a server does not start
-    :raises LoadFailed: a load maker met trouble
+    :raises LoadFailed: a load maker failed
     """
     try:
         if case.work is CaseWork.START:
@@ -48,8 +51,7 @@ def run(
 def _in_turn(
     case: Case, contestants: Sequence[Contestant], directory: Path, rounds: int, durability: str, told: Told
 ) -> dict[str, list[Sample]]:
-    """All servers run from the first round to the last, and each round is one of each: what slows the machine down
-    for a while slows them all."""
+    """Measure all contestants in turn in each round, so that a slow phase of the machine affects all of them."""
     samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
     idle.allow(case.idle)
     with contextlib.ExitStack() as stack:
@@ -59,9 +61,11 @@ def _in_turn(
             running = contestant.start(directory / contestant.name, case.protocol, durability)
             stack.callback(running.stop)
             stack.enter_context(idle.attached(running.port, case.idle))
-            # One at a time, and at a rate, nobody takes all day.
+            # Only a case without a rate, with many messages at a time, would take a slow server too long.
             whole = case.window == 1 or case.rate
-            bouts.append(loads.Bout(case if whole else case.scaled(contestant.share), contestant, running, MAKER))
+            scraped = partial(Scraper, running.extra.get("metrics", 0))
+            fitting = case if whole else case.scaled(contestant.share)
+            bouts.append(loads.Bout(fitting, contestant, running, MAKER, scraped))
             bouts[-1].prepare()
         for number in range(rounds):
             for bout in bouts:

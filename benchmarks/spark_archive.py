@@ -77,7 +77,7 @@ def compare(journal: Path, lake: Path, args: argparse.Namespace) -> None:
 
 
 def command(*words: str) -> spark_usage.Used:
-    """Return a job, to its end."""
+    """Run a command to its end, print its output, and return what it used."""
     used = spark_usage.run([sys.executable, "-c", "from fyrehose.cli.spark import main; main()", *words])
     print(used.output, end="")
     if used.status:

@@ -83,7 +83,7 @@ def publish(place: tuple[str, int], args: argparse.Namespace, done: threading.Ev
 
 
 class Watch:
-    """Sees when each version of a lake's log becomes visible."""
+    """Records when each version of a lake's log becomes visible."""
 
     def __init__(self, lake: Path) -> None:
         self._lake = lake
@@ -92,7 +92,7 @@ class Watch:
         self.seen: list[tuple[float, Path]] = []
 
     def until(self, deadline: float, archive: subprocess.Popen[bytes], versions: int | None = None) -> None:
-        """Look until the monotonic clock reaches *deadline*, or until *versions* versions were seen."""
+        """Record versions until the monotonic clock reaches *deadline*, or until there are *versions* of them."""
         while time.monotonic() < deadline and (versions is None or len(self.seen) < versions):
             path = self._lake / "_delta_log" / f"{self._next:020}.json"
             if path.exists():

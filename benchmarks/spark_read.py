@@ -34,7 +34,7 @@ Question = Callable[[], object]
 
 
 def measure(rows: int, rounds: int, questions: dict[str, Question]) -> None:
-    """Ask each question once, then all of them in turn, round by round; say what the answers cost."""
+    """Run each query once, then all of them in turn in each round; print their CPU and wall time."""
     for question in questions.values():
         question()
     cpu: dict[str, list[float]] = {name: [] for name in questions}
@@ -98,7 +98,7 @@ def of_source(spark: SparkSession, journal: str, of: str) -> dict[str, Question]
 
 
 def fill(spark: SparkSession, journal: str, lake: Path, of: str) -> None:
-    """Archive; what it cost."""
+    """Archive a journal, and print how much CPU time that took."""
     used = cpu_seconds()
     done = archive(spark, journal, lake)
     used = cpu_seconds() - used
@@ -110,7 +110,7 @@ def fill(spark: SparkSession, journal: str, lake: Path, of: str) -> None:
 
 
 def of_lake(spark: SparkSession, journal: str, lake: Path, of: str) -> list[dict[str, Question]]:
-    """Return the same questions to the files as they are, and in turn with that to ``table``."""
+    """Return pairs of queries: one of the lake's files by Spark's own reader, and the same one of ``table``."""
     paths = [str(lake / file.path) for file in Lake.existing(lake).files()]
     basis = spark.read.option("basePath", str(lake))
     lengths = "sum(length(payload))"

@@ -26,7 +26,7 @@ def measure(case: Case, directory: Path, rounds: int, durability: str, told: Cal
     """Fill a journal, and start a server with it again and again.
 
     :raises CannotStart: a server does not start
-    :raises LoadFailed: it could not be filled
+    :raises LoadFailed: the journal could not be filled
     """
     place, end = directory / "fyrehose", ENDS[case.ended]
     told(f"{case.messages} messages are written")

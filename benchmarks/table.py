@@ -8,15 +8,16 @@ from rich.table import Table
 
 from benchmarks.comparing import Change
 from benchmarks.growth import growths
+from benchmarks.results import Measurement, Results
 from benchmarks.targets import TARGETS
-from fyrehose.bench.results import PERCENTILES, Measurement, Results, Spread
+from fyrehose.bench.results import PERCENTILES, Spread
 from fyrehose.bench.servers import OURS, Durable
 
 _MIB = 1 << 20
 
 
 def short(number: float) -> str:
-    """Three digits, and M or k for what is large."""
+    """Return a number with three digits, and with k or M if it is large."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}"
@@ -24,14 +25,14 @@ def short(number: float) -> str:
 
 
 def spread(values: Spread) -> str:
-    """Return the median, and how far it goes."""
+    """Return the median, and in parentheses the range of the rounds."""
     if values.least == values.most:
         return short(values.median)
     return f"{short(values.median)} ({short(values.least)}-{short(values.most)})"
 
 
 def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
-    """All that there is something for.
+    """Yield the tables for which there are results.
 
     :param durable: what an acknowledgement of each contestant means
     """
@@ -41,7 +42,7 @@ def tables(results: Results, durable: dict[str, Durable]) -> Iterator[Table]:
 
 
 def markdown(table: Table) -> str:
-    """Return the same for a page."""
+    """Return a table as Markdown."""
     rows = [[str(column.header) for column in table.columns]]
     rows.append(["---:" if column.justify == "right" else "---" for column in table.columns])
     rows += [list(cells) for cells in zip(*(map(str, column.cells) for column in table.columns), strict=True)]
@@ -49,7 +50,7 @@ def markdown(table: Table) -> str:
 
 
 def ours_like(contestant: str, durable: dict[str, Durable]) -> str:
-    """Which of ours promises what ``contestant`` does; one that promises nothing is compared with our default."""
+    """Return the variant of Fyrehose that acknowledges as late as ``contestant``, or else the default variant."""
     promised = durable.get(contestant, Durable.NEVER)
     return next((name for name, one in OURS.items() if one.durable is promised), "fyrehose")
 
@@ -62,7 +63,7 @@ def _table(title: str, left: int, *heads: str) -> Table:
 
 
 def _rows(results: Results, figure: str) -> Iterator[tuple[str, Measurement]]:
-    """Those that have ``figure``, each case's name said once."""
+    """Yield the measurements with ``figure``, each with its case; the case is empty if it is the previous one's."""
     before = ""
     for one in results.all:
         if figure in one.figures:
@@ -131,7 +132,7 @@ def _growths(results: Results) -> Table:
 
 
 def changes(found: Sequence[Change]) -> Table:
-    """Return what changed between two runs."""
+    """Return a table of the figures that changed between two runs."""
     table = _table("", 2, "case", "server", "what", "before", "after", "times")
     for change in found:
         style = "green" if change.better else "red"

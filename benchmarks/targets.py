@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
+from benchmarks.results import Results
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Results
 
 #: Computes a figure; None if it was not measured.
 Value = Callable[[Results], float | None]
 
-#: Logs, and which of ours promises the same.
+#: Other logs, with the variant of Fyrehose whose acknowledgements promise the same.
 PAIRS = {
     "redis-always": "fyrehose",
     "jetstream-always": "fyrehose",
     "redis-everysec": "fyrehose-later",
     "jetstream": "fyrehose-later",
 }
-#: name, the most, its unit, and the case, the figure and what it is divided by
+#: Upper limits: name, limit, unit; the case and the figure that is compared, and the divisor that gives the unit.
 LIMITS = (
     ("figg, 20,000 messages/s, p99", 50, "ms", "figg/latency/20k", "acknowledged.99", 1e-3),
     ("figg, 50,000 messages/s, p99", 25, "ms", "figg/latency/50k", "acknowledged.99", 1e-3),
@@ -57,7 +57,7 @@ def _median(case: str, figure: str, unit: float = 1.0) -> Value:
 
 
 def _times(figure: str, above: tuple[str, str], below: tuple[str, str], divisor: str = "") -> Value:
-    """``figure`` of one case and contestant, divided by that (or ``divisor``) of another."""
+    """Return a function that divides a figure of one case and contestant by that of another (or by ``divisor``)."""
 
     def value(results: Results) -> float | None:
         over, under = results.median(above[0], figure, above[1]), results.median(below[0], divisor or figure, below[1])

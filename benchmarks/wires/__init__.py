@@ -1,1 +1,1 @@
-"""The bytes of the servers of others, as :mod:`fyrehose.bench.wires` has those of Fyrehose."""
+"""The bytes that load makers exchange with servers of others; :mod:`fyrehose.bench.wires` has Fyrehose's own."""

@@ -1,7 +1,7 @@
 """NATS with JetStream: PUB and its acknowledgements, a push consumer and what it delivers, workers of a pull consumer.
 
-Consumers are as the clients' ordered ones: nothing is acknowledged, and the server's questions whether there is room
-(flow control) are answered.  What is counted is the end of each payload, with the CR and LF behind it.
+A push consumer acknowledges no message, as the ordered consumers of the clients, and answers the server's requests of
+flow control.  Messages are counted by the end of their payload, with its CR and LF.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _FLOW = b"FlowControl"
 
 
 def pub(subject: bytes, reply: bytes, data: bytes) -> bytes:
-    """Return one PUB; ``reply`` with a blank behind it, or empty."""
+    """Return one PUB; ``reply`` is a subject and a blank, or empty."""
     return b"PUB %s %s%d\r\n%s\r\n" % (subject, reply, len(data), data)
 
 
 class _Client(Wire):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        #: nobody else's
+        #: beginning of the subjects of this client's replies
         self.inbox = b"_INBOX." + secrets.token_hex(8).encode()
 
     def hello(self, sock: socket.socket) -> None:
         self._until(sock, b"INFO")
         sock.sendall(_CONNECT)
         self._until(sock, b"PONG")
-        # By their names: JetStream sends nothing to who has only subscribed a pattern of them.
+        # Subscribe both names: JetStream sends nothing to a client that has subscribed only a pattern.
         sock.sendall(b"SUB %s.api 1\r\nSUB %s.data 2\r\n" % (self.inbox, self.inbox))
         name = self.job.stream
         config = {"name": name, "subjects": [name], "storage": "file", "retention": "limits", "num_replicas": 1}
@@ -47,7 +47,7 @@ class _Client(Wire):
 
     @staticmethod
     def _until(sock: socket.socket, words: bytes) -> None:
-        """Read lines until ``words`` were among them; the server says more than it is asked for."""
+        """Read lines until ``words`` are in them; the server also sends lines that nobody has requested."""
         said = b""
         while words not in said or not said.endswith(b"\r\n"):
             more = sock.recv(1 << 16)
@@ -56,7 +56,7 @@ class _Client(Wire):
                 raise Wrong(f"the server said {said[-300:]!r}")
 
     def _asked(self, data: bytearray, size: int) -> None:
-        """The server wants to know whether somebody is there; it asks between messages."""
+        """Answer the PINGs of the server, which it sends between messages."""
         if data.find(b"PING\r\n", 0, size) >= 0:
             self.answers += b"PONG\r\n"
 

@@ -1,6 +1,6 @@
 """Redis streams in RESP 2: XADD in pipelines; XREAD, as many entries a reply as a client would take; groups.
 
-The end of each payload, with the CR and LF behind it, is in nothing else that is said: so it is what is counted.
+Entries are counted by the end of their payload, with its CR and LF, which occurs nowhere else in a reply.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Publisher(Wire):
         if size and data[0] != ord("$"):
             raise Wrong(bytes(data[:200]).decode(errors="replace"))
         lines = data.count(b"\n", 0, size)
-        # Each id is two lines: how long it is, and it.
+        # Each id has two lines: its length, and the id itself.
         self.done += lines // 2
         used = data.rfind(b"\n", 0, size) + 1
         return used if not lines % 2 else data.rfind(b"$", 0, used)
 
 
 class Subscriber(Wire):
-    """Asks for what follows the last entry again and again, and waits where there is nothing yet."""
+    """Requests the entries after the last one, again and again; the server answers when there are some."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -77,7 +77,7 @@ _ID = re.compile(rb"\r\n(\d+-\d+)\r\n\*2\r\n")
 
 
 class GroupConsumer(WorkerWire):
-    """A consumer of a group: XREADGROUP, XACK of what came, and so on, one command at a time."""
+    """A consumer of a group: XREADGROUP and XACK of the entries in turn, each after the reply to the one before."""
 
     def __init__(self, job: Job, pool: WorkerPool) -> None:
         super().__init__(job, pool)

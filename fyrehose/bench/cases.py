@@ -36,11 +36,11 @@ class Case:
     messages: int
     publishers: int = 1
     subscribers: int = 0
-    #: idle connections besides, attached to a stream without messages
+    #: further connections, attached to a stream without messages
     idle: int = 0
     #: messages that each publisher may have sent without an acknowledgement
     window: int = 8_192
-    #: whether the messages are published before the clock begins, so that subscribers catch up
+    #: whether the messages are published before the measurement begins, so that subscribers catch up
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0

@@ -1,4 +1,4 @@
-"""Load on the backbone: trains of datagrams, sent with as few system calls as the kernel allows.
+"""Load on the backbone: batches of datagrams (GSO), sent with as few system calls as the kernel allows.
 
 A push is done when its DELIVER arrives at the socket that pushed.  A datagram that does not arrive for a while counts
 as lost: the protocol permits losses, and the load has to continue.
@@ -6,7 +6,6 @@ as lost: the protocol permits losses, and the load has to continue.
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import struct
@@ -76,7 +75,7 @@ class DatagramPeer:
 
 
 class Datagrams:
-    """A publisher that is its own first subscriber, or only subscribers, or one that requests earlier messages."""
+    """The load of one process: a publisher that also subscribes, or only subscribers, or a client that requests."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -86,7 +85,7 @@ class Datagrams:
         self._poll = select.epoll()
         row = backbone.HEADER + plan.size
         self._together = min(_MOST_SEGMENTS, _MOST_BYTES // row, plan.window) if row <= _MTU else 1
-        self._train = memoryview(backbone.push(payload(plan.size)) * self._together)
+        self._batch = memoryview(backbone.push(payload(plan.size)) * self._together)
         self._options = [(_SOL_UDP, _UDP_SEGMENT, struct.pack("=H", row))]
         self._row = row
         measured = self._total and (plan.rate or plan.window == 1)
@@ -120,13 +119,13 @@ class Datagrams:
         self._keep_alive()
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        before = time.process_time()
         ended = self._ask(start) if self.plan.late else self._push(start)
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = time.process_time() - before
         return LoadOutcome(
             began=start,
             ended=ended,
-            cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            cpu=cpu,
             acknowledged=self.peers[0].received if self._total else 0,
             received=sum(peer.received for peer in self.peers),
             lost=self.lost,
@@ -172,7 +171,7 @@ class Datagrams:
         return sent
 
     def _send(self, peer: DatagramPeer, count: int) -> bool:
-        data = self._train[: count * self._row]
+        data = self._batch[: count * self._row]
         try:
             peer.sock.sendmsg([data], self._options if count > 1 else [])
         except BlockingIOError:

@@ -33,7 +33,7 @@ class Latencies:
         return int(np.searchsorted(self._due, now, side="right"))
 
     def when(self, number: int) -> float:
-        """Return when message ``number`` (from 0) is due."""
+        """Return the time at which message ``number`` (from 0) is due."""
         return float(self._due[number])
 
     def sent(self, upto: int, now: float) -> None:

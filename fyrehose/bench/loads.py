@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 
@@ -14,7 +15,6 @@ from fyrehose.bench.cases import Case
 from fyrehose.bench.makers import MAKER, Makers
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.results import Sample, latency
-from fyrehose.bench.scraping import Scraper
 from fyrehose.bench.servers import Contestant, Running
 
 #: Protocols with only one stream, which keeps the messages of earlier rounds.  They have no acknowledgements, so a
@@ -29,13 +29,15 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """One contestant that runs one case; its server runs until the case ends."""
+    """Runs one case with one contestant, round after round, while the contestant's server keeps running."""
 
     case: Case
     contestant: Contestant
     running: Running
     #: the module that its load makers run
     maker: str = MAKER
+    #: returns the context in which the load makers run
+    meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext
     #: number of messages that the stream holds
     held: int = 0
     rounds: int = 0
@@ -45,7 +47,7 @@ class Bout:
         return self.contestant.wire or self.case.protocol
 
     def prepare(self) -> None:
-        """Publish the messages for late subscribers, which begin to read when the clock does."""
+        """Publish the messages for late subscribers, which read them when the measurement begins."""
         if self.case.late:
             own = int(self.wire in ONE_STREAM)
             self._run([self._plan("past", publishers=[self.case.messages], subscribers=own)])
@@ -97,7 +99,7 @@ class Bout:
         with Makers(plans, self.maker) as makers:
             resident = usage.memory(self.running.pid)[0]
             before = usage.cpu(self.running.pid)
-            with Scraper(self.running.metrics_port):
+            with self.meanwhile():
                 outcomes = makers.run()
             spent = usage.cpu(self.running.pid).since(before)
         if any(plan.publishers for plan in plans) and self.wire in ONE_STREAM:

@@ -6,7 +6,6 @@ which it reports, stays below that of the measured server.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from fyrehose.bench.wires.base import Wrong
 
 
 class Load(Protocol):
-    """A kind of load."""
+    """The methods of a load that its process calls."""
 
     def connect(self) -> None: ...
 
@@ -37,12 +36,6 @@ def make(plan: Plan) -> Load:
     return KINDS.get(plan.wire, StreamLoad)(plan)
 
 
-def own_cpu() -> float:
-    """Return the CPU seconds of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def main() -> None:
     """Run one load maker on standard input and output."""
     load = make(Plan.loads(sys.stdin.readline()))
@@ -54,7 +47,7 @@ def main() -> None:
         sys.stdin.read()
     except (OSError, Wrong) as error:
         now = time.monotonic()
-        print(LoadOutcome(began=now, ended=now, cpu=own_cpu(), trouble=f"{error}").dumps(), flush=True)
+        print(LoadOutcome(began=now, ended=now, cpu=time.process_time(), trouble=f"{error}").dumps(), flush=True)
     finally:
         load.close()
 

@@ -11,13 +11,25 @@ Plan                    ->    connects, makes its bytes
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
 
+@attrs.frozen
+class _Line:
+    """A record that is sent as one line of JSON."""
+
+    def dumps(self) -> str:
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+
 @attrs.frozen(kw_only=True)
-class Plan:
+class Plan(_Line):
     """The task of one load maker: its connections, and the messages of each."""
 
     wire: str
@@ -35,7 +47,7 @@ class Plan:
     expected: int = 0
     #: messages that a publisher may have sent without an acknowledgement
     window: int = 1
-    #: whether subscribers begin to read when the clock begins
+    #: whether subscribers begin to read when the measurement begins
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
@@ -44,16 +56,9 @@ class Plan:
     #: settings for the module of the protocol in ``wires``
     extra: dict[str, Any] = attrs.field(factory=dict)
 
-    def dumps(self) -> str:
-        return json.dumps(attrs.asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> Plan:
-        return cls(**json.loads(text))
-
 
 @attrs.frozen(kw_only=True)
-class LoadOutcome:
+class LoadOutcome(_Line):
     """Result of one load maker; times are of the machine's monotonic clock."""
 
     began: float
@@ -70,10 +75,3 @@ class LoadOutcome:
     latency: dict[str, list[float]] = attrs.field(factory=dict)
     #: why the load maker stopped early; empty: it ran to its end
     trouble: str = ""
-
-    def dumps(self) -> str:
-        return json.dumps(attrs.asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> LoadOutcome:
-        return cls(**json.loads(text))

@@ -12,8 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,6 @@ class Running:
     past_port: int
     #: settings that its load makers need
     extra: dict[str, Any] = attrs.field(factory=dict)
-    #: the port at which its metrics are scraped; 0: none
-    metrics_port: int = 0
     #: whether there is a server process whose CPU and memory are measured
     serves: bool = True
 
@@ -83,55 +79,40 @@ class Contestant:
     share: float = 1.0
     #: settings of the wire
     extra: dict[str, Any] = attrs.field(factory=dict)
-    #: (directory, protocol, durability) -> the server
+    #: starts the server; called with the directory, the protocol and the durability
     start: Start
     #: returns the version of the server; raises CannotStart if it is not installed
     version: Callable[[], str]
 
 
-def spawn(directory: Path, words: Sequence[str]) -> Spawned:
-    """Run the command ``words`` in ``directory``, with its output in the file ``log``.
+def spawn(
+    directory: Path, words: Sequence[str], ready: Callable[[str], bool] = lambda said: True
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Run the command ``words`` in ``directory``, and return the process and its output once it is ready.
 
-    :raises CannotStart: the program does not exist
+    :param ready: whether a server with this output, which is also in the file ``log``, is ready
+    :raises CannotStart: the program does not exist, ended before it was ready, or takes too long
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with directory.joinpath("log").open("wb") as log:
+    path = directory / "log"
+    with path.open("wb") as log:
         try:
             process = subprocess.Popen(
-                words,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                words, cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         except OSError as error:
             raise CannotStart(f"{shlex.join(words)} cannot be run: {error.strerror}") from error
-    return Spawned(process, directory / "log")
-
-
-@attrs.define
-class Spawned:
-    """A server process that is starting."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def wait_for(self, done: Callable[[str], bool]) -> str:
-        """Return the output of the process once ``done(output)`` is true.
-
-        :raises CannotStart: the process ended before that, or takes too long
-        """
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            ended = self.process.poll() is not None
-            said = self.log.read_text(errors="replace")
-            if done(said):
-                return said
-            if ended or time.monotonic() > deadline:
-                self.process.kill()
-                self.process.wait()
-                raise CannotStart(f"{shlex.join(map(str, self.process.args))} does not serve:\n{said[-2000:]}")  # type: ignore[arg-type]
-            time.sleep(0.01)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process.poll() is not None
+        said = path.read_text(errors="replace")
+        if ready(said):
+            return process, said
+        if ended or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise CannotStart(f"{shlex.join(words)} does not serve:\n{said[-2000:]}")
+        time.sleep(0.01)
 
 
 def twistd() -> str:
@@ -162,13 +143,13 @@ OPTIONS = {
 SERVER_OPTIONS = tuple(
     f"server.{name}=200000" for name in ("max-streams", "streams-per-address", "subscriptions-per-address")
 )
-_LOOPBACK = "tcp:0:interface=127.0.0.1"
+LOOPBACK = "tcp:0:interface=127.0.0.1"
 _ENDPOINTS = {"backbone": "udp:0:interface=127.0.0.1"}
 
 
 def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) -> list[str]:
     """Return the command line of the server for ``protocol``."""
-    endpoint = _ENDPOINTS.get(protocol, _LOOPBACK)
+    endpoint = _ENDPOINTS.get(protocol, LOOPBACK)
     words = [twistd(), "--pidfile=", "-n", "fyrehose", "--data-dir", str(directory / "data")]
     words += ["--durability", durability, "--listen", f"{protocol}={endpoint}", *more]
     for option in (*SERVER_OPTIONS, *OPTIONS.get(protocol, ())):
@@ -177,41 +158,34 @@ def fyrehose_words(directory: Path, protocol: str, durability: str, *more: str) 
 
 
 def start_nothing(directory: Path, protocol: str, durability: str) -> Running:
-    """Start no server, for load makers that write into ``directory``."""
-    spawned = spawn(directory, ["sleep", "86400"])
-    return Running(spawned.process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
+    """Return a stand-in for a server, for load makers that need none because they write into ``directory``."""
+    process, _ = spawn(directory, ["sleep", "86400"])
+    return Running(process, 0, 0, 0, extra={"directory": str(directory)}, serves=False)
 
 
-def start_fyrehose(directory: Path, protocol: str, durability: str, metrics: bool = False) -> Running:
-    """Start ``twistd -n fyrehose`` with one listener, and with the admin listener if ``metrics`` are scraped."""
+def start_fyrehose(directory: Path, protocol: str, durability: str, *more: str) -> Running:
+    """Start ``twistd -n fyrehose`` with one listener.
+
+    :param more: further words of the command line
+    """
     if protocol == "journal":
         return start_nothing(directory, protocol, durability)
-    more = ("--listen", f"admin={_LOOPBACK}") if metrics else ()
-    spawned = spawn(directory, fyrehose_words(directory, protocol, durability, *more))
-    said = spawned.wait_for(lambda text: "#info] serving\n" in text)
-
-    def port_of(protocol: str) -> int:
-        return int(re.findall(rf"{protocol} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
-
-    port = port_of(protocol)
+    words = fyrehose_words(directory, protocol, durability, *more)
+    process, _ = spawn(directory, words, lambda said: "#info] serving\n" in said)
+    port = port_of(directory, protocol)
     live, past = (port + 1, port) if protocol == "eventbus" else (port, port)
-    publish = port + 2 if protocol == "eventbus" else port
-    return Running(spawned.process, publish, live, past, metrics_port=port_of("admin") if metrics else 0)
+    return Running(process, port + 2 if protocol == "eventbus" else port, live, past)
+
+
+def port_of(directory: Path, protocol: str) -> int:
+    """Return the port of the last listener of *protocol* that the server in *directory* has logged."""
+    said = directory.joinpath("log").read_text(errors="replace")
+    return int(re.findall(rf"{protocol} \(\S+\) listens on \S+?:(\d+)\n", said)[-1])
 
 
 def fyrehose_version() -> str:
     """Return the version of Fyrehose, and the kind of its kernels."""
     return f"{__version__}, {'native' if kernels.NATIVE else 'pure'} kernels"
-
-
-def metrics_version() -> str:
-    """Return the version of Fyrehose if metrics are available.
-
-    :raises CannotStart: prometheus-client is not installed
-    """
-    if find_spec("prometheus_client") is None:
-        raise CannotStart("prometheus-client is not installed: pip install 'fyrehose[admin]'")
-    return fyrehose_version()
 
 
 FYREHOSE = Contestant(name="fyrehose", durable=Durable.SYNCED, start=start_fyrehose, version=fyrehose_version)
@@ -221,12 +195,5 @@ FYREHOSE_LATER = Contestant(
     durable=Durable.LATER,
     start=lambda directory, protocol, _: start_fyrehose(directory, protocol, "interval:1000"),
     version=fyrehose_version,
-)
-#: Fyrehose with metrics that are scraped, to measure their cost.
-FYREHOSE_METRICS = Contestant(
-    name="fyrehose-metrics",
-    durable=Durable.SYNCED,
-    start=partial(start_fyrehose, metrics=True),
-    version=metrics_version,
 )
 OURS = {contestant.name: contestant for contestant in (FYREHOSE, FYREHOSE_LATER)}

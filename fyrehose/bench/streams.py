@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 import time
@@ -32,8 +31,9 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """Messages in flight: sent by one or several connections, and not yet acknowledged to, or received by, the witness.
+    """Counts the messages that one or several connections have sent and that have not arrived yet.
 
+    :ivar witness: the connection that receives the acknowledgements, or the messages where there are none
     :ivar timed: records when messages arrive, if another connection than the sender does that
     """
 
@@ -168,7 +168,7 @@ class StreamLoad:
         self._start = 0.0
 
     def connect(self) -> None:
-        """Make all connections, and do all that precedes the messages.
+        """Make all connections, and exchange what each protocol requires before messages.
 
         :raises OSError: the server cannot be reached
         :raises Wrong: the server sends unexpected bytes
@@ -207,7 +207,7 @@ class StreamLoad:
         everybody = self.publishers + self.subscribers
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        before = time.process_time()
         self._start = start
         for connection in everybody:
             if connection.latencies is not None:
@@ -216,11 +216,11 @@ class StreamLoad:
                 connection.wire.answers += connection.wire.begin()
         self._loop(everybody)
         ended = time.monotonic()
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = time.process_time() - before
         return LoadOutcome(
             began=start,
             ended=ended,
-            cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            cpu=cpu,
             acknowledged=sum(flight.witness.done for flight in {c.flight for c in self.publishers}),
             received=sum(c.wire.done for c in self.subscribers),
             latency=self._latency(),

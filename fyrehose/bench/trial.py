@@ -14,7 +14,6 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.bench import usage
 from fyrehose.bench.cases import CASES, Case
 from fyrehose.bench.disk import sync_times
 from fyrehose.bench.loads import Bout
@@ -100,7 +99,7 @@ def measure(directory: Path, protocols: Sequence[str], seconds: float, durabilit
     :raises CannotStart: a server does not start
     :raises LoadFailed: a load maker failed
     """
-    began, load = time.monotonic(), usage.load()[0]
+    began, load = time.monotonic(), os.getloadavg()[0]
     with ExitStack() as stack:
         trials = []
         for protocol in protocols:
@@ -124,7 +123,7 @@ def measure(directory: Path, protocols: Sequence[str], seconds: float, durabilit
                 told(time.monotonic() - began, f"{case.name}, round {number + 1} of {ROUNDS}")
                 trial.round(case, slot)
         took = time.monotonic() - began
-    return TrialReport(trials=trials, syncs=times, load_before=load, load_after=usage.load()[0], seconds=took)
+    return TrialReport(trials=trials, syncs=times, load_before=load, load_after=os.getloadavg()[0], seconds=took)
 
 
 def _case(name: str) -> Case:

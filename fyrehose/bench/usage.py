@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -10,15 +9,10 @@ import time
 from pathlib import Path
 
 import attrs
-import numpy as np
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 #: The clock of another process's CPU, all threads, in nanoseconds (include/linux/posix-timers.h).
 _CPUCLOCK_SCHED = 2
-#: The files with the limits of a container, as it sees them itself.
-_CGROUP = Path("/sys/fs/cgroup")
-#: Bytes that :func:`touch` allocates at once.
-_PIECE = 1 << 28
 
 
 @attrs.frozen
@@ -51,26 +45,6 @@ def memory(pid: int) -> tuple[int, int]:
     return found["VmRSS"], found["VmHWM"]
 
 
-def free_memory() -> int:
-    """Return the bytes of memory that a program can get by dropping caches only; less in a container."""
-    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(words["MemAvailable"].split()[0]) << 10
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-        limit = int((_CGROUP / "memory.max").read_text())
-        free = min(free, limit - int((_CGROUP / "memory.current").read_text()))
-    return max(0, free)
-
-
-def touch(size: int) -> int:
-    """Allocate *size* bytes of memory, write to all of it, and free it; return the number of bytes.
-
-    A new virtual machine gets each page of its memory when it is first used.  Until then, filling the page cache takes
-    several times as long.
-    """
-    pieces = [np.ones(min(_PIECE, size - at), dtype=np.uint8) for at in range(0, size, _PIECE)]
-    return sum(piece.nbytes for piece in pieces)
-
-
 def machine(disk: str) -> str:
     """Describe this machine in one line.
 
@@ -79,8 +53,3 @@ def machine(disk: str) -> str:
     names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     processor = names[0].strip() if names else platform.machine()
     return f"{os.cpu_count()} cores ({processor}), Linux {platform.release()}, disk: {disk}"
-
-
-def load() -> tuple[float, float, float]:
-    """Return the load averages of the machine, as ``uptime`` shows them."""
-    return os.getloadavg()

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -90,6 +90,41 @@ def _records(command: F) -> F:
     return _spark(command)
 
 
+def _rounds(every: str, size: str) -> Callable[[F], F]:
+    """Return the options of a command that copies a journal in rounds.
+
+    :param every: the default interval of rounds
+    :param size: the default size of a round
+    """
+
+    def add(command: F) -> F:
+        for option in (
+            click.option(
+                "--engine",
+                type=click.Choice(["spark", "local"]),
+                default="spark",
+                show_default=True,
+                help="What writes.",
+            ),
+            click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom."),
+            click.option(
+                "--optimize",
+                "optimize_every",
+                type=DURATION,
+                default="1h",
+                show_default=True,
+                help="Merge files so often.",
+            ),
+            click.option("--round", "round_bytes", type=SIZE, default=size, show_default=True, help="Size of a round."),
+            click.option("--every", type=DURATION, default=every, show_default=True, help="Interval of rounds."),
+            click.option("--follow", is_flag=True, help="Continue with new records until Ctrl-C."),
+        ):
+            command = option(command)
+        return _spark(command)
+
+    return add
+
+
 def _parts(default: str) -> Callable[[F], F]:
     """Return the option that says whether the parts of large events are joined."""
     return click.option(
@@ -101,18 +136,21 @@ def _parts(default: str) -> Callable[[F], F]:
     )
 
 
-def _open(master: str | None, memory: str, name: str, *, quick: bool = False) -> SparkSession:
+def _open(master: str | None, memory: str, *, quick: bool = False) -> SparkSession:
+    """Start Spark under the name of the command that runs."""
     from fyrehose.spark.sessions import session
 
     # PySpark hands out times in the zone of the process.
     os.environ["TZ"] = "UTC"
     time.tzset()
     with bar("starting Spark"):
-        return session(f"fyrehose {name}", master, memory=memory, quick=quick)
+        return session(f"fyrehose {click.get_current_context().info_name}", master, memory=memory, quick=quick)
 
 
 def _table(
-    spark: SparkSession,
+    *,
+    master: str | None,
+    memory: str,
     lake: str | None,
     journal: str | None,
     streams: tuple[str, ...],
@@ -122,11 +160,13 @@ def _table(
     skip_gaps: bool,
     parts: str = "keep",
 ) -> DataFrame:
+    """Start Spark, and return the records that the options of the command select."""
     from fyrehose.spark.tables import table as of
 
     if lake is None and journal is None:
         raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
     gaps = "skip" if skip_gaps else "error"
+    spark = _open(master, memory)
     found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps, parts=parts)
     return found if where is None else found.where(where)
 
@@ -182,48 +222,49 @@ def _stopped() -> Callable[[], bool]:
     return lambda: bool(signals)
 
 
+@contextmanager
+def _copying(
+    title: str,
+    metrics: StateMetrics[T] | None,
+    engine: str,
+    master: str | None,
+    memory: str,
+    round_bytes: int,
+) -> Iterator[tuple[SparkSession | None, dict[str, Any]]]:
+    """Yield the session and the arguments of a job that copies a journal in rounds, with a bar and metrics."""
+    with _monitored(metrics) as monitor:
+        # Start Spark quickly: no record passes through the JVM, so compiling its code would not pay.
+        spark = _open(master, memory, quick=True) if engine == "spark" else None
+        stop = _stopped()
+        with showing.rounds_of(spark, title, round_bytes) as draw:
+            yield (
+                spark,
+                {
+                    "round_bytes": round_bytes,
+                    "progress": lambda done, view: draw(done.position, view.mark),
+                    "monitor": monitor,
+                    "stop": stop,
+                },
+            )
+
+
 @main.command(short_help="Archive a journal as Parquet files, exactly once.")
-@click.option("--follow", is_flag=True, help="Keep archiving new records until Ctrl-C.")
-@click.option("--every", type=DURATION, default="60s", show_default=True, help="Interval of rounds.")
-@click.option("--round", "round_bytes", type=SIZE, default="1G", show_default=True, help="Size of a round.")
+@_rounds("60s", "1G")
 @click.option("--subscription", metavar="NAME", help="Subscription for which retention waits.")
-@click.option(
-    "--optimize",
-    "optimize_every",
-    type=DURATION,
-    default="1h",
-    show_default=True,
-    help="Merge files so often.",
-)
 @click.option("--keep", type=DURATION, help="Delete days that ended longer ago.")
-@click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
 @click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
-@click.option(
-    "--engine",
-    type=click.Choice(["spark", "local"]),
-    default="spark",
-    show_default=True,
-    help="What writes.",
-)
-@_spark
 @click.argument("journal")
 @click.argument("lake")
 def archive(
     journal: str,
     lake: str,
-    follow: bool,
-    every: float,
     round_bytes: int,
-    subscription: str | None,
-    optimize_every: float,
-    keep: float | None,
     metrics: str | None,
-    server: str | None,
-    accept_loss: bool,
     engine: str,
     master: str | None,
     memory: str,
+    **options: Any,
 ) -> None:
     """Archive JOURNAL, a directory or a URL, into LAKE, a directory or s3:// URL.
 
@@ -238,56 +279,25 @@ def archive(
     from fyrehose.spark.metrics import ArchiveMetrics
 
     began = time.monotonic()
-    check_free(journal, lake, server)  # Check before Spark starts, which takes seconds.
-    with _monitored(None if metrics is None else ArchiveMetrics(metrics)) as monitor:
-        # Start Spark quickly: no record passes through the JVM, so compiling its code would not pay.
-        spark = _open(master, memory, "archive", quick=True) if engine == "spark" else None
-        stopped = _stopped()
-        with showing.rounds_of(spark, f"archiving {journal}", round_bytes) as draw:
-            done = run(
-                spark,
-                journal,
-                lake,
-                follow=follow,
-                every=every,
-                subscription=subscription,
-                round_bytes=round_bytes,
-                optimize_every=optimize_every,
-                keep=keep,
-                server=server,
-                accept_loss=accept_loss,
-                progress=lambda done, view: draw(done.position, view.mark),
-                monitor=monitor,
-                stop=stopped,
-            )
+    check_free(journal, lake, options["server"])  # Check before Spark starts, which takes seconds.
+    shown = None if metrics is None else ArchiveMetrics(metrics)
+    with _copying(f"archiving {journal}", shown, engine, master, memory, round_bytes) as (spark, more):
+        done = run(spark, journal, lake, **more, **options)
     rows = [(done.rounds, done.rows, shown_size(done.size), done.position, done.gaps, time.monotonic() - began)]
     columns = ("rounds", "records", "Parquet", "position", "lost", "seconds")
     showing.table(f"archived {journal} into {lake}", columns, rows)
 
 
 @main.command(short_help="Fill typed tables from JSON events, exactly once.")
-@click.option("--follow", is_flag=True, help="Keep filling until Ctrl-C.")
-@click.option("--every", type=DURATION, default="10s", show_default=True, help="Interval of rounds.")
-@click.option("--round", "round_bytes", type=SIZE, default="256M", show_default=True, help="Size of a round.")
-@click.option(
-    "--optimize", "optimize_every", type=DURATION, default="1h", show_default=True, help="Merge files so often."
-)
+@_rounds("10s", "256M")
 @click.option("--backfill", metavar="TABLE", help="Replace the rows between --start and --end.")
 @click.option("--start", type=click.DateTime(_TIMES), metavar="TIME", help="When the first was accepted.")
 @click.option("--end", type=click.DateTime(_TIMES), metavar="TIME", help="Behind the last one.")
 @click.option("--check", is_flag=True, help="Check CONFIG, and do nothing else.")
-@click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
-@click.option(
-    "--engine", type=click.Choice(["spark", "local"]), default="spark", show_default=True, help="What writes."
-)
-@_spark
 @click.argument("config")
 def tables(
     config: str,
-    follow: bool,
-    every: float,
     round_bytes: int,
-    optimize_every: float,
     backfill: str | None,
     start: datetime | None,
     end: datetime | None,
@@ -296,6 +306,7 @@ def tables(
     engine: str,
     master: str | None,
     memory: str,
+    **options: Any,
 ) -> None:
     """Fill the typed tables of CONFIG, a TOML file; the next run resumes.
 
@@ -317,25 +328,13 @@ def tables(
         raise click.UsageError("--metrics are those of rounds; leave it out with --backfill")
     found: list[TableState]
     if backfill is not None and start is not None and end is not None:
-        spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
+        spark = _open(master, memory, quick=True) if engine == "spark" else None
         with bar(f"filling {backfill}"), opened(spark, chosen) as run:
             found = [run.backfill(backfill, start.replace(tzinfo=UTC), end.replace(tzinfo=UTC))]
     else:
-        with ExitStack() as stack:
-            monitor = stack.enter_context(_monitored(None if metrics is None else TablesMetrics(metrics)))
-            spark = _open(master, memory, "tables", quick=True) if engine == "spark" else None
-            draw = stack.enter_context(showing.rounds_of(spark, f"filling {chosen.output}", round_bytes))
-            found = fill_tables(
-                spark,
-                chosen,
-                follow=follow,
-                every=every,
-                round_bytes=round_bytes,
-                optimize_every=optimize_every,
-                progress=draw,
-                monitor=monitor,
-                stop=_stopped(),
-            )
+        shown = None if metrics is None else TablesMetrics(metrics)
+        with _copying(f"filling {chosen.output}", shown, engine, master, memory, round_bytes) as (spark, more):
+            found = fill_tables(spark, chosen, **more, **options)
     columns = ("table", "new rows", "rows", "rescued", "dropped", "quarantined", "duplicates", "not as expected")
     showing.table(f"filled {chosen.output}", columns, [_state(each) for each in found])
 
@@ -351,7 +350,7 @@ def _state(state: TableState) -> tuple[Any, ...]:
 @click.option("--sql", metavar="QUERY", help="Run this query instead, on the table records.")
 @_parts("keep")
 @_records
-def table(sql: str | None, master: str | None, memory: str, **which: Any) -> None:
+def table(sql: str | None, **which: Any) -> None:
     """Count the records of each stream in a lake and its journal.
 
     \b
@@ -359,8 +358,8 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
     """
     from pyspark.sql import functions as f
 
-    spark = _open(master, memory, "table")
-    records = _table(spark, **which)
+    records = _table(**which)
+    spark = records.sparkSession
     if sql is not None:
         records.createOrReplaceTempView("records")
         answer = spark.sql(sql)
@@ -386,7 +385,7 @@ def table(sql: str | None, master: str | None, memory: str, **which: Any) -> Non
 @click.option("--within", default="10 minutes", show_default=True, help="Longest time between duplicates.")
 @click.option("--output", metavar="DIR", help="Write the duplicates to DIR as Parquet, replacing its contents.")
 @_records
-def dedup(within: str, output: str | None, master: str | None, memory: str, **which: Any) -> None:
+def dedup(within: str, output: str | None, **which: Any) -> None:
     """Find records that a producer sent twice.
 
     \b
@@ -394,8 +393,8 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
     """
     from fyrehose.spark.jobs.dedup import doubles
 
-    spark = _open(master, memory, "dedup")
-    found = doubles(_table(spark, **which), within)
+    found = doubles(_table(**which), within)
+    spark = found.sparkSession
     with showing.tasks_of(spark, "looking for duplicates"):
         if output is not None:
             found.write.mode("overwrite").parquet(output)
@@ -407,7 +406,7 @@ def dedup(within: str, output: str | None, master: str | None, memory: str, **wh
 @main.command(short_help="Find missing and duplicate numbers.")
 @click.option("--producers", is_flag=True, help="Check the producers' numbers instead of the streams'.")
 @_records
-def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None:
+def gaps(producers: bool, **which: Any) -> None:
     """Find missing and duplicate numbers; the status is 3 if the journal does not declare all of them lost.
 
     \b
@@ -418,17 +417,18 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
     from fyrehose.spark.jobs.gaps import gaps as find
     from fyrehose.spark.lake import Lake, host_of
 
-    spark = _open(master, memory, "gaps")
     # Skip gaps while reading, because this command lists them.
-    records = _table(spark, **(which | {"skip_gaps": True}))
+    records = _table(**(which | {"skip_gaps": True}))
+    spark = records.sparkSession
     lake = Lake.at(which["lake"]) if which["lake"] else None
     declared = [] if lake is None else lake.lost()
     with showing.tasks_of(spark, "looking for gaps"):
         if which["journal"]:
             lost = spark.read.format("fyrehose").option("table", "gaps").load(which["journal"])
             rows = lost.where("kind = 'declared'").select("stream", "first_seq", "last_seq").collect()
-            known = None if lake is None else lake.progress(place(which["journal"]).view().identity)
-            server = host_of(which["journal"]) if known is None else known.server
+            server = host_of(which["journal"])
+            if lake is not None:
+                server = lake.server_of(place(which["journal"]).view().identity, server)
             declared += [(server, *row) for row in rows]
         found = find(records, keys=PRODUCER, number="producer_seq") if producers else find(records, declared)
     title = "no gaps" if not found else f"{len(found)} gaps"
@@ -443,7 +443,7 @@ def gaps(producers: bool, master: str | None, memory: str, **which: Any) -> None
 @click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Also plot the rates.")
 @click.option("--output", metavar="DIR", help="Write the counts to DIR as Parquet, replacing its contents.")
 @_records
-def rates(window: str, plot: Path | None, output: str | None, master: str | None, memory: str, **which: Any) -> None:
+def rates(window: str, plot: Path | None, output: str | None, **which: Any) -> None:
     """Count records, bytes and lag by window of time, stream, source and topic.
 
     \b
@@ -451,8 +451,8 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
     """
     from fyrehose.spark.jobs import rates as job
 
-    spark = _open(master, memory, "rates")
-    counted = job.rates(_table(spark, **which), window)
+    counted = job.rates(_table(**which), window)
+    spark = counted.sparkSession
     with showing.tasks_of(spark, "counting"):
         if output is not None:
             counted.write.mode("overwrite").parquet(output)
@@ -469,7 +469,7 @@ def rates(window: str, plot: Path | None, output: str | None, master: str | None
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
 @_parts("join")
 @_records
-def parse(output: str, schema: str | None, master: str | None, memory: str, **which: Any) -> None:
+def parse(output: str, schema: str | None, **which: Any) -> None:
     """Parse JSON payloads into columns; payloads that do not fit are kept in the column ``rescued``.
 
     \b
@@ -477,9 +477,9 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
     """
     from fyrehose.spark.jobs.parse import parse as run
 
-    spark = _open(master, memory, "parse")
-    with showing.tasks_of(spark, "parsing"):
-        good, bad = run(_table(spark, **which), output, schema)
+    records = _table(**which)
+    with showing.tasks_of(records.sparkSession, "parsing"):
+        good, bad = run(records, output, schema)
     showing.table(f"parsed into {output}", ("parsed", "rescued"), [(good, bad)])
 
 
@@ -488,7 +488,7 @@ def parse(output: str, schema: str | None, master: str | None, memory: str, **wh
 @click.option("--into", metavar="NAME", help="Stream to publish to; default: the stream of each record.")
 @click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Most records a second.")
 @_records
-def replay(to: str, into: str | None, rate: float, master: str | None, memory: str, **which: Any) -> None:
+def replay(to: str, into: str | None, rate: float, **which: Any) -> None:
     """Publish records again, in their order, to a running server.
 
     \b
@@ -496,9 +496,9 @@ def replay(to: str, into: str | None, rate: float, master: str | None, memory: s
     """
     from fyrehose.spark.jobs.replay import replay as run
 
-    spark = _open(master, memory, "replay")
-    with showing.tasks_of(spark, "publishing"):
-        count = run(_table(spark, **which), to, into, rate)
+    records = _table(**which)
+    with showing.tasks_of(records.sparkSession, "publishing"):
+        count = run(records, to, into, rate)
     showing.table(f"published to {to}", ("records",), [(count,)])
 
 
@@ -514,7 +514,7 @@ def verify(journal: str, lake: str, master: str | None, memory: str) -> None:
     """
     from fyrehose.spark.jobs.verify import verify as run
 
-    spark = _open(master, memory, "verify")
+    spark = _open(master, memory)
     with showing.tasks_of(spark, "comparing"):
         found = run(spark, journal, lake)
     rows = [(one.stream, one.first, one.last, one.in_lake, one.in_journal) for one in found.differences]

@@ -40,6 +40,9 @@ COLUMNS: dict[str, pa.DataType] = {
     "event_time": _TIME,
     "payload": pa.binary(),
 }
+#: Columns of a lake and of the tables over it: the name of the server, those of a record, and the day (UTC) on which
+#: the record was accepted.
+TABLE = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 #: Columns that are never null.
 REQUIRED = ("stream", "seq", "time", "source", "payload")
 
@@ -50,7 +53,7 @@ BYTES = 8 << 20
 
 @attrs.frozen(slots=True)
 class RunKind:
-    """The kind of a run: the constants that many runs share, and which columns they have (journal/format.py, Has)."""
+    """The values that are the same for all records of a run, and the columns that it has (journal/format.py, Has)."""
 
     has: int
 
@@ -79,7 +82,7 @@ OPTIONAL = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 #: Columns of the table of runs (kernels/pure/columns.py).
 _FIELDS = 10
 _ID, _COUNT, _FIRST, _MOMENT, _PRODUCER, _CHUNK, _OPTIONAL_AT, _LENGTHS_AT, _PAYLOAD_AT, _SIZE = range(_FIELDS)
-#: Runs for which a table has room in the beginning.
+#: Number of runs for which a new table has room.
 _ROOM = 1 << 10
 
 
@@ -107,13 +110,8 @@ class Pieces:
 
     @property
     def rows(self) -> int:
-        """Return the number of records."""
+        """Return the number of records in the collected runs."""
         return int(self.table[: self.used, _COUNT].sum())
-
-    @property
-    def size(self) -> int:
-        """Return the size of the payloads, in bytes."""
-        return int(self.table[: self.used, _SIZE].sum())
 
     def reserve(self, runs: int) -> None:
         """Make room in the table for *runs* more runs."""
@@ -152,9 +150,11 @@ class Pieces:
         runs = self.table[: self.used]
         self._ids, self._counts, self._firsts = runs[:, _ID], runs[:, _COUNT], runs[:, _FIRST]
         self._times, self._producer_firsts = runs[:, _MOMENT], runs[:, _PRODUCER]
-        return pa.RecordBatch.from_arrays(
-            [getattr(self, f"_{name}")() for name in self.schema.names], schema=self.schema
-        )
+        columns = [
+            self._constant(name) if COLUMNS[name] == pa.string() else getattr(self, f"_{name}")()
+            for name in self.schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _gathered(self, offsets: Any, sizes: Any, chosen: Any = None) -> Buffer:
         """Return the joined bytes of all runs, or of the chosen ones."""
@@ -180,22 +180,7 @@ class Pieces:
             offsets += np.where(has & part, width * self._counts, 0)
         return self._gathered(offsets, width * self._counts, (has & wanted) != 0)
 
-    # One method for each column.
-
-    def _stream(self) -> pa.Array:
-        return self._constant("stream")
-
-    def _source(self) -> pa.Array:
-        return self._constant("source")
-
-    def _producer(self) -> pa.Array:
-        return self._constant("producer")
-
-    def _topic(self) -> pa.Array:
-        return self._constant("topic")
-
-    def _content_type(self) -> pa.Array:
-        return self._constant("content_type")
+    # One method for each column whose values differ within a run.
 
     def _seq(self) -> pa.Array:
         return numbers(pa.int64(), self._rising(self._firsts))
@@ -248,7 +233,7 @@ class Pieces:
         return found if encoded else found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
-        """Repeat the value of each kind for each record."""
+        """Return for each record the value of the kind of its run."""
         return np.repeat(values[self._ids], self._counts)
 
     def _has(self, parts: int) -> Any:

@@ -1,6 +1,6 @@
 """Count the records of a journal from the headers of its batches, for the rounds of an archive and for its lag.
 
-in: the headers of batches      out: an account of each round that is to come
+in: the headers of batches      out: the number of records of each round that is to come
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 
 import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import Missing, Place
+from fyrehose.journal.offline.places import Place
 from fyrehose.journal.offline.view import View
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.spark.lake import Gap
-from fyrehose.spark.plan import missing, walk
+from fyrehose.spark.plan import no_deletion, walk
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +85,9 @@ def account_of(
         if empty and not header.mended:
             continued = header.chain
         elif last is None and not header.mended and found.chain not in (None, header.chain):
-            raise JournalCorrupt(f"{source} was replaced by another journal while it was archived; put that one back")
+            raise JournalCorrupt(
+                f"{source} was replaced by another journal while it was archived; put the former journal back"
+            )
         last = header
     return attrs.evolve(
         found,
@@ -100,9 +103,9 @@ def account_of(
 
 @attrs.define(eq=False)
 class Ahead:
-    """Counts the records of future rounds ahead of time.
+    """Counts the records of the rounds that are still to be copied, and reads the header of each batch only once.
 
-    The header of each batch is read once, either to compute the lag or to plan a round.
+    The counts serve both the lag and the plan of the next round.
 
     :ivar round_bytes: size of a round, in bytes of the journal
     """
@@ -156,16 +159,16 @@ def _headers(source: Place, view: View, start: int, stop: int) -> Iterator[tuple
         if extent.end <= start or extent.base >= stop:
             continue
         position = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        try:
-            reader = source.open(extent.base, min(extent.end, stop))
-        except Missing as error:
-            raise missing(source, view, position, f"{error} was deleted before it was archived") from None
-        reader.ahead = source.for_headers
-        try:
-            for header in walk(reader, position, min(extent.end, stop)):
-                yield header, reader
-                position = header.end
-        except fmt.Damage as damage:
-            raise JournalCorrupt(f"{source.name(extent.base)} is damaged at position {position}: {damage}") from damage
-        finally:
-            reader.close()
+        with (
+            no_deletion(source, view, position, "before it was archived"),
+            closing(source.open(extent.base, min(extent.end, stop))) as reader,
+        ):
+            reader.ahead = source.for_headers
+            try:
+                for header in walk(reader, position, min(extent.end, stop)):
+                    yield header, reader
+                    position = header.end
+            except fmt.Damage as damage:
+                raise JournalCorrupt(
+                    f"{source.name(extent.base)} is damaged at position {position}: {damage}"
+                ) from damage

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from urllib.parse import unquote
 
 from pyarrow import ArrowException, fs, parquet
@@ -19,21 +20,19 @@ _ENTRY = re.compile(r"(\d{20})\.json")
 
 
 def transactions(store: LakeStore) -> dict[str, int]:
-    """Return the version of every application: from the last checkpoint and the later entries of the log.
+    """Return the version of each application transaction of the log, by its name.
 
     :raises JournalUnreachable: the object store cannot be reached
     """
-    files, version = store.files(), -1
+    files = store.files()
     found: dict[str, int] = {}
     with store.explained():
-        listed = files.get_file_info(fs.FileSelector(LOG))
-        if any(info.base_name == "_last_checkpoint" for info in listed):
-            last = json.loads(_read(files, "_last_checkpoint"))
-            version = last["version"]
-            for name in _checkpoint(version, last.get("parts")):
-                rows = parquet.read_table(f"{LOG}/{name}", filesystem=files, columns=["txn"])["txn"]
-                found |= {row["appId"]: row["version"] for row in rows.drop_null().to_pylist() if row["appId"]}
-        for name in sorted(info.base_name for info in listed):
+        names = _names(files)
+        version, checkpoint = _checkpoint(files, names)
+        for name in checkpoint:
+            rows = parquet.read_table(f"{LOG}/{name}", filesystem=files, columns=["txn"])["txn"]
+            found |= {row["appId"]: row["version"] for row in rows.drop_null().to_pylist() if row["appId"]}
+        for name in sorted(names):
             entry = _ENTRY.fullmatch(name)
             if entry is not None and int(entry[1]) > version:
                 found |= _transactions_of(_read(files, name))
@@ -41,8 +40,9 @@ def transactions(store: LakeStore) -> dict[str, int]:
 
 
 def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
-    """Return the files that versions after *since* added or removed together with their rows; None: some are unknown.
+    """Return the files that commits after version *since* added or removed, if they changed rows of the table.
 
+    :return: None if an entry of the log does not exist any more
     :raises JournalUnreachable: the object store cannot be reached
     """
     files, found = store.files(), []
@@ -65,28 +65,31 @@ def damage_of(store: LakeStore) -> str | None:
 
     :raises JournalUnreachable: the object store cannot be reached
     """
-    files, said = store.files(), None
     with store.explained():
-        names = {info.base_name for info in files.get_file_info(fs.FileSelector(LOG))}
-        first = 0
-        if "_last_checkpoint" in names:
-            last = json.loads(_read(files, "_last_checkpoint"))
-            first = last["version"] + 1
-            for name in _checkpoint(last["version"], last.get("parts")):
-                if name not in names:
-                    said = f"{name} is missing"
-                elif not _is_parquet(files, name):
-                    said = f"{name} is no valid checkpoint"
-        versions = sorted(int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name)))
-        for version in range(first, versions[-1] + 1 if versions and said is None else 0):
-            name = f"{version:020}.json"
-            if name not in names:
-                said = f"{name} is missing"
-            elif not _is_json(_read(files, name)):
-                said = f"{name} is no valid entry"
-            if said is not None:
-                break
+        said = next(_damages(store.files()), None)
     return said and f"{store.below(LOG)}/{said}; put it back from a copy, or archive into a new lake"
+
+
+def _damages(files: fs.FileSystem) -> Iterator[str]:
+    names = _names(files)
+    version, checkpoint = _checkpoint(files, names)
+    for name in checkpoint:
+        if name not in names:
+            yield f"{name} is missing"
+        elif not _is_parquet(files, name):
+            yield f"{name} is no valid checkpoint"
+    versions = [int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name))]
+    for number in range(version + 1, max(versions, default=-1) + 1):
+        name = f"{number:020}.json"
+        if name not in names:
+            yield f"{name} is missing"
+        elif not _is_json(_read(files, name)):
+            yield f"{name} is no valid entry"
+
+
+def _names(files: fs.FileSystem) -> set[str]:
+    """Return the names of the files in the log."""
+    return {info.base_name for info in files.get_file_info(fs.FileSelector(LOG))}
 
 
 def _is_json(data: bytes) -> bool:
@@ -104,11 +107,15 @@ def _is_parquet(files: fs.FileSystem, name: str) -> bool:
     return True
 
 
-def _checkpoint(version: int, parts: int | None) -> list[str]:
-    """Return the names of the files of a checkpoint."""
+def _checkpoint(files: fs.FileSystem, names: set[str]) -> tuple[int, list[str]]:
+    """Return the version of the last checkpoint, and the names of its files; -1 and no files if there is none."""
+    if "_last_checkpoint" not in names:
+        return -1, []
+    last = json.loads(_read(files, "_last_checkpoint"))
+    version, parts = last["version"], last.get("parts")
     if parts is None:
-        return [f"{version:020}.checkpoint.parquet"]
-    return [f"{version:020}.checkpoint.{part:010}.{parts:010}.parquet" for part in range(1, parts + 1)]
+        return version, [f"{version:020}.checkpoint.parquet"]
+    return version, [f"{version:020}.checkpoint.{part:010}.{parts:010}.parquet" for part in range(1, parts + 1)]
 
 
 def _transactions_of(entry: bytes) -> dict[str, int]:

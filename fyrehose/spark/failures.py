@@ -1,4 +1,4 @@
-"""Find the error of Fyrehose behind a failure of Spark, which passes on the text of an error in its workers only."""
+"""Find the error of Fyrehose in a failure of Spark, which reports an error in a worker only as text."""
 
 from __future__ import annotations
 

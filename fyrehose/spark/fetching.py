@@ -1,6 +1,6 @@
-"""Read Parquet files of a lake in an object store, in the Python tasks of Spark.
+"""Read Parquet files of a lake or a typed table without the rows that deletion vectors delete.
 
-in: indexes of files      out: their records, as Arrow record batches with the columns of a table
+in: paths of files, columns      out: Arrow record batches
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, dataset
 
-from fyrehose.spark.lake import PARTITION, SCHEMA
+from fyrehose.spark.columns import TABLE
+from fyrehose.spark.lake import day_of
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.stores import LakeStore
 
@@ -33,18 +34,34 @@ def fetch(
     :param deleted: indexes of the deleted rows of each file, by its path
     :raises JournalError: the object store cannot be reached
     """
-    files, form, schema = store.files(), dataset.ParquetFileFormat(), SCHEMA.remove(len(SCHEMA) - 1)
+    schema, wanted = TABLE.remove(len(TABLE) - 1), None
+    if chosen is not None and chosen.streams is not None:  # Spark applies the other bounds.
+        wanted = compute.field("stream").isin(sorted(chosen.streams))
+    for path in (paths[number] for batch in numbers for number in batch.column(0).to_pylist()):
+        day = pa.scalar(day_of(path)).cast(pa.date32())
+        for found in read(store, [path], schema, deleted, wanted):
+            yield pa.RecordBatch.from_arrays([*found.columns, pa.repeat(day, found.num_rows)], schema=TABLE)
+
+
+def read(
+    store: LakeStore,
+    paths: Iterable[str],
+    schema: pa.Schema,
+    deleted: Mapping[str, Any] | None = None,
+    wanted: dataset.Expression | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the given columns of files; columns that a file does not have are null.
+
+    :param deleted: indexes of the rows that deletion vectors delete, by file
+    :param wanted: the rows to read; ignored for files with deleted rows, because it would change the indexes of rows
+    """
+    files, form = store.files(), dataset.ParquetFileFormat()
     with store.explained():
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                path = paths[number]
-                day = pa.scalar(path.rpartition(f"{PARTITION}=")[2][:10]).cast(pa.date32())
-                fragment = form.make_fragment(path, files)
-                without = (deleted or {}).get(path)
-                wanted = _filter(chosen) if without is None else None  # A filter would change the indexes of rows.
-                batches = fragment.to_batches(schema, filter=wanted, batch_size=_ROWS)
-                for found in batches if without is None else kept(batches, without):
-                    yield pa.RecordBatch.from_arrays([*found.columns, pa.repeat(day, found.num_rows)], schema=SCHEMA)
+        for path in paths:
+            without = (deleted or {}).get(path)
+            chosen = wanted if without is None else None
+            found = form.make_fragment(path, files).to_batches(schema, filter=chosen, batch_size=_ROWS)
+            yield from found if without is None else kept(found, without)
 
 
 def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordBatch]:
@@ -56,10 +73,3 @@ def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordB
         mask[deleted[begin:end] - first] = False
         first += batch.num_rows
         yield batch if begin == end else batch.filter(pa.array(mask))
-
-
-def _filter(chosen: Selection | None) -> Any:
-    """Return a filter for the streams of a selection; Spark applies the other bounds."""
-    if chosen is None or chosen.streams is None:
-        return None
-    return compute.field("stream").isin(sorted(chosen.streams))

@@ -9,6 +9,7 @@ name the lost numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 
 import attrs
 
@@ -56,7 +57,9 @@ class _Walk:
     pending: list[tuple[int, str]] = attrs.field(factory=list)
     located: set[int] = attrs.field(factory=set)
 
-    def lost(self, stream: str, first: int, last: int, position: int, reason: str, kind: str) -> Lost:
+    def lost(
+        self, stream: str | None, first: int | None, last: int | None, position: int, reason: str, kind: str
+    ) -> Lost:
         """Return a row of the table of gaps: *stream* has lost the numbers *first* to *last* at the byte *position*."""
         return Lost(
             stream=stream,
@@ -109,7 +112,7 @@ class _Walk:
 
 
 def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[Lost]:
-    """Yield the numbers that one segment does not have.
+    """Yield the ranges of numbers that are missing from one segment.
 
     :param following: the next segment, whose beginning states the last number of each stream
     """
@@ -124,7 +127,7 @@ def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[L
             walk.last = ends_before(place, before[0], extent.base, starting_ends(place, following))
         yield from _at_end(walk, following, position, "missing")
         return
-    try:
+    with closing(reader):
         while position < extent.end:
             try:
                 header, body = reader.batch(position)
@@ -135,8 +138,6 @@ def survey(place: Place, extent: Extent, following: Extent | None) -> Iterator[L
             else:
                 yield from found
                 position = header.end
-    finally:
-        reader.close()
     yield from _at_end(walk, following, position, "damaged")
 
 
@@ -145,18 +146,11 @@ def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> 
     for stream, last in ends.items():
         for lost in walk.reaches(stream, last, position):
             yield attrs.evolve(lost, kind=kind) if walk.pending else lost
-    for at, reason in walk.pending:
+    for at, said in walk.pending:
         # Without a following segment, more may be lost than the numbers found so far.
         if at not in walk.located or not ends:
-            yield Lost(
-                stream=None,
-                first_seq=None,
-                last_seq=None,
-                kind=kind,
-                file=walk.place.name(walk.extent.base),
-                position=at,
-                reason=reason if ends else f"{reason}; nothing tells which numbers were in it",
-            )
+            reason = said if ends else f"{said}; the lost numbers are unknown"
+            yield walk.lost(None, None, None, at, reason, kind)
 
 
 def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[str]) -> dict[str, int]:
@@ -198,29 +192,19 @@ def _snapshot(place: Place, position: int) -> Snapshot:
 def _scanned(place: Place, extent: Extent) -> SegmentIndex | None:
     """Build the index of a segment that has none; return None if the segment is missing or damaged."""
     try:
-        reader = place.open(extent.base, extent.end)
-    except Missing:
+        with closing(place.open(extent.base, extent.end)) as reader:
+            return SegmentIndex.scan(reader, extent.end)
+    except (Missing, fmt.Damage):
         return None
-    try:
-        return SegmentIndex.scan(reader, extent.end)
-    except fmt.Damage:
-        return None
-    finally:
-        reader.close()
 
 
 def starting_ends(place: Place, extent: Extent) -> dict[str, int]:
     """Return the last number of each stream when the segment began; empty if that cannot be read."""
     try:
-        reader = place.open(extent.base, extent.end)
-    except Missing:
+        with closing(place.open(extent.base, extent.end)) as reader:
+            header, body = reader.batch(extent.base + fmt.SEGMENT_HEADER.size)
+    except (Missing, fmt.Damage):
         return {}
-    try:
-        header, body = reader.batch(extent.base + fmt.SEGMENT_HEADER.size)
-    except fmt.Damage:
-        return {}
-    finally:
-        reader.close()
     if not fmt.begins(header, extent.base):
         return {}
     streams = _begun(place, fmt.entries(body, header.parts))
@@ -237,29 +221,26 @@ def streams_of(place: Place) -> set[str]:
         return set()
     extent = view.segments[-1]
     names, position = set(starting_ends(place, extent)), extent.base + fmt.SEGMENT_HEADER.size
-    reader = place.open(extent.base, extent.end)
     try:
-        for header, body in reader.batches(position, extent.end):
-            position = header.end
-            if header.kind is fmt.Kind.RECORDS:
-                names.update(stream for stream, _, _ in fmt.extents(body))
+        with closing(place.open(extent.base, extent.end)) as reader:
+            for header, body in reader.batches(position, extent.end):
+                position = header.end
+                if header.kind is fmt.Kind.RECORDS:
+                    names.update(stream for stream, _, _ in fmt.extents(body))
     except fmt.Damage as damage:
         raise describe(place, extent.base, position, extent.end, damage) from damage
-    finally:
-        reader.close()
     return names
 
 
 def describe(place: Place, base: int, position: int, limit: int, damage: fmt.Damage) -> JournalCorrupt:
     """Return the error for damage at ``position`` of a segment, naming the file, the streams and their numbers."""
     view = place.view()
-    extents = [extent for extent in view.segments if extent.base == base]
+    extent = next((extent for extent in view.segments if extent.base == base), Extent(base, limit))
     following = next((extent for extent in view.segments if extent.base > base), None)
-    extent = extents[0] if extents else Extent(base, limit)
     about = [lost for lost in survey(place, extent, following) if lost.position == position and lost.stream is not None]
     ranges = ", ".join(f"{lost.stream!r} {lost.first_seq}-{lost.last_seq}" for lost in about[:5])
     more = f" and {len(about) - 5} more ranges" if len(about) > 5 else ""
-    lost = f"lost are {ranges}{more}" if ranges else "which numbers are lost does not show"
+    lost = f"lost are {ranges}{more}" if ranges else "the lost numbers are unknown"
     return JournalCorrupt(
         f"{place.name(base)} is damaged at byte {position - base} (position {position}): {damage}; {lost}; put the "
         "file back from a copy, or start the server with --quarantine to set the range aside"

@@ -55,7 +55,7 @@ def _server(row: pa.RecordBatch) -> Any:
 
 def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterator[pa.RecordBatch]:
     """Yield batches with the parts of each event joined; batches without parts stay as they are."""
-    #: the values of the other columns for the parts that the joiner holds
+    #: the row without the payload of each part that the joiner keeps, by stream and number
     rows: dict[tuple[str, int], pa.RecordBatch] = {}
 
     def batch_of(runs: Iterable[Run]) -> Iterator[pa.RecordBatch]:
@@ -95,7 +95,7 @@ def whole_events(
         for at in _parts_of(batch):
             run = run_of(batch, at)
             if not is_part(run):
-                continue  # no part: its producer chose this content type itself
+                continue  # An ordinary record, whose producer has chosen the content type of parts.
             if joiner is None:
                 joiner = _holding(before())
             if at > begin:
@@ -109,7 +109,7 @@ def whole_events(
 
 
 def _holding(batches: Iterable[pa.RecordBatch]) -> Joiner:
-    """Return a joiner that holds the parts of incomplete events in the batches."""
+    """Return a joiner that has received the parts in the batches, and keeps those of incomplete events."""
     joiner = Joiner()
     for batch in batches:
         for at in _parts_of(batch):

@@ -17,8 +17,9 @@ from urllib.parse import quote, urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, InvalidName, PublishError
-from fyrehose.records import MAX_NAME, Buffer
+from fyrehose.errors import ConfigError, PublishError
+from fyrehose.records import Buffer
+from fyrehose.spark.publisher import encoded_name, pace
 from fyrehose.web.tokens import authorization
 
 #: The largest chunk, in bytes with the lengths of its messages: as much as the server accepts in one publish.
@@ -75,8 +76,7 @@ class KeyedPublisher:
         :raises InvalidName: the stream's name is empty or too long
         :raises PublishError: the server cannot be reached, or refuses
         """
-        if not 1 <= len(stream.encode()) <= MAX_NAME:
-            raise InvalidName(f"invalid stream {stream[:80]!r}: a name has 1 to {MAX_NAME} bytes")
+        encoded_name(stream)
         size = _LENGTH.size + len(payload)
         if stream in self._chunks and self._chunks[stream].size + size > CHUNK:
             self._send(stream)
@@ -111,7 +111,7 @@ class KeyedPublisher:
             (body,) = chunk.messages
         if self.token is not None:
             headers["Authorization"] = authorization(self.token)
-        self._pace(len(chunk.messages))
+        pace(self._began, self.acknowledged + len(chunk.messages), self.rate)
         target = f"/streams/{quote(stream, safe='')}"
         until, pause = time.monotonic() + self.patience, FIRST_PAUSE
         while (failure := self._post(target, body, headers, len(chunk.messages))) is not None:
@@ -124,12 +124,6 @@ class KeyedPublisher:
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
         self.acknowledged += len(chunk.messages)
-
-    def _pace(self, count: int) -> None:
-        if self.rate:
-            due = self._began + (self.acknowledged + count) / self.rate
-            if (early := due - time.monotonic()) > 0:
-                time.sleep(early)
 
     def _post(self, target: str, body: bytes, headers: dict[str, str], count: int) -> str | None:
         """Send a request once; return why it has to be sent again, or None if it is acknowledged.

@@ -18,12 +18,12 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from socket import gethostname
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -36,13 +36,11 @@ from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
-from fyrehose.spark.columns import COLUMNS
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.deltalog import LOG, damage_of, transactions
-from fyrehose.spark.selection import EVERY, Selection
+from fyrehose.spark.selection import EVERY, Selection, time_of
 from fyrehose.spark.stores import LakeStore, plain, sync
 
-#: Columns of a lake: the name of the server, those of a record, and the day (UTC) on which it was accepted.
-SCHEMA = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 PARTITION = "date"
 
 _LOST = pa.schema(
@@ -65,13 +63,14 @@ _COUNTED = "count/"
 _BY_COLUMN_MAPPING = 2
 #: Property of the table: the columns whose least and largest values the log has for each file.
 _MEASURED = "delta.dataSkippingStatsColumns"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Features of a table that do not change the meaning of its files, or that this module supports (vectors()).
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
 #: Columns of the log's table of files, beside their statistics.
 _FILE = {"path": pa.string(), "size_bytes": pa.int64(), "num_records": pa.int64()}
 #: How often a commit is tried while other archives change the table.
 _TRIES = 10
+
+T = TypeVar("T")
 
 #: Numbers that a journal declares lost: stream, first, last, and the position of the declaration.
 Gap = tuple[str, int, int, int]
@@ -99,7 +98,6 @@ class Progress:
     :ivar chain: the checksum of the last batch before it; None if that is unknown
     """
 
-    server: str
     position: int
     chain: int | None
 
@@ -108,20 +106,16 @@ class Progress:
 class Lake:
     """A lake in a directory, on this machine or on a shared file system, or in an object store.
 
-    :ivar schema: the columns with which it is created; those of archived records, or of a typed table
+    :ivar schema: the columns of a new table: those of archived records, or those of a typed table
     :ivar measured: the columns whose statistics the log has
     """
 
     store: LakeStore
-    schema: pa.Schema = SCHEMA
+    schema: pa.Schema = TABLE
     measured: Sequence[str] = ("server", "stream", "seq", "time")
     _table: DeltaTable | None = attrs.field(default=None, init=False)
-    #: The table's version, and its files.
-    _files: tuple[int, pa.Table] | None = attrs.field(default=None, init=False)
-    #: The table's version, and the rows of its files that are deleted.
-    _vectors: tuple[int, dict[str, Any]] | None = attrs.field(default=None, init=False)
-    #: The last progress that was read or committed: the table's version, the journal's identity, and the progress.
-    _known: tuple[int, bytes, Progress | None] | None = attrs.field(default=None, init=False)
+    #: A version of the table, and what was read from its log, because delta-rs opens every entry since the checkpoint.
+    _cache: tuple[int, dict[str, Any]] = attrs.field(factory=lambda: (-1, {}), init=False)
 
     @classmethod
     def at(cls, location: str | Path) -> Lake:
@@ -133,7 +127,7 @@ class Lake:
 
     @classmethod
     def existing(cls, location: str | Path) -> Lake:
-        """Return the lake at a path or URL, so that a mistyped path is not read as an empty lake.
+        """Return the lake at a path or URL; it must exist, so that a mistyped path is not read as an empty lake.
 
         :raises JournalError: there is no lake
         """
@@ -176,6 +170,37 @@ class Lake:
         self._table = table
         return table
 
+    def current(self) -> DeltaTable:
+        """Read and return the present version of the table, which must exist."""
+        table = self.refresh()
+        assert table is not None
+        return table
+
+    def _cached(self, name: str, read: Callable[[], T]) -> T:
+        """Return the result of *read*, called once for each version of the table; *name* is its key in the cache."""
+        assert self.table is not None
+        if self._cache[0] != (version := self.table.version()):
+            self._cache = version, {}
+        found = self._cache[1]
+        if name not in found:
+            found[name] = read()
+        known: T = found[name]
+        return known
+
+    def _changed(self, change: Callable[[], T], tries: int = 1) -> T:
+        """Return the result of *change*, which is called again if another program changes the table meanwhile.
+
+        :raises JournalError: another program has changed the table in all of *tries* calls
+        """
+        while True:
+            try:
+                with self.store.explained():
+                    return change()
+            except CommitFailedError as error:
+                tries -= 1
+                if not tries:
+                    raise JournalError(f"the lake {self} could not be changed, try again: {plain(error)}") from error
+
     def _check_features(self, table: DeltaTable) -> None:
         protocol = table.protocol()
         unknown = {*(protocol.reader_features or ())} - FEATURES
@@ -191,16 +216,17 @@ class Lake:
         """Return the rows that deletion vectors delete: sorted indexes of rows, by the path of the file."""
         if self.table is None or "deletionVectors" not in (self.table.protocol().reader_features or ()):
             return {}
-        version = self.table.version()
-        if self._vectors is None or self._vectors[0] != version:
-            found = {}
-            for each in self.table.deletion_vectors():
-                batch = pa.record_batch(each)
-                for uri, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
-                    mask = kept.values.to_numpy(zero_copy_only=False)
-                    found[self.store.relative(uri)] = np.flatnonzero(~mask)
-            self._vectors = version, found
-        return self._vectors[1]
+        return self._cached("vectors", self._read_vectors)
+
+    def _read_vectors(self) -> dict[str, Any]:
+        assert self.table is not None
+        found = {}
+        for each in self.table.deletion_vectors():
+            batch = pa.record_batch(each)
+            for uri, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+                mask = kept.values.to_numpy(zero_copy_only=False)
+                found[self.store.relative(uri)] = np.flatnonzero(~mask)
+        return found
 
     def create(self) -> None:
         """Create the lake, unless it exists."""
@@ -228,25 +254,22 @@ class Lake:
         properties = {} if self.table is None else self.table.metadata().configuration
         return {name[len(_SERVER) :]: value for name, value in properties.items() if name.startswith(_SERVER)}
 
-    def progress(self, identity: bytes) -> Progress | None:
-        """Return the progress of a journal in the lake; None if the lake does not have the journal.
+    def server_of(self, identity: bytes, default: str = "") -> str:
+        """Return the name of the server of a journal; *default* if the lake does not have the journal."""
+        return self.servers().get(identity.hex(), default)
 
-        The log is read again only if the table has changed, because delta-rs opens every entry since the checkpoint.
-        """
+    def progress(self, identity: bytes) -> Progress | None:
+        """Return the progress of a journal in the lake; None if the lake does not have the journal."""
         if self.table is None:
             return None
-        version = self.table.version()
-        if self._known is None or self._known[:2] != (version, identity):
-            self._known = version, identity, self._read_progress(self.table, identity)
-        return self._known[2]
+        return self._cached(identity.hex(), partial(self._read_progress, self.table, identity))
 
     def _read_progress(self, table: DeltaTable, identity: bytes) -> Progress | None:
         position = table.transaction_version(identity.hex())
         if position is None:
             return None
         chain = table.transaction_version(_chain_of(identity))
-        server = self.servers()[identity.hex()]
-        return Progress(server=server, position=position, chain=chain if chain is not None and chain >= 0 else None)
+        return Progress(position=position, chain=chain if chain is not None and chain >= 0 else None)
 
     def admit(self, identity: bytes, server: str | None, default: str) -> str:
         """Give a journal a name in the lake, if it has none yet, and return its name.
@@ -264,7 +287,9 @@ class Lake:
         known = self.servers()
         name = server or known.get(identity.hex(), default)
         if known.get(identity.hex(), name) != name:
-            raise ConfigError(f"the journal is {known[identity.hex()]!r} in the lake {self}, not {name!r}")
+            raise ConfigError(
+                f"the lake {self} has this journal under the name {known[identity.hex()]!r}, not {name!r}"
+            )
         if name in {other for key, other in known.items() if key != identity.hex()}:
             raise ConfigError(
                 f"the lake {self} has another journal of the server {name!r}; name this one with --server NAME"
@@ -292,16 +317,13 @@ class Lake:
         return found.num_rows, compute.sum(found["size_bytes"]).as_py() or 0
 
     def actions(self) -> pa.Table:
-        """Return the files of the log and their statistics: one table, however many files there are."""
+        """Return a table with the path, the size and the statistics of each file that the log names."""
         if self.table is None:
             return pa.table({name: pa.array([], kind) for name, kind in _FILE.items()})
-        version = self.table.version()
-        if self._files is None or self._files[0] != version:
-            self._files = version, pa.table(self.table.get_add_actions(flatten=True))
-        return self._files[1]
+        return self._cached("actions", partial(_read_actions, self.table))
 
     def check(self, files: Sequence[File]) -> None:
-        """Check that the files are there, with their sizes.
+        """Check that each file exists, and has the size that the log states.
 
         :raises JournalCorrupt: one is missing, or has another size
         """
@@ -320,7 +342,7 @@ class Lake:
         return {name.removeprefix(prefix): end for name, end in found.items() if name.startswith(prefix)}
 
     def counted(self) -> dict[str, int]:
-        """Return the counts that were committed with rounds, by name."""
+        """Return the counts that commits have stored in the log, such as how many rows were dropped, by name."""
         found = {} if self.table is None else transactions(self.store)
         return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
 
@@ -329,16 +351,11 @@ class Lake:
 
         :raises JournalError: another program has changed the table
         """
-        table = self.refresh()
-        assert table is not None
+        table = self.current()
         known = {field.name for field in table.schema().fields}
         new = [field for field in Schema.from_arrow(pa.schema(fields)).fields if field.name not in known]
         if new:
-            try:
-                with self.store.explained():
-                    table.alter.add_columns(new)
-            except CommitFailedError as error:
-                self._failed(error)
+            self._changed(lambda: table.alter.add_columns(new))
             self.refresh()
 
     def streams(self) -> set[str]:
@@ -347,7 +364,7 @@ class Lake:
         return {stream for _, mark, stream in (name.partition(_END) for name in found) if mark}
 
     def lost(self) -> list[tuple[str, str, int, int]]:
-        """Return the numbers that the journals declare lost: server, stream, first, last."""
+        """Return the ranges of numbers that the journals declare lost, as (server, stream, first, last)."""
         table = _opened(self.store.below("_lost"))
         if table is None:
             return []
@@ -355,7 +372,7 @@ class Lake:
         return sorted({(row["server"], row["stream"], row["first"], row["last"]) for row in rows})
 
     def take_back(self, where: str) -> int:
-        """Withdraw the declaration that numbers are lost; return the number of ranges.
+        """Remove ranges of numbers from those that are declared lost; return how many ranges were removed.
 
         :param where: an SQL condition on server, stream, first and last
         :raises ConfigError: the condition is invalid
@@ -389,67 +406,61 @@ class Lake:
         """
         if gaps:
             self._record(identity, after, gaps)
+        versions = {identity.hex(): after.position, _chain_of(identity): -1 if after.chain is None else after.chain}
+        versions |= {_end_of(identity, stream): last for stream, last in (ends or {}).items()}
+        versions |= {_COUNTED + name: number for name, number in (counts or {}).items()}
         properties = CommitProperties(
             custom_metadata={"fyrehose": json.dumps(about)},
-            app_transactions=_transactions(identity, after, ends or {}, counts or {}),
+            app_transactions=[Transaction(name, version) for name, version in versions.items()],
         )
-        error: Exception | None = None
-        for _ in range(_TRIES):
-            table = self.refresh()
-            assert table is not None
+
+        def change() -> None:
+            table = self.current()
             if self.progress(identity) != before:
                 if self.committed(identity, after, files):
                     return  # the answer of an object store was lost
-                raise JournalLocked(f"another archive of this journal has committed to the lake {self}") from error
+                raise JournalLocked(f"another archive of this journal has committed to the lake {self}")
             version = table.version()
-            try:
-                with self.store.explained():
-                    table.create_write_transaction(
-                        [*files, *(() if schema is not None else _removes(removed))],
-                        "append" if schema is None else "overwrite",
-                        table.schema() if schema is None else Schema.from_arrow(schema),
-                        [PARTITION],
-                        commit_properties=properties,
-                        post_commithook_properties=_hooks(table),
-                    )
-            except CommitFailedError as failed:  # Another archive has committed, or has changed the table.
-                error = failed
-            else:
-                committed = self.refresh()
-                _sync(self.store, committed, version)
-                if committed is not None and committed.version() == version + 1:  # no other commit in between
-                    self._known = version + 1, identity, after
-                return
-        self._failed(error)
+            table.create_write_transaction(
+                [*files, *(() if schema is not None else _removes(removed))],
+                "append" if schema is None else "overwrite",
+                table.schema() if schema is None else Schema.from_arrow(schema),
+                [PARTITION],
+                commit_properties=properties,
+                post_commithook_properties=_hooks(table),
+            )
+            committed = self.current()
+            _sync(self.store, committed, version)
+            if committed.version() == version + 1:  # no other commit in between
+                self._cached(identity.hex(), lambda: after)
+
+        self._changed(change, _TRIES)
 
     def replace(self, files: Sequence[File], by: Sequence[AddAction]) -> None:
         """Replace files by others that have the same records, in one commit.
 
         :raises JournalError: another program has changed one of the files in the meantime
         """
-        table = self.refresh()
-        assert table is not None
+        table = self.current()
         deleted = self.vectors()
         # This finds changes by other programs until now; delta-rs finds later ones.
         known = {file.path for file in self.files() if file.path not in deleted}
         if not known.issuperset(file.path for file in files):
             raise JournalError(f"the lake {self} could not be changed: another program changed the files, try again")
         version = table.version()
-        try:
-            with self.store.explained():
-                table.create_write_transaction(
-                    [*by, *_removes(files, data_change=False)],
-                    "append",
-                    table.schema(),
-                    [PARTITION],
-                    post_commithook_properties=_hooks(table),
-                )
-        except CommitFailedError as error:
-            self._failed(error)
-        _sync(self.store, self.refresh(), version)
+        self._changed(
+            lambda: table.create_write_transaction(
+                [*by, *_removes(files, data_change=False)],
+                "append",
+                table.schema(),
+                [PARTITION],
+                post_commithook_properties=_hooks(table),
+            )
+        )
+        _sync(self.store, self.current(), version)
 
     def committed(self, identity: bytes, after: Progress, files: Sequence[AddAction]) -> bool:
-        """Return whether a round was committed, by its progress and its files; the names of files are unique."""
+        """Return whether the table has these files and this progress, which means that their commit has succeeded."""
         table = self.refresh()
         if table is None or self.progress(identity) != after:
             return False
@@ -481,52 +492,33 @@ class Lake:
 
     def _record(self, identity: bytes, after: Progress, gaps: Sequence[Gap]) -> None:
         """Add gaps to the table of lost numbers before the round is committed; adding them again changes nothing."""
-        store = self.store.below("_lost")
-        error: Exception | None = None
-        for _ in range(_TRIES):
+        store, server = self.store.below("_lost"), self.server_of(identity)
+
+        def change() -> None:
             table = _opened(store)
             known = None if table is None else table.transaction_version(identity.hex())
             new = [gap for gap in gaps if known is None or gap[3] >= known]
             if not new:
                 return
-            columns = [[after.server] * len(new), *map(list, zip(*new, strict=True))]
+            columns = [[server] * len(new), *map(list, zip(*new, strict=True))]
             arrays = [pa.array(values, field.type) for values, field in zip(columns, _LOST, strict=True)]
-            try:
-                with store.explained():
-                    write_deltalake(
-                        store.uri,
-                        pa.Table.from_arrays(arrays, schema=_LOST),
-                        mode="append",
-                        commit_properties=CommitProperties(
-                            app_transactions=[Transaction(identity.hex(), after.position)]
-                        ),
-                        storage_options=store.options,
-                    )
-            except CommitFailedError as failed:  # The answer of an object store was lost, or another archive was first.
-                error = failed
-            else:
-                written = _opened(store)
-                _sync(store, written, -1 if known is None or written is None else written.version() - 1)
-                return
-        self._failed(error)
+            write_deltalake(
+                store.uri,
+                pa.Table.from_arrays(arrays, schema=_LOST),
+                mode="append",
+                commit_properties=CommitProperties(app_transactions=[Transaction(identity.hex(), after.position)]),
+                storage_options=store.options,
+            )
+            written = _opened(store)
+            assert written is not None
+            _sync(store, written, -1 if known is None else written.version() - 1)
+
+        self._changed(change, _TRIES)  # also if the answer of an object store was lost
 
     def set_properties(self, properties: dict[str, str]) -> None:
         """Set properties of the table, beside those that it has."""
-        error: Exception | None = None
-        for _ in range(_TRIES):
-            table = self.refresh()
-            assert table is not None
-            try:
-                table.alter.set_table_properties(properties, raise_if_not_exists=False)
-            except CommitFailedError as failed:
-                error = failed
-            else:
-                self.refresh()
-                return
-        self._failed(error)
-
-    def _failed(self, error: Exception | None) -> NoReturn:
-        raise JournalError(f"the lake {self} could not be changed: {error and plain(error)}") from error
+        self._changed(lambda: self.current().alter.set_table_properties(properties, raise_if_not_exists=False), _TRIES)
+        self.refresh()
 
 
 _RESTORE = "put it back from a copy, or archive into a new lake"
@@ -534,28 +526,17 @@ _RESTORE = "put it back from a copy, or archive into a new lake"
 
 def _removes(files: Sequence[File], data_change: bool = True) -> list[RemoveAction]:
     now = time.time_ns() // 1_000_000
-    days = [file.path.rpartition(f"{PARTITION}=")[2][:10] for file in files]
-    return [
-        RemoveAction(file.path, data_change, now, file.size, {PARTITION: day})
-        for file, day in zip(files, days, strict=True)
-    ]
+    return [RemoveAction(file.path, data_change, now, file.size, {PARTITION: day_of(file.path)}) for file in files]
+
+
+def day_of(path: str) -> str:
+    """Return the day in the path of a lake's file, such as 2026-01-31."""
+    return path.rpartition(f"{PARTITION}=")[2][:10]
 
 
 def host_of(journal: str) -> str:
     """Return the name of the host that has a journal, which is a path or a URL."""
     return (urlsplit(journal).hostname if "://" in journal else None) or gethostname()
-
-
-def _transactions(
-    identity: bytes, after: Progress, ends: Mapping[str, int], counts: Mapping[str, int]
-) -> list[Transaction]:
-    """Return the journal's state in a commit: its progress, the ends of its streams, and counts."""
-    return [
-        Transaction(identity.hex(), after.position),
-        Transaction(_chain_of(identity), -1 if after.chain is None else after.chain),
-        *(Transaction(_end_of(identity, stream), last) for stream, last in ends.items()),
-        *(Transaction(_COUNTED + name, number) for name, number in counts.items()),
-    ]
 
 
 def _chain_of(identity: bytes) -> str:
@@ -571,8 +552,7 @@ def _end_of(identity: bytes, stream: str) -> str:
 def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
     """Return a mask of the files that may have selected records, by their statistics."""
     start, end = selection.start, selection.end
-    since = None if start.time is None else _EPOCH + timedelta(microseconds=start.time)
-    until = None if end.time is None else _EPOCH + timedelta(microseconds=end.time)
+    since, until = (None if bounds.time is None else time_of(bounds.time) for bounds in (start, end))
     named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
     chosen = _all(files, False)
     for stream in named:
@@ -629,6 +609,10 @@ def _opened(store: LakeStore) -> DeltaTable | None:
         return DeltaTable(store.uri, storage_options=store.options)
 
 
+def _read_actions(table: DeltaTable) -> pa.Table:
+    return pa.table(table.get_add_actions(flatten=True))
+
+
 def _hooks(table: DeltaTable) -> PostCommitHookProperties:
     """Return the options that let delta-rs remove old entries of the log only in a commit with a checkpoint.
 
@@ -639,9 +623,8 @@ def _hooks(table: DeltaTable) -> PostCommitHookProperties:
     return PostCommitHookProperties(cleanup_expired_logs=None if makes_checkpoint else False)
 
 
-def _sync(store: LakeStore, table: DeltaTable | None, version: int) -> None:
+def _sync(store: LakeStore, table: DeltaTable, version: int) -> None:
     """Sync the log's entries after ``version`` to the disk, because delta-rs does not; object stores need no sync."""
-    assert table is not None
     if store.remote:
         return
     log = store.directory / "_delta_log"

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,8 @@ from deltalake.transaction import AddAction
 from pyarrow import compute, parquet
 
 from fyrehose.spark.columns import COLUMNS, ENCODED, arrow_schema, numbers
-from fyrehose.spark.lake import PARTITION
+from fyrehose.spark.lake import PARTITION, day_of
+from fyrehose.spark.selection import time_of
 from fyrehose.spark.stores import LakeStore
 
 #: Most records of a row group.
@@ -74,8 +75,7 @@ def spans(*keys: pa.DictionaryArray) -> list[tuple[int, int]]:
 class LakeFile:
     """A Parquet file of the lake that is being written, one row group after the other; use it as a context.
 
-    A task that runs again, while it is not known to have ended, must not touch the file of the first run: the name of
-    each file is unique.
+    The name of each file is unique, so that a task that Spark starts twice writes two files, and not one file twice.
 
     :ivar day: the day of its records, as in 2026-01-31
     :ivar name: the beginning of its name
@@ -94,7 +94,7 @@ class LakeFile:
     _writer: Any = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.path = f"{PARTITION}={self.day}/{self.name}-{uuid.uuid4().hex[:12]}.parquet"
+        self.path = new_path(self.day, self.name)
 
     def __enter__(self) -> LakeFile:
         self._file = self._stack.enter_context(self.store.writing(self.path))
@@ -136,33 +136,55 @@ class LakeFile:
                 values = column.chunk(0).dictionary.to_pylist()
                 least, most = min(values), max(values)
             else:
-                found = compute.min_max(column.cast(pa.int64()))
-                least, most = found["min"].as_py(), found["max"].as_py()
+                found = compute.min_max(column.cast(pa.int64())).as_py()  # as_py of a time would import pandas
+                least, most = (time_of(found[end]) if name == "time" else found[end] for end in ("min", "max"))
             self._least[name] = min(self._least.get(name, least), least)
             self._most[name] = max(self._most.get(name, most), most)
 
     def action(self, data_change: bool) -> AddAction:
-        """Return the action that makes the file a part of the lake, with the statistics by which readers skip files."""
-        stats = {
-            "numRecords": self.rows,
-            "minValues": {name: _shown(name, value) for name, value in self._least.items()},
-            "maxValues": {name: _shown(name, value) for name, value in self._most.items()},
-            "nullCount": dict.fromkeys(self._least, 0),
-        }
-        return AddAction(
-            path=self.path,
-            size=self.size,
-            partition_values={PARTITION: self.day},
-            modification_time=time.time_ns() // 1_000_000,
-            data_change=data_change,
-            stats=json.dumps(stats, ensure_ascii=False),
-        )
+        """Return the action that makes the file a part of the lake."""
+        nulls = dict.fromkeys(self._least, 0)
+        return add_action(self.path, self.size, self.rows, self._least, self._most, nulls, data_change)
 
 
-def _shown(name: str, value: Any) -> Any:
-    if name != "time":
-        return value
-    return f"{datetime(1970, 1, 1) + timedelta(microseconds=value):%Y-%m-%dT%H:%M:%S.%f}Z"
+def new_path(day: str, name: str) -> str:
+    """Return the path of a new file of one day; it is unique, because a task that Spark repeats must not overwrite."""
+    return f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
+
+
+def add_action(
+    path: str,
+    size: int,
+    rows: int,
+    least: Mapping[str, Any],
+    most: Mapping[str, Any],
+    nulls: Mapping[str, int],
+    data_change: bool = True,
+) -> AddAction:
+    """Return the action that makes a file a part of its table, with the statistics by which readers skip files.
+
+    :param least, most: the least and the largest value of each column that has statistics
+    :param nulls: the number of nulls of these columns
+    """
+    stats = {
+        "numRecords": rows,
+        "minValues": {name: _shown(value) for name, value in least.items()},
+        "maxValues": {name: _shown(value) for name, value in most.items()},
+        "nullCount": nulls,
+    }
+    return AddAction(
+        path=path,
+        size=size,
+        partition_values={PARTITION: day_of(path)},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=data_change,
+        stats=json.dumps(stats, ensure_ascii=False),
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as statistics have it: a time as a text that ends with Z."""
+    return f"{value:%Y-%m-%dT%H:%M:%S.%f}Z" if isinstance(value, datetime) else value
 
 
 def _compacted(column: pa.ChunkedArray) -> pa.Array:

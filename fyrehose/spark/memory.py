@@ -49,7 +49,7 @@ def release() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch off Python's garbage collection during the context: the objects of a part have no reference cycles."""
+    """Switch off Python's garbage collection during the context, whose objects must have no reference cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +72,7 @@ def prepare_worker() -> None:
 
 
 def _limit(trim_threshold: int, mmap_max: int) -> None:
-    """Set how much free memory is kept, and how many buffers may be separate mappings of memory."""
+    """Set how many free bytes glibc keeps, and how many buffers it may request as separate mappings of memory."""
     if (libc := _glibc()) is not None:
         libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
         libc.mallopt(_MMAP_MAX, mmap_max)

@@ -79,17 +79,12 @@ def merged(store: LakeStore, day: str, paths: Sequence[str], largest: int) -> li
         keyed = groupby(pieces, key=lambda piece: (piece.server, piece.stream))
         sizes = [sum(piece.rows for piece in of_stream) for _, of_stream in keyed]
         rest = _records(inputs, pieces)
-        file: LakeFile | None = None
-        for records in _cut(rest, groups(sizes)):
-            if file is None:
-                file = LakeFile(store, day, "part-merged").__enter__()
-            file.write(records)
-            if file.size >= largest:
-                file.__exit__()
-                actions.append(file.action(data_change=False))
-                file = None
-        if file is not None:
-            file.__exit__()
+        tables = _cut(rest, groups(sizes))
+        for first in tables:
+            with LakeFile(store, day, "part-merged") as file:
+                file.write(first)
+                while file.size < largest and (records := next(tables, None)) is not None:
+                    file.write(records)
             actions.append(file.action(data_change=False))
     return actions
 
@@ -117,18 +112,22 @@ def _pieces(number: int, file: parquet.ParquetFile) -> Iterator[_Piece]:
             yield _Piece(*one, group.num_rows, number, at, None)
             continue
         records = file.read_row_group(at).select(SCHEMA.names).cast(SCHEMA).unify_dictionaries().combine_chunks()
-        keys = [records[name].combine_chunks() for name in ("server", "stream")]
-        found = spans(*keys)
-        names = [(keys[0][begin].as_py(), keys[1][begin].as_py()) for begin, _ in found]
+        found = _by_stream(records)
+        names = [(server, stream) for server, stream, _ in found]
         if names != sorted(set(names)):  # another program wrote this file, in another order
             plain = pa.table({name: records[name].cast(kind) for name, kind in _ORDER.items()})
-            records = records.take(compute.sort_indices(plain, [(name, "ascending") for name in _ORDER]))
-            keys = [records[name].combine_chunks() for name in ("server", "stream")]
-            found = spans(*keys)
-            names = [(keys[0][begin].as_py(), keys[1][begin].as_py()) for begin, _ in found]
-        for (server, stream), (begin, end) in zip(names, found, strict=True):
-            some = records.slice(begin, end - begin)
-            yield _Piece(server, stream, some["seq"][0].as_py(), end - begin, number, at, some)
+            found = _by_stream(records.take(compute.sort_indices(plain, [(name, "ascending") for name in _ORDER])))
+        for server, stream, some in found:
+            yield _Piece(server, stream, some["seq"][0].as_py(), some.num_rows, number, at, some)
+
+
+def _by_stream(records: pa.Table) -> list[tuple[str, str, pa.Table]]:
+    """Return the server, the stream and the records of each run of equal servers and streams."""
+    servers, streams = (records[name].combine_chunks() for name in ("server", "stream"))
+    return [
+        (servers[begin].as_py(), streams[begin].as_py(), records.slice(begin, end - begin))
+        for begin, end in spans(servers, streams)
+    ]
 
 
 def _records(inputs: Sequence[parquet.ParquetFile], pieces: Sequence[_Piece]) -> Iterator[pa.Table]:

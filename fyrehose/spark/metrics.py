@@ -6,7 +6,7 @@ in: the state of the command, some seconds apart      out: what :mod:`fyrehose.o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fyrehose.spark.counting import Behind
     from fyrehose.spark.jobs.archive import ArchiveState
     from fyrehose.spark.jobs.tables import TablesState
+    from fyrehose.spark.repeating import Done
 
 T = TypeVar("T")
 
@@ -35,6 +36,13 @@ class StateMetrics(CommandMetrics, Generic[T]):
     _state: T | None = attrs.field(default=None, init=False)
     _status: int | None = attrs.field(default=None, init=False)
 
+    def metrics(self, state: T) -> Iterator[Metric]:
+        """Yield the metrics of a state."""
+        raise NotImplementedError
+
+    def collect(self) -> Iterable[Metric]:
+        return () if self._state is None else self.metrics(self._state)
+
     def update(self, state: T) -> None:
         """Show *state* in the metrics from now on.
 
@@ -49,15 +57,15 @@ class StateMetrics(CommandMetrics, Generic[T]):
         if self._state is not None:
             self.write(False)
 
-    def gauges(self, behind: Behind, position: int, last_seconds: float) -> dict[str, tuple[str, float]]:
+    def gauges(self, behind: Behind, done: Done) -> dict[str, tuple[str, float]]:
         """Return the gauges that all of these commands have."""
         name, into = self.name, self.into
         found: dict[str, tuple[str, float]] = {
             f"{name}_lag_records": (f"Durable records that are not in {into}.", behind.records),
             f"{name}_lag_bytes": (f"Bytes of the journal that are not in {into}.", behind.size),
             f"{name}_lag_seconds": (f"Age of the oldest record that is not in {into}; 0 if none.", behind.age()),
-            f"{name}_position": (f"Every record of the journal before this position is in {into}.", position),
-            f"{name}_last_round_seconds": ("Duration of the last round.", last_seconds),
+            f"{name}_position": (f"Every record of the journal before this position is in {into}.", done.position),
+            f"{name}_last_round_seconds": ("Duration of the last round.", done.last_seconds),
             f"{name}_updated_timestamp_seconds": ("When these metrics were updated.", time.time()),
             f"{name}_running": ("1 while the command runs, 0 when it has ended.", int(self._status is None)),
         }
@@ -73,13 +81,9 @@ class ArchiveMetrics(StateMetrics["ArchiveState"]):
     name = "archive"
     into = "the lake"
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the last state."""
-        state: ArchiveState | None = self._state
-        if state is None:
-            return
+    def metrics(self, state: ArchiveState) -> Iterator[Metric]:
         done = state.done
-        gauges = self.gauges(state.behind, done.position, done.last_seconds) | {
+        gauges = self.gauges(state.behind, done) | {
             "lake_files": ("Parquet files that the lake's log names.", state.files),
             "lake_bytes": ("Size of these files.", state.size),
         }
@@ -100,16 +104,12 @@ class TablesMetrics(StateMetrics["TablesState"]):
     name = "tables"
     into = "all tables"
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the last state."""
-        state: TablesState | None = self._state
-        if state is None:
-            return
+    def metrics(self, state: TablesState) -> Iterator[Metric]:
         counters = {
-            "tables_rounds": ("Rounds that were committed.", state.rounds),
-            "tables_round_seconds": ("Duration of all rounds.", state.seconds),
+            "tables_rounds": ("Rounds that were committed.", state.done.rounds),
+            "tables_round_seconds": ("Duration of all rounds.", state.done.seconds),
         }
-        gauges = self.gauges(state.behind, state.position, state.last_seconds)
+        gauges = self.gauges(state.behind, state.done)
         yield from families(gauges, counters, ("output",), (state.output,))
         rows = CounterMetricFamily(
             "fyrehose_tables_rows", "Rows that were committed to a table.", labels=("output", "table")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 
 import attrs
@@ -29,9 +30,9 @@ from fyrehose.spark.selection import Selection
 
 #: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
-#: Most selected streams for which batches of other streams are skipped by the index.
+#: If more streams are selected, all batches of a segment are read, and not only those that its index lists for them.
 FOLLOWED = 64
-#: Batches are skipped only if less than this fraction of a segment remains.
+#: Batches are skipped only if less than this fraction of a segment remains to be read.
 _WORTH_IT = 0.5
 
 
@@ -77,7 +78,7 @@ class Planner:
     selection: Selection = attrs.field(factory=Selection)
     piece: int = PIECE
     skip_gaps: bool = False
-    #: the last number so far of each stream whose batches are planned separately
+    #: the last number of each stream in the segments that were planned so far, if their indexes state it
     _last: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def parts(self, start: int | None = None, stop: int | None = None) -> list[Part]:
@@ -97,12 +98,8 @@ class Planner:
         found: list[Part] = []
         for extent in view.segments:
             if extent.end > begin and extent.base < end:
-                try:
+                with no_deletion(self.place, view, begin, "while the reading was planned"):
                     found += self._segment(extent, begin, end, sealed=extent != view.segments[-1])
-                except Missing as error:
-                    raise missing(
-                        self.place, view, begin, f"{error} was deleted while the reading was planned"
-                    ) from None
         return found
 
     def _segment(self, extent: Extent, begin: int, end: int, sealed: bool) -> list[Part]:
@@ -121,7 +118,8 @@ class Planner:
             return self._cut(extent, first, stop, _index_boundaries(index), known)
         # The numbers from the previous segment are right only at the beginning of this one.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
-        return self._cut(extent, first, stop, _walk_boundaries(self.place, extent, first, stop), known)
+        boundaries = ((header.position, header.chain) for header in headers(self.place, extent, first, stop))
+        return self._cut(extent, first, stop, boundaries, known)
 
     def _has_time(self, extent: Extent, sealed: bool) -> bool:
         """Return whether a record of the segment may be in the selected time."""
@@ -213,7 +211,7 @@ class Planner:
         for position, chain in boundaries if stop - first > self.piece else ():
             if position - cuts[-1][0] >= self.piece and stop - position >= self.piece // 2:
                 if chain is None:
-                    chain = _header(self.place, extent, position).chain
+                    chain = next(headers(self.place, extent, position, position + 1)).chain
                 cuts.append((position, chain))
         cuts.append((stop, None))
         parts = [
@@ -246,16 +244,14 @@ def boundary(place: Place, view: View, position: int) -> int:
         if position <= first:
             return first
         if position < extent.end:
-            try:
+            with no_deletion(place, view, position, "before it was read"):
                 found = (header.position for header in headers(place, extent, first, extent.end))
                 return next((begin for begin in found if begin >= position), extent.end)
-            except Missing as error:
-                raise missing(place, view, position, f"{error} was deleted before it was read") from None
     return view.mark
 
 
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
-    """Return whether ``position`` is within a batch, and not at the beginning of one."""
+    """Return whether ``position`` is inside a batch instead of at the beginning of one."""
     try:
         return any(header.position < position < header.end for header in walk(reader, first, position))
     except fmt.Damage:
@@ -263,7 +259,9 @@ def _between(reader: SegmentReader, first: int, position: int) -> bool:
 
 
 def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int) -> int:
-    """Return where the batches from ``start`` on end that have at most *max_rows* and *max_bytes*; at least one batch.
+    """Return the position up to which at most *max_rows* records and *max_bytes* bytes follow ``start``.
+
+    The position is behind at least one batch, however large it is.
 
     :raises JournalCorrupt: a header on the way is damaged, or a segment was deleted
     """
@@ -274,14 +272,12 @@ def admitted(place: Place, start: int, stop: int, max_rows: int, max_bytes: int)
         if not extent.base < stop or extent.end <= start:
             continue
         first = max(start, extent.base + fmt.SEGMENT_HEADER.size)
-        try:
+        with no_deletion(place, view, first, "before it was read"):
             for header in headers(place, extent, first, min(extent.end, stop)):
                 rows += header.records
                 if position > start and (rows > max_rows or header.end - start > max_bytes):
                     return position
                 position = header.end
-        except Missing as error:
-            raise missing(place, view, first, f"{error} was deleted before it was read") from None
     return position
 
 
@@ -291,19 +287,17 @@ def headers(place: Place, extent: Extent, first: int, stop: int) -> Iterator[fmt
     :raises JournalCorrupt: a header is damaged
     :raises Missing: the segment was deleted
     """
-    reader = place.open(extent.base, stop)
     position = first
     try:
-        for header in walk(reader, first, stop):
-            yield header
-            position = header.end
+        with closing(place.open(extent.base, stop)) as reader:
+            for header in walk(reader, first, stop):
+                yield header
+                position = header.end
     except fmt.Damage as damage:
         raise JournalCorrupt(
             f"{place.name(extent.base)} is damaged at byte {position - extent.base} (position {position}): {damage}; "
             "the table of gaps says what is lost: .option('table', 'gaps')"
         ) from damage
-    finally:
-        reader.close()
 
 
 def check(place: Place, view: View, begin: int, end: int) -> None:
@@ -326,7 +320,7 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
 
 
 def check_beginning(place: Place, view: View, begin: int) -> None:
-    """Check that a batch begins at a position; damage is left to the reader.
+    """Check that a batch begins at a position; if the segment is damaged there, the reader reports it.
 
     :raises JournalCorrupt: the position is within a batch, so it belongs to another journal
     """
@@ -334,20 +328,30 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
         first = extent.base + fmt.SEGMENT_HEADER.size
         if not first < begin < extent.end:
             continue
-        try:
-            reader = place.open(extent.base, extent.end)
-        except Missing:
-            return
-        try:
-            fmt.BatchHeader.unpack(reader.read(begin, fmt.BATCH_HEADER.size), begin)
-        except fmt.Damage:
-            if _between(reader, first, begin):
-                raise JournalCorrupt(
-                    f"no batch begins at position {begin} of {place}: the position is of another journal, or of one "
-                    "that a promoted standby has replaced; begin anew, with another lake or checkpoint"
-                ) from None
-        finally:
-            reader.close()
+        with suppress(Missing), closing(place.open(extent.base, extent.end)) as reader:
+            try:
+                fmt.BatchHeader.unpack(reader.read(begin, fmt.BATCH_HEADER.size), begin)
+            except fmt.Damage:
+                if _between(reader, first, begin):
+                    raise JournalCorrupt(
+                        f"no batch begins at position {begin} of {place}: the position is of another journal, or of "
+                        "one that a promoted standby has replaced; begin anew, with another lake or checkpoint"
+                    ) from None
+
+
+@contextmanager
+def no_deletion(place: Place, view: View | None, position: int, when: str) -> Iterator[None]:
+    """Raise an error that names the lost numbers if a segment that the context reads was deleted.
+
+    :param view: the journal as it was before; None: as it is then
+    :param position: where the reading begins
+    :param when: when the file was deleted, for the message
+    :raises JournalCorrupt: a segment was deleted
+    """
+    try:
+        yield
+    except Missing as error:
+        raise missing(place, view or place.view(), position, f"{error} was deleted {when}") from None
 
 
 def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:
@@ -363,7 +367,7 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
         more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
         lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
     return JournalCorrupt(
-        f"{reason}; positions from {position} on were to be read: {lost} (register a subscription to prevent "
+        f"{reason}, but positions from {position} on are needed: {lost} (register a subscription to prevent "
         "this: see `fyrehose journal subscriptions`)"
     )
 
@@ -371,29 +375,18 @@ def missing(place: Place, view: View, position: int, reason: str) -> JournalCorr
 def gap(stream: str, first: int, last: int, where: str) -> JournalGap:
     """Return the error for numbers that the journal does not have."""
     return JournalGap(
-        f"{stream!r} {first}-{last} are not in the journal ({where}) and never will be; "
+        f"the numbers {first}-{last} of {stream!r} are not in the journal ({where}) and never will be; "
         ".option('gaps', 'skip') reads what is there, .option('table', 'gaps') lists what is not"
     )
 
 
 def _created(place: Place, base: int) -> int:
     """Return when the segment at ``base`` was created, in us since 1970 UTC; 0 if its header is damaged."""
-    reader = place.open(base, base + fmt.SEGMENT_HEADER.size)
-    try:
-        return reader.header().created
-    except fmt.Damage:
-        return 0
-    finally:
-        reader.close()
-
-
-def _header(place: Place, extent: Extent, position: int) -> fmt.BatchHeader:
-    return next(headers(place, extent, position, position + 1))
-
-
-def _walk_boundaries(place: Place, extent: Extent, first: int, stop: int) -> Iterator[tuple[int, int | None]]:
-    for header in headers(place, extent, first, stop):
-        yield header.position, header.chain
+    with closing(place.open(base, base + fmt.SEGMENT_HEADER.size)) as reader:
+        try:
+            return reader.header().created
+        except fmt.Damage:
+            return 0
 
 
 def _index_boundaries(index: PackedIndex) -> Iterator[tuple[int, int | None]]:

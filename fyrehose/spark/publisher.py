@@ -77,9 +77,7 @@ class SparkPublisher:
         :raises PayloadTooLarge: the payload exceeds the limit of a message
         :raises PublishError: the server cannot be reached, does not answer, or refuses
         """
-        topic = stream.encode()
-        if not 1 <= len(topic) <= MAX_NAME:
-            raise InvalidName(f"invalid stream {stream[:80]!r}: a name has 1 to {MAX_NAME} bytes")
+        topic = encoded_name(stream)
         if len(payload) > MAX_PAYLOAD:
             raise PayloadTooLarge(f"payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
         size = len(topic) + len(payload) + 2 * _SIZE.size + _NUMBER.size
@@ -93,7 +91,7 @@ class SparkPublisher:
                 payload,
             )
         )
-        self._pace()
+        pace(self._began, self._next - self.first, self.rate)
         self._pending.append((self._next, frame))
         self._pending_bytes += len(frame)
         self._next += 1
@@ -117,12 +115,6 @@ class SparkPublisher:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def _pace(self) -> None:
-        if self.rate:
-            due = self._began + (self._next - self.first) / self.rate
-            if (early := due - time.monotonic()) > 0:
-                time.sleep(early)
 
     def _exchange(self, wait: bool) -> None:
         """Send the unsent frames and process received ones; with ``wait``, block until one acknowledges a message."""
@@ -190,6 +182,23 @@ class SparkPublisher:
         while self._pending and self._pending[0][0] <= number:
             self._pending_bytes -= len(self._pending.popleft()[1])
             self.acknowledged += 1
+
+
+def encoded_name(stream: str) -> bytes:
+    """Return the name of a stream as bytes.
+
+    :raises InvalidName: it is empty or too long
+    """
+    name = stream.encode()
+    if not 1 <= len(name) <= MAX_NAME:
+        raise InvalidName(f"invalid stream {stream[:80]!r}: a name has 1 to {MAX_NAME} bytes")
+    return name
+
+
+def pace(began: float, count: int, rate: float) -> None:
+    """Sleep until *count* messages may have been published at a rate since *began*; a rate of 0 is no limit."""
+    if rate and (early := began + count / rate - time.monotonic()) > 0:
+        time.sleep(early)
 
 
 def parse_place(text: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ to batch, and the numbers of every selected stream are checked.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import attrs
@@ -17,16 +18,14 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import CHUNK, Missing, Place
+from fyrehose.journal.offline.places import CHUNK, Place
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.kernels import columns as kernel
-from fyrehose.records import Run
 from fyrehose.spark import columns as col
 from fyrehose.spark.columns import Pieces, RunKind
 from fyrehose.spark.gaps import describe
-from fyrehose.spark.plan import Part, gap, missing
+from fyrehose.spark.plan import Part, gap, no_deletion
 from fyrehose.spark.selection import Selection
 
 _BATCH = fmt.BATCH_HEADER.size
@@ -39,60 +38,10 @@ _KIND = 28
 _Batch = tuple[int, int, int, int, int, int, int, memoryview, int, int]
 
 
-#: The value for an unknown last number in the table of streams.
+#: Stands for the last number of a stream if that number is unknown.
 _UNKNOWN = -1
-
-
-@attrs.define(eq=False, slots=True)
-class _Streams:
-    """Progress of reading the selected streams: a table for the kernel (kernels/pure/columns.py)."""
-
-    table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64))
-    names: list[str] = attrs.field(factory=list)
-
-    def add(self, name: str, last: int | None, first_wanted: int, last_wanted: int) -> _Stream:
-        """Add a stream."""
-        if len(self.names) == len(self.table):
-            self.table = np.concatenate([self.table, np.empty_like(self.table)])
-        limit = (1 << 63) - 1
-        row = _UNKNOWN if last is None else last, min(first_wanted, limit), min(last_wanted, limit)
-        self.table[len(self.names)] = row
-        self.names.append(name)
-        return _Stream(self, len(self.names) - 1)
-
-    def forget(self) -> None:
-        """Forget the last numbers of all streams."""
-        self.table[: len(self.names), 0] = _UNKNOWN
-
-
-@attrs.define(eq=False, slots=True)
-class _Stream:
-    """Progress of reading one stream: a row of the table."""
-
-    streams: _Streams
-    index: int
-
-    @property
-    def name(self) -> str:
-        return self.streams.names[self.index]
-
-    @property
-    def last(self) -> int | None:
-        """Return the last number so far; None if it is unknown."""
-        last = int(self.streams.table[self.index, 0])
-        return None if last == _UNKNOWN else last
-
-    @last.setter
-    def last(self, last: int | None) -> None:
-        self.streams.table[self.index, 0] = _UNKNOWN if last is None else last
-
-    @property
-    def first_wanted(self) -> int:
-        return int(self.streams.table[self.index, 1])
-
-    @property
-    def last_wanted(self) -> int:
-        return int(self.streams.table[self.index, 2])
+#: The largest number that the table of streams can have.
+_LARGEST = (1 << 63) - 1
 
 
 @attrs.define(eq=False)
@@ -111,10 +60,12 @@ class PartReader:
     skip_gaps: bool = False
     rows: int = col.ROWS
     size: int = col.BYTES
-    _streams: dict[str, _Stream] = attrs.field(factory=dict, init=False)
-    #: last number of streams that are not in _streams; None if it is unknown
-    _floor: int | None = attrs.field(default=None, init=False)
-    _progress: _Streams = attrs.field(factory=_Streams, init=False)
+    #: the index of each stream in the table of streams
+    _streams: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: for each stream: the last number so far, the first and the last selected number (kernels/pure/columns.py)
+    _table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64), init=False)
+    #: last number of streams that are not in _streams
+    _floor: int = attrs.field(default=_UNKNOWN, init=False)
     #: the index of each kind of runs, by the bytes that their headers share
     _known: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _kinds: list[RunKind] = attrs.field(factory=list, init=False)
@@ -139,18 +90,13 @@ class PartReader:
         :raises JournalGap: numbers are missing from the journal
         """
         for stream, last in self.part.known:
-            self._streams[stream] = self._follow(stream, last)
-        try:
-            reader = self.place.open(self.part.base, self.part.limit)
-        except Missing as error:
-            raise self._deleted(str(error)) from None
-        try:
+            self._follow(stream, last)
+        with (
+            no_deletion(self.place, None, self.part.first, "after its reading was planned"),
+            closing(self.place.open(self.part.base, self.part.limit)) as reader,
+        ):
             for first, stop in self.part.ranges:
                 yield from self._read(reader, first, stop)
-        except Missing as error:
-            raise self._deleted(str(error)) from None
-        finally:
-            reader.close()
         self._check_end()
         if self._pieces.used:
             yield self._pieces
@@ -171,8 +117,8 @@ class PartReader:
                 if kind == records and (not timed or self.selection.accepts(time)):
                     self._runs(view, begin, end, time)
                 elif kind == records:
-                    self._floor = None
-                    self._progress.forget()
+                    self._floor = _UNKNOWN
+                    self._table[:, 0] = _UNKNOWN
                 else:
                     self._entries(fmt.BatchHeader.unpack(view[begin - _BATCH : begin], here), body)
                 position = here + _BATCH + length
@@ -192,7 +138,7 @@ class PartReader:
             for entry in fmt.entries(body, header.parts):
                 if not entry.stream and entry.state is fmt.StreamState.LIVE:
                     # The last number of a stream that only the stream table names is unknown here.
-                    self._floor = None if entry.first else entry.last
+                    self._floor = _UNKNOWN if entry.first else entry.last
                 elif entry.state in (fmt.StreamState.LIVE, fmt.StreamState.RETIRED) and self.selection.wants(
                     entry.stream
                 ):
@@ -202,7 +148,7 @@ class PartReader:
                 self._declared(entry)
 
     def _runs(self, view: memoryview, at: int, stop: int, time: int) -> None:
-        """Add the selected runs of a batch; the kernel adds most of them; :meth:`_attend` adds the others."""
+        """Add the selected runs of a batch: the kernel adds most of them, and :meth:`_attend` the others."""
         pieces = self._pieces
         if not pieces.chunks or pieces.chunks[-1] is not view:
             pieces.chunks.append(view)
@@ -217,7 +163,7 @@ class PartReader:
                 time,
                 self._known,
                 self._kind_table,
-                self._progress.table,
+                self._table,
                 pieces.table,
                 pieces.used,
             )
@@ -228,7 +174,7 @@ class PartReader:
         self._bytes += int(added[:, 9].sum())
 
     def _attend(self, view: memoryview, at: int, stop: int, time: int) -> int:
-        """Process a run that the kernel has left; return where the kernel continues: at the next run, or at this one.
+        """Process a run that the kernel cannot, and return where the kernel continues: at the next run, or here again.
 
         :raises Damage: its lengths contradict each other
         :raises JournalGap: numbers before the run are missing
@@ -244,30 +190,26 @@ class PartReader:
         if index is None:
             self._known[key] = self._new_kind(view, at)
             return at
-        stream = _Stream(self._progress, int(self._kind_table[index, 0]))
-        if stream.last is not None and first > stream.last + 1:
-            self._jumped(stream, first)
-            stream.last = first - 1
+        stream = int(self._kind_table[index, 0])
+        last, first_wanted, last_wanted = self._table[stream].tolist()
+        if last != _UNKNOWN and first > last + 1:
+            self._lost(stream, last + 1, first - 1)
+            self._table[stream, 0] = first - 1
             return at
         run = fmt.runs(view[at:end], time)[0]  # raises Damage
-        if first >= stream.first_wanted and run.last_seq <= stream.last_wanted:
+        if first >= first_wanted and run.last_seq <= last_wanted:
             raise fmt.Damage("the lengths of a run contradict each other")
-        stream.last = run.last_seq
-        self._trimmed(run, stream, index, time)
-        return end
-
-    def _trimmed(self, run: Run, stream: _Stream, kind: int, time: int) -> None:
-        """Add the selected records of a run of which only a part is selected."""
+        self._table[stream, 0] = run.last_seq
         run = run.slice(
-            max(0, min(stream.first_wanted - run.first_seq, len(run))),
-            max(0, min(stream.last_wanted - run.first_seq + 1, len(run))),
+            max(0, min(first_wanted - run.first_seq, len(run))), max(0, min(last_wanted - run.first_seq + 1, len(run)))
         )
         if len(run):
             contiguous = isinstance(run.producer_seq, int)
             columns = (None if contiguous else run.producer_seq, run.event_ids, run.event_times)
             optional = b"".join(column for column in columns if column is not None and not isinstance(column, int))
             producer_first = run.producer_seq if isinstance(run.producer_seq, int) else 0
-            self._pieces.add(kind, run.first_seq, time, producer_first, optional, run.lengths, run.payload)
+            self._pieces.add(index, run.first_seq, time, producer_first, optional, run.lengths, run.payload)
+        return end
 
     def _new_kind(self, view: memoryview, at: int) -> int:
         """Parse the header of a run whose kind was not seen before, and return the index of the kind."""
@@ -276,10 +218,8 @@ class PartReader:
         has, *sizes = fmt.RUN_HEADER.unpack_from(view, at)[5:]
         stream = -1
         if self.selection.wants(run.stream):
-            followed = self._streams.get(run.stream)
-            if followed is None:
-                followed = self._streams[run.stream] = self._follow(run.stream, self._floor)
-            stream = followed.index
+            known = self._streams.get(run.stream)
+            stream = self._follow(run.stream, self._floor) if known is None else known
         number = len(self._kinds)
         self._kinds.append(RunKind(has, run.stream, run.source, run.producer, run.topic, run.content_type))
         if number == len(self._kind_table):
@@ -288,55 +228,49 @@ class PartReader:
         self._kind_table[number] = stream, _RUN + sum(sizes) + -sum(sizes) % 8, optional
         return number
 
-    # Numbers.
-
-    def _follow(self, stream: str, last: int | None) -> _Stream:
-        first_wanted, last_wanted = self.selection.seqs(stream)
-        return self._progress.add(stream, last, first_wanted, last_wanted)
+    def _follow(self, name: str, last: int) -> int:
+        """Add a stream to the table of streams, and return its index there."""
+        index = self._streams[name] = len(self._streams)
+        if index == len(self._table):
+            self._table = np.concatenate([self._table, np.empty_like(self._table)])
+        first_wanted, last_wanted = self.selection.seqs(name)
+        self._table[index] = last, min(first_wanted, _LARGEST), min(last_wanted, _LARGEST)
+        return index
 
     def _begins(self, name: str, last: int) -> None:
         """Check the last number of a stream that the beginning of the segment states."""
         stream = self._streams.get(name)
         if stream is None:
-            self._streams[name] = self._follow(name, last)
-        elif stream.last is None or last > stream.last:
-            if stream.last is not None:
-                self._jumped(stream, last + 1)
-            stream.last = last
+            self._follow(name, last)
+        elif last > (known := int(self._table[stream, 0])):
+            if known != _UNKNOWN:
+                self._lost(stream, known + 1, last)
+            self._table[stream, 0] = last
 
     def _declared(self, entry: fmt.Entry) -> None:
         """Process a range of numbers that the journal declares lost."""
-        if not entry.stream and self._floor is not None:
+        if not entry.stream and self._floor != _UNKNOWN:
             self._floor = max(self._floor, entry.last)
         if not entry.stream or not self.selection.wants(entry.stream):
             return
         stream = self._streams.get(entry.stream)
         if stream is None:
-            stream = self._streams[entry.stream] = self._follow(entry.stream, None)
-        if stream.last is None or entry.first <= stream.last + 1:
-            self._lost(stream, entry.first, entry.last)
-        else:
-            self._lost(stream, stream.last + 1, entry.last)
-        stream.last = max(entry.last, stream.last or 0)
+            stream = self._follow(entry.stream, _UNKNOWN)
+        known = int(self._table[stream, 0])
+        self._lost(stream, entry.first if known == _UNKNOWN else min(entry.first, known + 1), entry.last)
+        self._table[stream, 0] = max(entry.last, known)
 
-    def _jumped(self, stream: _Stream, first: int) -> None:
-        assert stream.last is not None
-        self._lost(stream, stream.last + 1, first - 1)
-
-    def _lost(self, stream: _Stream, first: int, last: int) -> None:
-        wanted = first <= stream.last_wanted and last >= stream.first_wanted
-        if wanted and not self.skip_gaps:
-            raise gap(stream.name, first, last, self.place.name(self.part.base))
+    def _lost(self, stream: int, first: int, last: int) -> None:
+        """Raise an error for missing numbers, if some of them are selected and gaps are errors."""
+        _, first_wanted, last_wanted = self._table[stream].tolist()
+        if first <= last_wanted and last >= first_wanted and not self.skip_gaps:
+            raise gap(list(self._streams)[stream], first, last, self.place.name(self.part.base))
 
     def _check_end(self) -> None:
         for name, last in self.part.until:
-            stream = self._streams[name]
-            if stream.last is not None and stream.last < last:
-                self._jumped(stream, last + 1)
-
-    def _deleted(self, file: str) -> JournalCorrupt:
-        view = self.place.view()
-        return missing(self.place, view, self.part.first, f"{file} was deleted after its reading was planned")
+            known = int(self._table[self._streams[name], 0])
+            if known != _UNKNOWN and known < last:
+                self._lost(self._streams[name], known + 1, last)
 
 
 def _batches(reader: SegmentReader, position: int, stop: int, limit: int) -> Iterator[_Batch]:

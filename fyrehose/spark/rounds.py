@@ -8,9 +8,7 @@ way records become columns by PyArrow and do not pass through Spark's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from datetime import date, timedelta
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,9 +23,6 @@ from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.stores import LakeStore
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: Size of a part of the journal, which becomes one file, in bytes.
 PART = 64 << 20
@@ -64,26 +59,6 @@ class Written:
     action: AddAction
     rows: int
     ends: dict[str, int]
-
-
-#: A function that runs tasks, and yields the files of each.
-Engine = Callable[[list[Task]], Iterable[list[Written]]]
-
-
-def local(tasks: list[Task]) -> Iterator[list[Written]]:
-    """Run tasks in this process, one after another."""
-    memory.keep()  # until the archive waits for new records
-    yield from map(write, tasks)
-
-
-def on(spark: SparkSession) -> Engine:
-    """Return the engine that runs tasks by Spark."""
-    return lambda tasks: spark.sparkContext.parallelize(tasks, len(tasks)).map(_write_in_worker).collect()
-
-
-def _write_in_worker(task: Task) -> list[Written]:
-    memory.prepare_worker()
-    return write(task)
 
 
 def write(task: Task) -> list[Written]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import attrs
 
@@ -19,6 +19,7 @@ from fyrehose.records import LAST_SEQ
 
 #: The name whose number applies to all streams that are not named.
 EVERY = "*"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Most digits of a number; longer texts are not parsed as numbers.
 _DIGITS = 20
 
@@ -47,11 +48,6 @@ class Selection:
     streams: frozenset[str] | None = None
     start: Bounds = attrs.field(factory=Bounds)
     end: Bounds = attrs.field(factory=Bounds)
-
-    @property
-    def everything(self) -> bool:
-        """Return whether all streams are selected."""
-        return self.streams is None and self.patterns is None
 
     def wants(self, stream: str) -> bool:
         """Return whether ``stream`` is selected."""
@@ -132,5 +128,9 @@ def bounds(text: str | None, option: str) -> Bounds:
 
 def microseconds(when: datetime) -> int:
     """Return a time in microseconds since 1970 UTC; a time without a zone is UTC."""
-    since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
+    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+
+
+def time_of(microseconds: int) -> datetime:
+    """Return the time that is *microseconds* after the beginning of 1970 UTC."""
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -97,16 +97,13 @@ def session(
         os.environ["JAVA_HOME"] = str(java_home(os.environ))
         master = master or LOCAL_MASTER
         if master.startswith("local"):
-            for name, value in LOCAL.items():
-                builder = builder.config(name, value)
+            builder = builder.config(map={**LOCAL})
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.memory", memory)
         builder = builder.config("spark.driver.extraJavaOptions", f"{_SILENT} {_QUICK if quick else ''}".strip())
     if master:
         builder = builder.master(master)
-    for name, value in {**ALWAYS, **(conf or {})}.items():
-        builder = builder.config(name, value)
-    started = builder.getOrCreate()
+    started = builder.config(map={**ALWAYS, **(conf or {})}).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     return register(started)
 

@@ -143,13 +143,6 @@ def _job(options: Mapping[str, str], streaming: bool) -> str | None:
     return job
 
 
-@attrs.frozen
-class PublishedRows(WriterCommitMessage):
-    """The number of rows that a task published; all are durable."""
-
-    rows: int
-
-
 class BatchWriter(DataSourceArrowWriter):
     """Publishes the rows of a table."""
 
@@ -182,7 +175,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return published(self.target, f"{query}/{batch}", zlib.crc32(f"{query} {batch}".encode()), iterator)
 
 
-def published(target: SinkTarget, key: str, run: int, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
+def published(target: SinkTarget, key: str, run: int, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
     """Publish the rows of a task, and return when all are acknowledged.
 
     :param key, run: identify the job or the micro-batch
@@ -190,7 +183,6 @@ def published(target: SinkTarget, key: str, run: int, batches: Iterator[pa.Recor
     """
     context = TaskContext.get()
     publisher = target.publisher(key, run, context.partitionId() if context is not None else 0)
-    rows = 0
     try:
         for batch in batches:
             payloads = batch.column("payload").cast(pa.binary())
@@ -201,11 +193,10 @@ def published(target: SinkTarget, key: str, run: int, batches: Iterator[pa.Recor
                 raise PublishError("a payload is null; leave such rows out: .where('payload is not null')")
             for stream, payload in zip(streams, payloads, strict=True):
                 publisher.publish(stream or "", payload.as_buffer())
-            rows += batch.num_rows
         publisher.flush()
     finally:
         publisher.close()
-    return PublishedRows(rows)
+    return WriterCommitMessage()
 
 
 def first_number(run: int, partition: int) -> int:

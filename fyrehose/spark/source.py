@@ -38,7 +38,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -56,16 +56,11 @@ from fyrehose.journal.subscriptions import checked_name
 from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey
-from fyrehose.spark.plan import PIECE, Part, Planner, admitted, check
+from fyrehose.spark.plan import PIECE, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
 from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter, refuse_unknown
 
-RECORDS = (
-    "stream string not null, seq bigint not null, time timestamp not null, source string not null, producer string, "
-    "topic string, content_type string, producer_seq bigint, event_id binary, event_time timestamp, "
-    "payload binary not null"
-)
 GAPS = (
     "stream string, first_seq bigint, last_seq bigint, kind string not null, file string not null, "
     "position bigint not null, reason string not null"
@@ -126,6 +121,16 @@ class SourceOptions:
             subscription=None if (name := options.get("subscription")) is None else checked_name(name),
         )
 
+    def parts(self, start: int | None, stop: int | None) -> list[InputPartition]:
+        """Return the parts of the journal between two positions, each as the partition of one task."""
+        planner = Planner(self.place, self.selection, self.piece, self.skip_gaps)
+        return [*map(InputPartition, planner.parts(start, stop))]
+
+    def read(self, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a partition; nothing for the empty one that Spark adds if there is no partition."""
+        if partition.value is not None:
+            yield from PartReader(self.place, partition.value, self.selection, schema, self.skip_gaps).read()
+
 
 class FyrehoseDataSource(DataSource):
     """The data source that Spark loads for the format ``fyrehose``."""
@@ -134,8 +139,8 @@ class FyrehoseDataSource(DataSource):
     def name(cls) -> str:
         return "fyrehose"
 
-    def schema(self) -> str:
-        return GAPS if self.options.get("table") == "gaps" else RECORDS
+    def schema(self) -> StructType | str:
+        return GAPS if self.options.get("table") == "gaps" else from_arrow_schema(col.arrow_schema(tuple(col.COLUMNS)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = SourceOptions.of(self.options)
@@ -158,23 +163,6 @@ class FyrehoseDataSource(DataSource):
         return StreamWriter(SinkTarget.of(self.options, schema, streaming=True))
 
 
-class PartPartition(InputPartition):
-    """A part of the journal, as an input partition of one task."""
-
-    def __init__(self, part: Part) -> None:
-        super().__init__(None)
-        self.part = part
-
-
-class ExtentPartition(InputPartition):
-    """A segment to search for gaps, and the segment after it, as an input partition of one task."""
-
-    def __init__(self, extent: Extent, following: Extent | None) -> None:
-        super().__init__(None)
-        self.extent = extent
-        self.following = following
-
-
 class RecordReader(DataSourceReader):
     """Reads the records that the journal has when the query is planned."""
 
@@ -190,14 +178,10 @@ class RecordReader(DataSourceReader):
             if offset is not None:
                 Offsets(options.place).check(offset, view, _ANEW)
         start = view.mark if options.latest else _position(options.start_position)
-        planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
-        return [PartPartition(part) for part in planner.parts(start, _position(options.end_position))]
+        return options.parts(start, _position(options.end_position))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, PartPartition):
-            return iter(())  # Spark adds an empty partition if the list is empty
-        options = self.options
-        return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
+        return self.options.read(partition, self.schema)
 
 
 class GapReader(DataSourceReader):
@@ -207,11 +191,11 @@ class GapReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [ExtentPartition(extent, following) for extent, following in with_holes(self.options.place.view())]
+        return [*map(InputPartition, with_holes(self.options.place.view()))]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        if isinstance(partition, ExtentPartition):
-            for lost in survey(self.options.place, partition.extent, partition.following):
+        if partition.value is not None:  # Spark adds an empty partition if the list is empty
+            for lost in survey(self.options.place, *partition.value):
                 if lost.stream is None or self.options.selection.wants(lost.stream):
                     yield attrs.astuple(lost)
 
@@ -231,12 +215,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a new query begins: given by its options, or else the oldest record."""
         view = self.options.place.view()
-        start = self.options.start_position
-        if start is not None and not self.options.latest:
-            self.offsets.check(start, view, _ANEW)
-        position = view.start if start is None else start.position
+        position, start = view.start, self.options.start_position
         if self.options.latest:
             position = view.mark
+        elif start is not None:
+            self.offsets.check(start, view, _ANEW)
+            position = start.position
         self._keep(position, view)
         return self.offsets.at(position, view).fields
 
@@ -275,11 +259,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position >= stop:
             check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
             return start
-        # Both limits may be set, but Spark passes only one of them.
-        all_available = isinstance(limit, ReadAllAvailable)
-        rows = None if all_available else self.options.max_rows
-        size = None if all_available else self.options.max_bytes
-        if isinstance(limit, ReadMaxRows):
+        rows, size = self.options.max_rows, self.options.max_bytes  # Spark passes only one of two limits.
+        if isinstance(limit, ReadAllAvailable):
+            rows = size = None
+        elif isinstance(limit, ReadMaxRows):
             rows = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             size = limit.max_bytes
@@ -297,11 +280,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target = self.options.place.view().mark
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        options = self.options
-        view = options.place.view()
-        begin, stop = self._checked(start, view), self._checked(end, view)
-        planner = Planner(options.place, options.selection, options.piece, options.skip_gaps)
-        return [PartPartition(part) for part in planner.parts(begin, stop)]
+        view = self.options.place.view()
+        return self.options.parts(self._checked(start, view), self._checked(end, view))
 
     def _checked(self, fields: dict[str, Any], view: View) -> int:
         """Return the position of an offset.
@@ -316,9 +296,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset.position
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PartPartition)
-        options = self.options
-        return PartReader(options.place, partition.part, options.selection, self.schema, options.skip_gaps).read()
+        return self.options.read(partition, self.schema)
 
 
 def with_holes(view: View) -> Iterator[tuple[Extent, Extent | None]]:

@@ -20,6 +20,44 @@ from fyrehose.records import MAX_PAYLOAD
 SCHEMA, TABLE = "fyrehose", "records"
 
 
+#: The statements that name the table, by engine; DuckDB needs its extension ``delta``, Trino a current catalog with the
+#: connector ``delta_lake``, Snowflake an external volume with the lake's bucket, and Databricks a current catalog.
+_TABLES = {
+    "duckdb": (
+        "create schema if not exists {schema};",
+        "create or replace view {table} as select * from delta_scan({lake});",
+    ),
+    "trino": (
+        "create schema if not exists {schema};",
+        "call system.register_table(schema_name => '{schema}', table_name => '{name}', table_location => {lake});",
+    ),
+    "athena": (
+        "create database if not exists {schema};",
+        "create external table {table} location {lake} tblproperties ('table_type' = 'DELTA');",
+    ),
+    "snowflake": (
+        "create schema if not exists {schema};",
+        (
+            "create catalog integration if not exists {schema} catalog_source = object_store table_format = delta "
+            "enabled = true;"
+        ),
+        (
+            "create iceberg table if not exists {table} external_volume = 'YOUR_VOLUME' catalog = '{schema}' "
+            "base_location = {path} auto_refresh = true;"
+        ),
+    ),
+    "unity": (
+        "create schema if not exists {schema};",
+        "create table if not exists {table} using delta location {lake};",
+    ),
+}
+#: All engines, those that read only lakes in object stores, and those whose views can join the parts of an event
+#: because the tests can run them.
+ENGINES = (*_TABLES, "dbt")
+REMOTE = frozenset({"athena", "snowflake", "unity"})
+JOINING = frozenset({"duckdb", "dbt"})
+
+
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
@@ -28,10 +66,12 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _views(streams: Sequence[str], made: Callable[[str], str] = str) -> Iterator[str]:
-    for stream in streams:
-        records = f"select * from {SCHEMA}.{TABLE} where stream = {_literal(stream)}"
-        yield f"create or replace view {SCHEMA}.{_quoted(stream)} as {made(records)};"
+def _unity_literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _unity_quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def joined(records: str) -> str:
@@ -68,80 +108,28 @@ def joined(records: str) -> str:
     )
 
 
-def duckdb(lake: str, streams: Sequence[str], join: bool = False) -> Iterator[str]:
-    """Yield statements for DuckDB with its extension ``delta``."""
-    yield f"create schema if not exists {SCHEMA};"
-    yield f"create or replace view {SCHEMA}.{TABLE} as select * from delta_scan({_literal(lake)});"
-    yield from _views(streams, joined if join else str)
-
-
-def trino(lake: str, streams: Sequence[str]) -> Iterator[str]:
-    """Yield statements for Trino, whose catalog with the connector ``delta_lake`` is the current one."""
-    yield f"create schema if not exists {SCHEMA};"
-    arguments = f"schema_name => '{SCHEMA}', table_name => '{TABLE}', table_location => {_literal(lake)}"
-    yield f"call system.register_table({arguments});"
-    yield from _views(streams)
-
-
-def athena(lake: str, streams: Sequence[str]) -> Iterator[str]:
-    """Yield statements for Athena."""
-    yield f"create database if not exists {SCHEMA};"
-    yield f"create external table {SCHEMA}.{TABLE} location {_literal(lake)} tblproperties ('table_type' = 'DELTA');"
-    yield from _views(streams)
-
-
-def snowflake(lake: str, streams: Sequence[str]) -> Iterator[str]:
-    """Yield statements for Snowflake; the external volume must have the lake's bucket."""
-    yield f"create schema if not exists {SCHEMA};"
-    about = "catalog_source = object_store table_format = delta enabled = true"
-    yield f"create catalog integration if not exists {SCHEMA} {about};"
+def _sql(engine: str, lake: str, streams: Sequence[str], made: Callable[[str], str]) -> Iterator[str]:
+    """Yield the statements of an engine that has SQL: those of the table, and a view of each stream."""
+    literal, quoted = (_unity_literal, _unity_quoted) if engine == "unity" else (_literal, _quoted)
+    table = f"{SCHEMA}.{TABLE}"
     path = lake.partition("://")[2].partition("/")[2] or lake
-    yield (
-        f"create iceberg table if not exists {SCHEMA}.{TABLE} external_volume = 'YOUR_VOLUME' catalog = '{SCHEMA}' "
-        f"base_location = {_literal(path)} auto_refresh = true;"
-    )
-    yield from _views(streams)
-
-
-def unity(lake: str, streams: Sequence[str]) -> Iterator[str]:
-    """Yield statements for Databricks' Unity Catalog, in the current catalog."""
-
-    def text(value: str) -> str:
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-    yield f"create schema if not exists {SCHEMA};"
-    yield f"create table if not exists {SCHEMA}.{TABLE} using delta location {text(lake)};"
+    for statement in _TABLES[engine]:
+        yield statement.format(schema=SCHEMA, name=TABLE, table=table, lake=literal(lake), path=literal(path))
     for stream in streams:
-        name = "`" + stream.replace("`", "``") + "`"
-        yield f"create or replace view {SCHEMA}.{name} as select * from {SCHEMA}.{TABLE} where stream = {text(stream)};"
+        records = made(f"select * from {table} where stream = {literal(stream)}")
+        yield f"create or replace view {SCHEMA}.{quoted(stream)} as {records};"
 
 
-def dbt(lake: str, streams: Sequence[str], join: bool = False) -> Iterator[str]:
+def _dbt(lake: str, streams: Sequence[str], made: Callable[[str], str]) -> Iterator[str]:
     """Yield the lines of a file of sources for dbt with DuckDB; JSON strings are YAML."""
     yield from ("version: 2", "sources:", f"  - name: {SCHEMA}", "    tables:")
     scan = f"delta_scan({_literal(lake)})"
-    made = joined if join else str
     for name, location in (
         (TABLE, scan),
         *((stream, f"({made(f'select * from {scan} where stream = {_literal(stream)}')})") for stream in streams),
     ):
         yield f"      - name: {json.dumps(name)}"
         yield f"        config: {{meta: {{external_location: {json.dumps(location)}}}}}"
-
-
-#: The statements by the name of the engine, and whether it reads only lakes in object stores.
-ENGINES: dict[str, tuple[Callable[..., Iterator[str]], bool]] = {
-    "duckdb": (duckdb, False),
-    "trino": (trino, False),
-    "athena": (athena, True),
-    "snowflake": (snowflake, True),
-    "unity": (unity, True),
-    "dbt": (dbt, False),
-}
-
-
-#: The engines whose views can join the parts of an event: those that the tests can run.
-JOINING = frozenset({"duckdb", "dbt"})
 
 
 def statements(engine: str, lake: str, streams: Sequence[str], *, join: bool = False) -> list[str]:
@@ -155,8 +143,8 @@ def statements(engine: str, lake: str, streams: Sequence[str], *, join: bool = F
             f"the views of {engine} cannot join the parts of events: leave --parts out, or read the records with "
             "fyrehose.spark.table(..., parts='join')"
         )
-    made, remote = ENGINES[engine]
-    if remote and "://" not in lake:
+    if engine in REMOTE and "://" not in lake:
         raise ConfigError(f"{engine} cannot read the directory {lake}: archive into an object store, s3://BUCKET/PATH")
     named = [stream for stream in sorted(streams) if stream != TABLE]
-    return list(made(lake, named, join) if join else made(lake, named))
+    made = joined if join else str
+    return list(_dbt(lake, named, made) if engine == "dbt" else _sql(engine, lake, named, made))

@@ -23,8 +23,6 @@ from pyarrow import fs
 
 from fyrehose.errors import ConfigError, JournalUnreachable
 
-#: The schemes of object stores in URLs, with the scheme that delta-rs uses for them.
-_SCHEMES = {"s3://": "s3://", "s3a://": "s3://"}
 _BACKTRACE = re.compile(r"\n\s*0: ")
 #: Bytes of a file that are written at a time, because Parquet writes each page separately, and pages may be small.
 _BUFFER = 1 << 20
@@ -48,13 +46,12 @@ class LakeStore:
         :raises ConfigError: it is another kind of URL, or names no bucket
         """
         text = str(location).removeprefix("file://")
-        for scheme, known in _SCHEMES.items():
-            if text.startswith(scheme):
-                found = text.removeprefix(scheme).strip("/")
-                if not found or text.startswith(f"{scheme}/"):
-                    raise ConfigError(f"invalid lake {text!r}: expected s3://BUCKET/PATH")
-                return cls(known + found)
-        if "://" in text:
+        scheme, separator, path = text.partition("://")
+        if separator and scheme in ("s3", "s3a"):
+            if not path.strip("/") or path.startswith("/"):
+                raise ConfigError(f"invalid lake {text!r}: expected s3://BUCKET/PATH")
+            return cls(f"s3://{path.strip('/')}")
+        if separator:
             raise ConfigError(f"invalid lake {text!r}: expected a directory or s3://BUCKET/PATH")
         return cls(str(Path(text).absolute()))
 

@@ -14,37 +14,16 @@ import pyarrow as pa
 
 from fyrehose.journal.offline.offsets import Offset
 from fyrehose.journal.offline.places import place
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.joining import joined
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from fyrehose.spark.lake import File, Lake
     from fyrehose.spark.stores import LakeStore
-
-#: Columns of a table: the name of the server, those of a record, and the day on which it was accepted.
-COLUMNS = (
-    "server",
-    "stream",
-    "seq",
-    "time",
-    "source",
-    "producer",
-    "topic",
-    "content_type",
-    "producer_seq",
-    "event_id",
-    "event_time",
-    "payload",
-    "date",
-)
-#: Schema of a lake: the same columns.
-_LAKE = (
-    "server string, stream string, seq bigint, time timestamp, source string, producer string, topic string, "
-    "content_type string, producer_seq bigint, event_id binary, event_time timestamp, payload binary, "
-    "date date"
-)
 
 #: The largest number that Spark has.
 _LARGEST = (1 << 63) - 1
@@ -131,14 +110,16 @@ def beyond(
     begin = None if known is None else Offset(known.position, view.identity, known.chain)
     if begin is not None and gaps == "skip" and begin.position < view.start:
         begin = Offset(view.start, view.identity)  # retention deleted records in between
-    server = host_of(journal) if known is None else known.server
+    server = host_of(journal)
+    if lake is not None:
+        server = lake.server_of(view.identity, server)
     options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
     return of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps)
 
 
 @attrs.define(eq=False)
 class Views:
-    """DataFrames of single streams, which share the lists of files and the journal's end, which take time to get."""
+    """Makes DataFrames of single streams that share the lists of files and the journal's end, which are slow to get."""
 
     spark: SparkSession
     lake: Lake | None
@@ -188,10 +169,16 @@ def of_files(spark: SparkSession, lake: Lake, files: Sequence[File], chosen: Sel
     """
     lake.check(files)
     if not files:
-        return spark.createDataFrame([], _LAKE)
+        return spark.createDataFrame([], _schema())
     if lake.store.remote:
         return _of_store(spark, lake.store, files, chosen, lake.vectors())
     return _of_directory(spark, lake.store.directory, files, lake.vectors())
+
+
+def _schema() -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(TABLE)
 
 
 def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
@@ -202,10 +189,10 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
     for without in (False, True):
         some = [file.path for file in files if (file.path in deleted) == without]
         if some:
-            reader = spark.read.schema(_LAKE).option("basePath", str(directory))
+            reader = spark.read.schema(_schema()).option("basePath", str(directory))
             found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
             if without:
-                found = _without(found, {path: deleted[path] for path in some}).select(*COLUMNS)
+                found = _without(found, {path: deleted[path] for path in some}).select(*TABLE.names)
             parts.append(found)
     return reduce(DataFrame.union, parts)
 
@@ -214,17 +201,13 @@ def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
     """Return *records* without the rows whose index in their file is among the deleted ones."""
     from pyspark.sql import functions as f
 
-    names = [_name(path) for path, rows in deleted.items() for _ in rows]
+    # The end of a path identifies a file of a lake, however Spark writes the beginning of the path.
+    names = ["/".join(path.split("/")[-2:]) for path, rows in deleted.items() for _ in rows]
     indexes = pa.array(np.concatenate(list(deleted.values())), pa.int64())
     gone = records.sparkSession.createDataFrame(pa.table({"_name": names, "_row": indexes}))
     name = f.regexp_extract("_metadata.file_path", "([^/]+/[^/]+)$", 1)
     keyed = records.withColumns({"_name": name, "_row": f.col("_metadata.row_index")})
     return keyed.join(f.broadcast(gone), ["_name", "_row"], "left_anti")
-
-
-def _name(path: str) -> str:
-    """Return the end of a path, which identifies a file of a lake, however Spark writes the beginning of the path."""
-    return "/".join(path.split("/")[-2:])
 
 
 def _of_store(
@@ -243,7 +226,7 @@ def _of_store(
     here = {file.path: deleted[file.path] for file in files if file.path in deleted}
     read = partial(fetch, store, [file.path for file in files], chosen, deleted=here)
     tasks = spark.range(0, len(files), 1, len(files))
-    return tasks.mapInArrow(read, spark.createDataFrame([], _LAKE).schema)
+    return tasks.mapInArrow(read, _schema())
 
 
 def _within(records: DataFrame, chosen: Selection) -> DataFrame:
@@ -289,7 +272,7 @@ def of_journal(
         reader = reader.option("endPosition", stop)
     if streams is not None:
         reader = reader.option("streams", json.dumps(streams))
-    found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*COLUMNS)
+    found = reader.load(journal).withColumns({"server": f.lit(server), "date": day("time")}).select(*TABLE.names)
     # A star in the name of a stream is a wildcard in a pattern, so further streams may match.
     return found.where(f.col("stream").isin(list(streams))) if streams and "*" in "".join(streams) else found
 

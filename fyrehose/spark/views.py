@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The database of the views.
 DATABASE = "streams"
-#: Setting of Spark that has its name: the database, shared by all sessions, of views without a catalog of tables.
+#: The setting of Spark with the name of the database of global views, which all sessions share.
 SETTING = "spark.sql.globalTempDatabase"
 
 

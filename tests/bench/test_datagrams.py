@@ -1,4 +1,4 @@
-"""Pushes, losses and ranges, against a backbone that is a thread with a socket."""
+"""Load on the backbone: pushes, lost datagrams and requests; the server is a thread with a socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fyrehose.protocols.backbone.frames import Deliver, KeepAlive, KeepAliveAck,
 
 
 class Backbone:
-    """Delivers each push to its sender, but for those whose turn is in ``lost``; ends by an empty datagram."""
+    """Deliver each push to its sender, except those whose ordinal is in ``lost``; an empty datagram ends the server."""
 
     def __init__(self, lost: frozenset[int] = frozenset(), held: int = 0) -> None:
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -1,4 +1,4 @@
-"""When messages are due, and how long they took."""
+"""Latencies of messages that are due at a rate, or one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares, plans and figures; what runs for real is in tests/live/test_bench.py."""
+"""Plans and figures of a case, without processes; tests/live/test_bench.py runs real servers."""
 
 from __future__ import annotations
 

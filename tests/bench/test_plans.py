@@ -1,4 +1,4 @@
-"""Plans and outcomes survive the pipe."""
+"""Plans and outcomes are the same after they were sent through a pipe."""
 
 from __future__ import annotations
 

@@ -32,9 +32,8 @@ def test_missing_program_is_named(tmp_path: Path) -> None:
 
 
 def test_error_of_a_server_that_ends_at_its_start_has_its_output(tmp_path: Path) -> None:
-    spawned = spawn(tmp_path, [sys.executable, "-c", "print('the port is taken')"])
     with pytest.raises(CannotStart, match="the port is taken"):
-        spawned.wait_for(lambda said: "serving" in said)
+        spawn(tmp_path, [sys.executable, "-c", "print('the port is taken')"], lambda said: "serving" in said)
 
 
 def test_every_contestant_has_a_version() -> None:

@@ -1,4 +1,4 @@
-"""Windows and rates, against a server that is a thread with a socket."""
+"""Loads over TCP keep to their window and rate; the server is a thread with a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAME = len(Publish(topic="s", number=1, data=payload(10)).serialize())
 
 
 class Acknowledger:
-    """Reads PUBLISHes of one connection, waits until ``hold`` are there or nothing comes, and acknowledges them."""
+    """Read PUBLISHes of one connection, and acknowledge them when there are ``hold`` of them or no more arrive."""
 
     def __init__(self, hold: int, most: int) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -56,7 +56,7 @@ def loaded(server: Acknowledger, **changes: object) -> StreamLoad:
     return load
 
 
-def test_the_window_is_never_exceeded_and_is_used() -> None:
+def test_load_fills_its_window_and_never_exceeds_it() -> None:
     server = Acknowledger(hold=8, most=50)
     load = loaded(server, publishers=[50], window=8)
     outcome = load.run(time.monotonic())

@@ -20,7 +20,7 @@ RATE = 10_000.0
 
 @attrs.define
 class Counting:
-    """Bout that measures nothing."""
+    """Stands for the run of a case, and counts instead of measuring."""
 
     case: Case
     contestant: Any = None

@@ -19,8 +19,8 @@ from benchmarks.command import (
     show,
     show_list,
 )
+from benchmarks.results import Measurement
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measurement
 from fyrehose.bench.servers import CannotStart
 
 
@@ -38,7 +38,7 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["figg/live/1", "128", "2000000"]
 
 
-def test_everybody_that_a_case_names_is_known() -> None:
+def test_every_contestant_of_a_case_exists() -> None:
     assert {name for case in CASES for name in case.against} <= set(command.EVERYBODY)
 
 

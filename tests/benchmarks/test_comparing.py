@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.comparing import compared
-from fyrehose.bench.results import Measurement, Results
+from benchmarks.results import Measurement, Results
 
 
 def run(case: str = "figg/publish", contestant: str = "fyrehose", **figures: tuple[float, ...]) -> Results:

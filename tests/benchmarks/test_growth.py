@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.growth import DIMENSIONS, fitted, growths
+from benchmarks.results import Measurement, Results
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measurement, Results
 
 
 def measured(name: str, number: int, *micros: float) -> Measurement:

@@ -25,7 +25,7 @@ class Used:
         return Used(self.total - before.total)
 
 
-def test_settle_waits_until_the_process_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_waits_until_the_process_uses_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = iter((0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 9.0))
     monkeypatch.setattr(idle, "SETTLED", 0.001)
     monkeypatch.setattr(idle.usage, "cpu", lambda pid: Used(next(samples)))

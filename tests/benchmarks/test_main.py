@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main, run
 from benchmarks.command import Report
-from fyrehose.bench.results import Measurement
+from benchmarks.results import Measurement
 from fyrehose.errors import MissingExtra
 
 

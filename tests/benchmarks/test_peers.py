@@ -73,7 +73,7 @@ def test_installed_programs_are_not_installed_again(nowhere: Path) -> None:
     assert not peers.HOME.exists()
 
 
-def test_ports() -> None:
+def test_nothing_accepts_connections_on_a_free_port() -> None:
     port = peers.free_port()
     assert 0 < port < 65_536
     assert not peers.accepts(port)

@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.peers import PEERS
 from benchmarks.plot import COLOURS, WORK, draw
-from fyrehose.bench.results import Measurement, Results
+from benchmarks.results import Measurement, Results
 from fyrehose.bench.servers import OURS
 
 LATENCY = {"acknowledged.50": 0.001, "acknowledged.99": 0.01}
 
 
-def test_everybody_has_a_colour() -> None:
+def test_every_contestant_has_a_colour() -> None:
     assert set(COLOURS) == {*OURS, *PEERS} - {"disk"}
 
 

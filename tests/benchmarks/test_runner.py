@@ -25,7 +25,7 @@ def contestant(name: str, started: list[str], fails: bool = False) -> Contestant
     return Contestant(name=name, durable=Durable.SYNCED, share=0.5, start=start, version=lambda: "1")
 
 
-def test_servers_take_turns_and_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_contestants_are_measured_in_turn_and_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     turns: list[tuple[str, int]] = []
     running: list[Running] = []
 
@@ -47,7 +47,7 @@ def test_servers_take_turns_and_end(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert not tmp_path.joinpath("servers").exists()
 
 
-def test_one_at_a_time_everybody_gets_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_case_of_one_message_at_a_time_is_not_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(loads.Bout, "measure", lambda bout: sizes.append(bout.case.messages) or {"micros": 1.0})
     for more in ({"window": 1}, {"rate": 5.0}, {}):
@@ -56,7 +56,7 @@ def test_one_at_a_time_everybody_gets_all_of_it(monkeypatch: pytest.MonkeyPatch,
     assert sizes == [100, 100, 50]
 
 
-def test_servers_that_run_end_when_another_cannot_start(tmp_path: Path) -> None:
+def test_running_servers_are_stopped_if_another_cannot_start(tmp_path: Path) -> None:
     started: list[str] = []
     case = Case(name="figg/x", protocol="figg", messages=100)
     with pytest.raises(CannotStart, match="b"):

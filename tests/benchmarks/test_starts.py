@@ -35,5 +35,5 @@ def test_the_first_message_is_sent_and_its_acknowledgement_awaited(said: bytes) 
     assert Publish.parse(heard[0][8:]).number == 1
 
 
-def test_servers_end_in_two_ways() -> None:
+def test_server_is_stopped_or_killed_before_a_start() -> None:
     assert set(ENDS) == {"clean", "killed"}

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import PEERS
+from benchmarks.results import Measurement, Results
 from benchmarks.table import markdown, ours_like, short, spread, tables
-from fyrehose.bench.results import Measurement, Results, Spread
+from fyrehose.bench.results import Spread
 from fyrehose.bench.servers import OURS
 
 DURABLE = {name: one.durable for name, one in {**OURS, **PEERS}.items()}
@@ -32,7 +33,7 @@ def lines(*measured: Measurement) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "text"), [(0.5678, "0.568"), (12.34, "12.3"), (999.0, "999"), (12_345.0, "12.3k"), (2.5e6, "2.5M")]
 )
-def test_numbers_are_short(number: float, text: str) -> None:
+def test_numbers_have_three_digits_and_a_unit_prefix(number: float, text: str) -> None:
     assert short(number) == text
 
 
@@ -47,7 +48,7 @@ def test_servers_are_compared_with_ours_that_promises_the_same() -> None:
     assert ours_like("figg-server", DURABLE) == "fyrehose"
 
 
-def test_a_line_for_each_server_and_the_case_once() -> None:
+def test_table_has_a_line_for_each_server_and_names_the_case_once() -> None:
     found = lines(load("fyrehose", 1.0), load("redis-always", 5.5))
     assert found[2].split() == ["figg/live/1", "fyrehose", "250k", "1", "0.50+0.50", "50", "0.10", "50%", "7"]
     assert found[3].split()[:5] == ["redis-always", "250k", "5.5", "2.75+2.75", "5.5x"]
@@ -80,7 +81,7 @@ def test_each_kind_of_case_shows_its_own_figure() -> None:
     assert any(line.startswith("figg/idle") and line.endswith(" 2") for line in found)
 
 
-def test_tables_are_there_for_pages_too() -> None:
+def test_tables_are_also_made_as_markdown() -> None:
     start = Measurement(case="start/empty", contestant="fyrehose", samples=[{"seconds": 0.5}])
     (table,) = tables(Results([start]), DURABLE)
     assert markdown(table).splitlines() == [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.peers import PEERS
+from benchmarks.results import Measurement, Results
 from benchmarks.targets import LIMITS, PAIRS, TARGETS
 from fyrehose.bench.cases import CASES
-from fyrehose.bench.results import Measurement, Results
 from fyrehose.bench.servers import OURS
 
 
@@ -27,7 +27,7 @@ def test_targets_without_measurement_are_not_judged() -> None:
     assert [target for target in TARGETS if target.value(Results([])) is not None] == []
 
 
-def test_targets_name_cases_and_servers_that_there_are() -> None:
+def test_targets_name_existing_cases_and_servers() -> None:
     assert {case for _, _, _, case, _, _ in LIMITS} <= {case.name for case in CASES}
     assert set(PAIRS) <= set(PEERS)
     assert set(PAIRS.values()) <= set(OURS)
@@ -36,7 +36,7 @@ def test_targets_name_cases_and_servers_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(("cpu", "met"), [(0.6, True), (0.61, False)])
-def test_cpu_is_at_most(cpu: float, met: bool) -> None:
+def test_cpu_target_is_an_upper_limit(cpu: float, met: bool) -> None:
     assert found("figg/live/1, CPU a message", one("figg/live/1", micros=cpu)) == (cpu, met)
 
 
@@ -46,7 +46,7 @@ def test_further_subscribers_share_what_they_add() -> None:
     assert found(name, one("figg/live/1", micros=1.0)) == (None, None)
 
 
-def test_others_should_spend_twice_as_much() -> None:
+def test_other_logs_must_use_twice_the_cpu() -> None:
     name = "figg/live/1, messages for a CPU second against redis-always"
     ours = one("figg/live/1", micros=2.0)
     assert found(name, ours, one("figg/live/1", "redis-always", micros=5.0)) == (2.5, True)
@@ -55,7 +55,7 @@ def test_others_should_spend_twice_as_much() -> None:
     assert found(later, ours, one("figg/live/1", "jetstream", micros=3.0)) == (None, None), "ours syncs more"
 
 
-def test_the_disk_sets_the_pace() -> None:
+def test_journal_is_compared_with_the_bare_disk() -> None:
     name, case = "figg, one message at a time against write and fdatasync", "figg/publish/window-1"
     assert found(name, one(case, acknowledged_50=0.0025), one(case, "disk", acknowledged_50=0.002)) == (1.25, True)
 

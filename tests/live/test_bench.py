@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers, runner
-from fyrehose.bench import scraping, servers
+from benchmarks import peers, runner, scraping
+from benchmarks.results import Measurement
+from fyrehose.bench import servers
 from fyrehose.bench.cases import Case, selected
-from fyrehose.bench.results import Measurement
 from fyrehose.bench.servers import CannotStart, Contestant
 
 pytestmark = pytest.mark.live
@@ -60,7 +60,7 @@ def test_metrics_are_scraped_during_a_measurement(
 
     monkeypatch.setattr(scraping.Scraper, "__exit__", left)
     case = Case(name=f"{protocol}/x", protocol=protocol, messages=200, subscribers=1, window=64)
-    plain, metrics = measure(case, tmp_path, servers.FYREHOSE, servers.FYREHOSE_METRICS)
+    plain, metrics = measure(case, tmp_path, servers.FYREHOSE, scraping.FYREHOSE_METRICS)
     assert (plain.contestant, metrics.contestant) == ("fyrehose", "fyrehose-metrics")
     assert scraped[0] == 0
     assert scraped[1] >= 1

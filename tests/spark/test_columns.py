@@ -1,4 +1,4 @@
-"""Columns of record batches, where reading whole journals does not show it."""
+"""Columns of record batches, in cases that the tests of whole journals do not have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pieces(columns: tuple[str, ...], *kinds: RunKind) -> Pieces:
     return made
 
 
-def test_a_schema_is_that_of_the_columns_in_their_order() -> None:
+def test_schema_has_the_requested_columns_in_their_order() -> None:
     schema = arrow_schema(("payload", "seq"))
     assert schema.names == ["payload", "seq"]
     assert not schema.field("seq").nullable

@@ -1,4 +1,4 @@
-"""The command, with the session of the tests instead of one of its own."""
+"""Run fyrehose-spark with the Spark session of the tests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_archive_and_maintenance_without_spark(
     assert (said.exit_code, said.output.split()[-3:]) == (0, ["1", "1", "0"]), said.output
     said = run("archive", journal.directory, lake, "--engine", "local", "--server", "two")
     assert (said.exit_code, len(said.output.splitlines())) == (2, 1), said.output
-    assert "the journal is 'one' in the lake" in said.output
+    assert "has this journal under the name 'one'" in said.output
     said = run("delete", lake, "--where", "nonsense")
     assert (said.exit_code, len(said.output.splitlines())) == (2, 1), said.output
 
@@ -105,7 +105,7 @@ def test_archive_that_cannot_begin_is_refused_before_spark_starts(
     assert (said.exit_code, len(said.output.splitlines())) == (5, 1), said.output
     assert f"another archive of this journal writes to the lake {lake}" in said.output
     for words, status, text in (
-        (("archive", journal.directory, lake, "--server", "two"), 2, "the journal is 'one' in the lake"),
+        (("archive", journal.directory, lake, "--server", "two"), 2, "has this journal under the name 'one'"),
         (("archive", tmp_path / "not", lake), 1, "no such directory"),
         (("archive", journal.directory, "gs://bucket/lake"), 2, "expected a directory or s3://BUCKET/PATH"),
         (("archive", journal.directory, lake, "--metrics", "x"), 2, "expected FILE.prom or HOST:PORT"),
@@ -116,7 +116,7 @@ def test_archive_that_cannot_begin_is_refused_before_spark_starts(
 
 
 @pytest.mark.slow
-def test_errors_are_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
+def test_errors_are_printed_in_one_line(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.fill(60)
     path = journal.flip(20_000)

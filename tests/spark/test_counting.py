@@ -21,7 +21,7 @@ Opener = Callable[..., Any]
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The positions of all headers that were read to be counted."""
+    """Return the list to which the position of each header is added when it is read."""
     positions: list[int] = []
     walk = counting.walk
 

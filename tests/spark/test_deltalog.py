@@ -1,4 +1,4 @@
-"""What is read of a Delta log without delta-rs: transactions, and what is damaged (more: test_lake.py)."""
+"""Transactions, changes and damage are read from a Delta log without delta-rs."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.fetching import fetch
 from fyrehose.spark.jobs.archive import archive
-from fyrehose.spark.lake import SCHEMA, Lake
+from fyrehose.spark.lake import Lake
 from fyrehose.spark.selection import Selection
 
 Opener = Callable[..., Any]
@@ -26,7 +27,7 @@ def test_tasks_fetch_their_files_with_every_column(written: Opener, tmp_path: Pa
     paths = [file.path for file in lake.files()]
     tasks = [pa.record_batch({"id": range(2, len(paths))}), pa.record_batch({"id": [1, 0]})]
     found = pa.Table.from_batches(fetch(lake.store, paths, None, tasks))
-    assert found.schema == SCHEMA
+    assert found.schema == TABLE
     assert journal.brief(found.to_pylist()) == journal.rows()
     assert set(found["server"].to_pylist()) == {"one"}
     assert {str(day) for day in found["date"].to_pylist()} == {"2023-11-14"}

@@ -1,4 +1,4 @@
-"""The table of what is not there."""
+"""The table of gaps lists the numbers that a journal lacks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.verification.torture.plain_reader import records
 
 
 class Keys(ThreadingHTTPServer):
-    """A server that stores a body once for each key; ``script`` says what it does with the next requests."""
+    """A server that stores one body for each key; ``script`` lists its actions for the next requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Posts)
@@ -147,17 +147,17 @@ def test_rows_in_another_order_are_an_error_that_says_what_to_do(keys: Keys) -> 
         ((200, {"count": 2}), "acknowledged 2 messages of 1"),
     ],
 )
-def test_refusals_end_the_task(keys: Keys, answer: Any, error: str) -> None:
+def test_task_ends_with_an_error_if_the_server_refuses(keys: Keys, answer: Any, error: str) -> None:
     keys.script = [answer]
     with pytest.raises(PublishError, match=error):
         publish(KeyedPublisher(keys.url, "k"), [("s", b"x")])
     assert len(keys.headers) == 1
 
 
-def test_server_that_stays_away_is_an_error(keys: Keys) -> None:
+def test_temporary_refusal_is_an_error_after_a_timeout(keys: Keys) -> None:
     keys.script = [(503, {"error": "the disk is full"})] * 1000
-    with pytest.raises(PublishError, match=r"failed for 0.05 s: status 503: the disk is full; 0 rows"):
-        publish(KeyedPublisher(keys.url, "k", patience=0.05), [("s", b"x")])
+    with pytest.raises(PublishError, match=r"failed for 1 s: status 503: the disk is full; 0 rows"):
+        publish(KeyedPublisher(keys.url, "k", patience=1.0), [("s", b"x")])
     keys.script = []
 
 

@@ -36,8 +36,8 @@ def file(
     )
 
 
-def at(position: int, server: str = "one", chain: int | None = 7) -> Progress:
-    return Progress(server=server, position=position, chain=chain)
+def at(position: int, chain: int | None = 7) -> Progress:
+    return Progress(position=position, chain=chain)
 
 
 def opened(path: Path, identity: bytes = ONE, server: str = "one") -> Lake:
@@ -85,9 +85,9 @@ def test_round_may_replace_files_and_the_schema_and_have_counts(tmp_path: Path) 
     assert again.streams() == set()
 
 
-def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
+def test_progress_remains_when_old_entries_of_the_log_are_removed(tmp_path: Path) -> None:
     lake, before = opened(tmp_path), None
-    opened(tmp_path, OTHER, "other").commit(OTHER, None, at(99, "other"), [file(tmp_path, "other")])
+    opened(tmp_path, OTHER, "other").commit(OTHER, None, at(99), [file(tmp_path, "other")])
     for position in range(1, 103):
         lake.commit(ONE, before, at(position), [file(tmp_path, str(position))] if position < 3 else [])
         before = at(position)
@@ -97,7 +97,7 @@ def test_progress_outlives_the_old_entries_of_the_log(tmp_path: Path) -> None:
         if int(path.stem) < checkpoint:
             path.unlink()
     again = Lake.existing(tmp_path)
-    assert (again.progress(ONE), again.progress(OTHER)) == (at(102), at(99, "other"))
+    assert (again.progress(ONE), again.progress(OTHER)) == (at(102), at(99))
     assert len(again.files()) == 3
     again.commit(ONE, at(102), at(103), [])
 
@@ -114,9 +114,9 @@ def test_progress_is_read_again_only_after_commits_of_others(tmp_path: Path, mon
         before = at(position)
     assert len(asked) <= 4
     del asked[:]
-    other.commit(OTHER, None, at(99, "other"), [])
+    other.commit(OTHER, None, at(99), [])
     lake.refresh()
-    assert (lake.progress(ONE), lake.progress(OTHER)) == (before, at(99, "other"))
+    assert (lake.progress(ONE), lake.progress(OTHER)) == (before, at(99))
     assert ONE.hex() in asked
 
 
@@ -171,17 +171,17 @@ def test_journals_of_several_servers_commit_independently(tmp_path: Path) -> Non
     one = opened(tmp_path)
     other = opened(tmp_path, OTHER, "other")  # changes the table, which the first has loaded before
     one.commit(ONE, None, at(10), [file(tmp_path, "1")])
-    other.commit(OTHER, None, at(99, "other"), [file(tmp_path, "2")])
+    other.commit(OTHER, None, at(99), [file(tmp_path, "2")])
     one.commit(ONE, at(10), at(20), [file(tmp_path, "3")])
     lake = Lake.at(tmp_path)
-    assert (lake.progress(ONE), lake.progress(OTHER)) == (at(20), at(99, "other"))
+    assert (lake.progress(ONE), lake.progress(OTHER)) == (at(20), at(99))
     assert len(lake.files()) == 3
 
 
 def test_name_of_a_server_belongs_to_one_journal(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     assert lake.admit(ONE, None, "default") == "one"
-    with pytest.raises(ConfigError, match=r"the journal is 'one' in the lake .* not 'two'"):
+    with pytest.raises(ConfigError, match=r"has this journal under the name 'one', not 'two'"):
         lake.admit(ONE, "two", "default")
     with pytest.raises(ConfigError, match=r"another journal of the server 'one'; name this one with --server"):
         lake.admit(OTHER, None, "one")

@@ -1,4 +1,4 @@
-"""Memory of a round: the next part uses it again, and the system gets it back in the end."""
+"""Freed memory is used again by the next part, and returned to the system at the end."""
 
 from __future__ import annotations
 

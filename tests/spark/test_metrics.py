@@ -22,6 +22,7 @@ from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
 from fyrehose.spark.jobs.tables import TablesState, TableState
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.metrics import ArchiveMetrics, TablesMetrics
+from fyrehose.spark.repeating import Done
 
 Opener = Callable[..., Any]
 
@@ -187,8 +188,6 @@ def test_documentation_lists_every_metric() -> None:
     tables = TablesMetrics("not.used:1")
     behind = Behind(records=7, size=700, since=None)
     table = TableState(name="requests", rows=1, counts={"rows": 1})
-    tables.update(
-        TablesState(output="tables", position=1, behind=behind, rounds=1, seconds=1.0, last_seconds=1.0, tables=[table])
-    )
+    tables.update(TablesState(output="tables", done=Done(1), behind=behind, tables=[table]))
     tables.ended(0)
     assert listed("tables") == {sample.name for family in tables.collect() for sample in family.samples}

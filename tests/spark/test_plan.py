@@ -1,4 +1,4 @@
-"""Planning: parts that cover what there is, once; limits; what is said when something is not there."""
+"""Plans of parts cover the journal once and keep to limits; errors name missing segments."""
 
 from __future__ import annotations
 

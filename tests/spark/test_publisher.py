@@ -1,4 +1,4 @@
-"""The publisher that waits, against a server that a test holds in its hands."""
+"""The blocking publisher, with a server that a script of the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a job that follows: pauses, failures that pass, and the end."""
+"""Repeat the steps of a job: pauses, retries after failures, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say which records, as people write them."""
+"""Parse the options that select records."""
 
 from __future__ import annotations
 
@@ -66,13 +66,11 @@ def test_numbers_include_their_end_and_times_do_not() -> None:
 def test_selected_stream_must_match_a_pattern_and_be_named() -> None:
     chosen = Selection(patterns=("a*", "b"), streams=frozenset({"ab", "c"}))
     assert [name for name in ("ab", "b", "c", "ac") if chosen.wants(name)] == ["ab"]
-    assert Selection().everything
-    assert not chosen.everything
     assert Selection(patterns=("x*",)).wants("x\ny")
     assert not Selection(patterns=("[x]",)).wants("x")
 
 
 def test_server_streams_are_selected_without_patterns_but_not_by_a_general_pattern() -> None:
     for chosen, wanted in ((selection(None, None, None), True), (selection("*", None, None), False)):
-        assert (chosen.wants(".own"), chosen.wants("x"), chosen.everything) == (wanted, True, wanted)
+        assert (chosen.wants(".own"), chosen.wants("x")) == (wanted, True)
     assert selection('["a", ".*"]', None, None).wants(".own")

@@ -1,4 +1,4 @@
-"""Java is found or made do with, and one line says when neither is possible.  The session itself: test_source.py."""
+"""Find a Java for Spark, or report in one line that there is none; test_source.py starts a session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fyrehose.spark import sessions as module
 
 
 def java(home: Path, version: str) -> Path:
-    """A home with something that says it is Java."""
+    """Make a Java home whose program prints a version of Java."""
     path = home / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")

@@ -103,7 +103,7 @@ def test_views_join_the_parts_of_events(
 
 
 def test_engines_that_cannot_join_parts_say_so() -> None:
-    for engine in sorted(ENGINES.keys() - {"duckdb", "dbt"}):
+    for engine in sorted({*ENGINES} - {"duckdb", "dbt"}):
         with pytest.raises(ConfigError, match=f"the views of {engine} cannot join the parts of events: leave --parts"):
             statements(engine, "s3://bucket/lake", ["web"], join=True)
 

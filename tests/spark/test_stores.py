@@ -131,7 +131,7 @@ def test_programs_without_our_code_read_an_object_store(written: Opener, bucket:
         assert database.execute("select count(*) from records").fetchall() == [(count,)]
 
 
-def test_store_that_cannot_be_used_is_one_line(object_store: str, written: Opener) -> None:
+def test_unusable_store_is_an_error_of_one_line(object_store: str, written: Opener) -> None:
     journal = written()
     journal.fill(1)
     with pytest.raises(JournalError) as caught:

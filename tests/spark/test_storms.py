@@ -1,4 +1,4 @@
-"""An object store that loses answers, fails for a while, or is slow: each record is archived once all the same."""
+"""Each record is archived once while an object store loses answers, fails or is slow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored(lake: str) -> list[tuple[str, int, bytes]]:
 
 
 def entry(lake: str) -> str:
-    """Return what is in the requests that commit to a lake."""
+    """Return the bodies of the requests that commit to a lake."""
     return f"PUT /{lake.removeprefix('s3://')}/_delta_log/0"
 
 
@@ -57,7 +57,7 @@ def test_commit_of_a_rival_at_the_same_position_is_not_taken_for_a_lost_answer(w
     targets = [Lake.at(lake), Lake.at(lake)]
     for target in targets:
         target.admit(identity, "one", "one")
-    after = Progress(server="one", position=100, chain=7)
+    after = Progress(position=100, chain=7)
     actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, "{}") for name in "ab"]
     targets[0].commit(identity, None, after, actions[:1])
     with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
@@ -126,7 +126,7 @@ def test_archive_with_follow_continues_after_failures_of_the_store(
     assert "trying again" in said[0]
 
 
-def test_archive_that_does_not_follow_ends_with_one_line(written: Opener, bucket: str, proxy: StoreProxy) -> None:
+def test_archive_without_follow_ends_with_an_error_of_one_line(written: Opener, bucket: str, proxy: StoreProxy) -> None:
     journal, lake = written(), f"{bucket}/lake"
     journal.fill(10)
     archive(None, str(journal.directory), lake)

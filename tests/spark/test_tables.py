@@ -1,4 +1,4 @@
-"""Tables of nothing, and of everything: the tour of docs/spark.md in small (more of them: jobs/test_archive.py)."""
+"""Tables over empty lakes, and over lake and journal; jobs/test_archive.py has more of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.records import Run
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.tables import COLUMNS, table
+from fyrehose.spark.tables import table
 
 Opener = Callable[..., Any]
 
@@ -36,7 +37,7 @@ def test_lake_without_rounds_is_empty_and_a_missing_lake_is_an_error(spark: Any,
     Lake.at(tmp_path / "lake").create()
     for streams in (None, ["s"]):
         frame = table(spark, tmp_path / "lake", streams=streams)
-        assert frame.columns == list(COLUMNS)
+        assert frame.columns == list(TABLE.names)
         assert frame.count() == 0
 
 

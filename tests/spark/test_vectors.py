@@ -22,7 +22,7 @@ Opener = Callable[..., Any]
 
 
 def lake_with_vectors(written: Opener, tmp_path: Path) -> tuple[Any, Path, list[tuple[str, int]]]:
-    """Return a journal, its lake, and what is left there of what was archived."""
+    """Return a journal, its lake, and the archived records that are not deleted."""
     journal, lake = written(), tmp_path / "lake"
     journal.fill(100)
     archive(None, str(journal.directory), lake, server="one", round_bytes=200_000)

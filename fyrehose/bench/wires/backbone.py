@@ -1,4 +1,4 @@
-"""The backbone (specs: fyrehose-backbone.txt): send prepared trains of PUSHes, and count DELIVERs of equal size."""
+"""The backbone (specs: fyrehose-backbone.txt): send prepared batches of PUSHes, and count DELIVERs of equal size."""
 
 from __future__ import annotations
 

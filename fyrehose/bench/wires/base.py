@@ -31,7 +31,7 @@ class Job:
     size: int
     #: total number of messages to send, or to receive
     messages: int
-    #: whether to subscribe when the clock begins, for earlier messages, and not before it, for live messages
+    #: whether to subscribe when the measurement begins (to earlier messages), or before it (to live messages)
     late: bool = False
     #: settings of one protocol
     extra: dict[str, Any] = attrs.field(factory=dict)

@@ -61,7 +61,7 @@ class FiggPublisherWire(Wire):
 
 
 class FiggSubscriberWire(Wire):
-    """Attaches at the start of the topic, counts DATA.
+    """Attaches at the start of the topic, and counts DATA.
 
     ``extra``: rising, if the server's offsets are positions in bytes, as those of the reference program are.
     """

@@ -16,11 +16,11 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import attrs
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from fyrehose.errors import ConfigError, JournalError
-from fyrehose.spark.lake import PARTITION, SCHEMA, File, Lake, delete_rows
+from fyrehose.spark.columns import TABLE
+from fyrehose.spark.lake import PARTITION, File, Lake, day_of, delete_rows
 from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
@@ -55,9 +55,9 @@ def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | Non
     :raises JournalError: another process changed the same files in the meantime
     """
     target = Lake.existing(lake)
-    if not {field.name for field in _table(target).schema().fields}.issuperset(SCHEMA.names):
+    table, today = target.current(), (now or datetime.now(UTC)).date()
+    if not {field.name for field in table.schema().fields}.issuperset(TABLE.names):
         raise ConfigError(f"{target} is no archive of a journal; `fyrehose-spark tables --follow` merges typed tables")
-    table, today = _table(target), (now or datetime.now(UTC)).date()
     with _explained(target):
         if keep is not None:
             table.delete(f"{PARTITION} < DATE '{today - timedelta(seconds=keep)}'")
@@ -78,7 +78,7 @@ def delete(lake: str | Path, where: str) -> int:
     :raises ConfigError: the condition is invalid
     """
     target = Lake.existing(lake)
-    return delete_rows(target.store, _table(target), where)
+    return delete_rows(target.store, target.current(), where)
 
 
 def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
@@ -91,15 +91,10 @@ def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
     deleted = lake.vectors()
     for file in lake.files():
         if file.size < FILE // 2 and file.path not in deleted:
-            small.setdefault(file.path.rpartition(f"{PARTITION}=")[2][:10], []).append(file)
+            small.setdefault(day_of(file.path), []).append(file)
     for day, files in sorted(small.items()):
         if len(files) >= (2 if day < str(today) else MANY):
             yield day, sorted(files, key=lambda file: file.path)
-
-
-def _table(lake: Lake) -> DeltaTable:
-    assert lake.table is not None, "the lake exists"
-    return lake.table
 
 
 @contextmanager

@@ -12,7 +12,6 @@ Aggregates follow the versions of their table.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,22 +22,23 @@ import attrs
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
-from deltalake.transaction import AddAction
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
-from fyrehose.journal.offline.places import Place, check_identity, place
+from fyrehose.journal.offline.places import place
 from fyrehose.journal.offline.view import View
-from fyrehose.spark.counting import Ahead, Behind, account_of
+from fyrehose.spark import memory
+from fyrehose.spark.counting import Behind, account_of
+from fyrehose.spark.engines import Engine, locally, on_spark
+from fyrehose.spark.fetching import read
 from fyrehose.spark.lake import Lake, Progress, host_of
 from fyrehose.spark.plan import Planner, check
-from fyrehose.spark.repeating import repeated
+from fyrehose.spark.repeating import Done, RoundJob
 from fyrehose.spark.selection import Selection, microseconds
 from fyrehose.spark.stores import LakeStore, plain
 from fyrehose.spark.typed import windows
 from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
 from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TYPES, TablesConfig, TypedTable
-from fyrehose.spark.typed.engines import Engine, locally, on_spark
 from fyrehose.spark.typed.extraction import MOST
 from fyrehose.spark.typed.keys import RecentKeys
 from fyrehose.spark.typed.summaries import Summary
@@ -55,7 +55,6 @@ from fyrehose.spark.typed.writing import (
     TypedFile,
     digests,
     fill,
-    read,
     rewrite,
 )
 
@@ -67,12 +66,8 @@ T = TypeVar("T")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
-#: The size from which a table is not written again to give a column a wider type, in bytes.
+#: A larger table is not written again to give a column a wider type, in bytes.
 WIDEN = 1 << 30
-#: How often tables without new rows commit their position, and the subscription is updated, in seconds.
-HEARTBEAT = 60.0
-#: How often the state is passed to ``monitor``, in seconds, while there is nothing to fill.
-MONITORED = 5.0
 #: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
 MANY, AGE = 32, 24
 #: How often the tasks of a round may try to agree on types before this is an error.
@@ -99,16 +94,11 @@ class TablesState:
     """State of a run, for its metrics.
 
     :ivar output: where the tables are
-    :ivar position: all tables have every record of the journal before it
-    :ivar rounds: number of committed rounds; they took ``seconds``, and the last one took ``last_seconds``
     """
 
     output: str
-    position: int
+    done: Done
     behind: Behind
-    rounds: int
-    seconds: float
-    last_seconds: float
     tables: list[TableState]
 
 
@@ -120,7 +110,7 @@ def fill_tables(
     every: float = 10.0,
     round_bytes: int = ROUND,
     optimize_every: float = 3600.0,
-    progress: Callable[[int, int], object] = lambda done, mark: None,
+    progress: Callable[[Done, View], object] = lambda done, view: None,
     monitor: Callable[[TablesState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[TableState]:
@@ -130,35 +120,42 @@ def fill_tables(
     :param every: interval of rounds with ``follow``, in seconds; a full round begins earlier
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
-    :param progress: called with the position that all tables have reached, and the position of the journal's end
-    :param monitor: called with the state before the first round, after each, and every few seconds while there is
-        nothing to fill
+    :param progress: called before the first round and after each
+    :param monitor: called with the state at these times, too, and every few seconds while there is nothing to fill
     :raises ConfigError: a table has other columns than the configuration, or belongs to another journal
     :raises ExpectationFailed: a row does not meet an expectation that must be met; its round is not committed
     :raises JournalCorrupt: data is damaged, or was deleted before the tables had it
     :raises JournalLocked: another run writes to one of the tables
     """
-    with opened(spark, config, round_bytes) as run:
-        run.monitor = monitor
-        repeated(
-            lambda: run.step(every if follow else None, optimize_every, progress),
-            follow,
-            stop,
-            f"filling {config.output}",
-        )
-        run.settle()
+    with opened(spark, config, round_bytes=round_bytes, optimize_every=optimize_every, monitor=monitor) as run:
+        run.run(follow, every, progress, stop)
         return run.states()
 
 
 @contextmanager
-def opened(spark: SparkSession | None, config: TablesConfig, round_bytes: int = ROUND) -> Iterator[TablesRun]:
-    """Open the tables of a configuration, create them if necessary, and lock them against other runs."""
+def opened(
+    spark: SparkSession | None, config: TablesConfig, *, round_bytes: int = ROUND, **more: Any
+) -> Iterator[TablesRun]:
+    """Open the tables of a configuration, create them if necessary, and lock them against other runs.
+
+    :param more: further attributes of the run
+    """
     source = place(config.journal)
-    view = source.view()
-    run = TablesRun(config, source, view.identity, locally if spark is None else on_spark(spark), round_bytes)
+    run = TablesRun(
+        journal=config.journal,
+        target=config.output,
+        source=source,
+        identity=source.view().identity,
+        round_bytes=round_bytes,
+        subscription=config.subscription,
+        config=config,
+        engine=locally if spark is None else on_spark(spark),
+        **more,
+    )
     with ExitStack() as stack:
+        stack.callback(memory.release)
         for lake in run.lakes():
-            stack.enter_context(lake.locked(view.identity))
+            stack.enter_context(lake.locked(run.identity))
         run.load()
         yield run
 
@@ -168,7 +165,7 @@ class _Output:
     """A table, or its quarantine, and its position in the journal.
 
     :ivar before: the committed progress
-    :ivar position: the position that it has reached; behind the one of ``before`` there was nothing to commit
+    :ivar position: the records of the journal before it are extracted; those behind ``before`` gave no row to commit
     :ivar fields: the types of columns that are not declared
     :ivar fixed: the columns of ``fields`` that cannot get a wider type
     """
@@ -186,36 +183,28 @@ class _Output:
     rows: int = 0
 
     @property
+    def reached(self) -> Progress:
+        return Progress(position=self.position, chain=self.chain)
+
+    @property
     def name(self) -> str:
         return f"{self.table.name}_quarantine" if self.quarantine else self.table.name
 
 
-@attrs.define(eq=False)
-class TablesRun:
+@attrs.define(eq=False, kw_only=True)
+class TablesRun(RoundJob[TablesState]):
     """Fills the tables of one configuration; see :func:`opened`."""
 
     config: TablesConfig
-    source: Place
-    identity: bytes
     engine: Engine
-    round_bytes: int
-    monitor: Callable[[TablesState], object] | None = None
     outputs: list[_Output] = attrs.field(factory=list, init=False)
     summaries: list[Summary] = attrs.field(factory=list, init=False)
-    _began: float = attrs.field(default=float("-inf"), init=False)
-    _settled: float = attrs.field(default=float("-inf"), init=False)
-    _monitored: float = attrs.field(default=float("-inf"), init=False)
-    _ahead: Ahead = attrs.field(init=False)
-    #: how many rounds were committed, and the duration of each
-    _rounds: int = attrs.field(default=0, init=False)
-    _seconds: float = attrs.field(default=0.0, init=False)
-    _last_seconds: float = attrs.field(default=0.0, init=False)
-    _optimized: float = attrs.field(factory=time.monotonic, init=False)
+    done: Done = attrs.field(factory=lambda: Done(0), init=False)
     #: whether a step has failed, so that the state of the tables has to be read again
     _doubtful: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._ahead = Ahead(self.source, self.round_bytes)
+        super().__attrs_post_init__()
         for table in self.config.tables:
             self.outputs.append(_Output(table, self._lake(table.name, table.schema), False))
             if table.quarantines:
@@ -255,7 +244,13 @@ class TablesRun:
                 self._load_columns(output)
         for summary in self.summaries:
             summary.load()
+        self.done.position = self._reached()
+        super().settle()  # register the subscription, so that retention waits for the first round
         self._doubtful = False
+
+    def _reached(self) -> int:
+        """Return the position that all tables have reached."""
+        return min(output.position for output in self.outputs)
 
     def _load_columns(self, output: _Output) -> None:
         types = _types(output.lake)
@@ -275,74 +270,26 @@ class TablesRun:
         found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in self.outputs]
         return found + [TableState(name=each.aggregate.name, rows=each.rows, counts={}) for each in self.summaries]
 
-    def step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
-        """Fill a round if one is due; return the pause before the next step in seconds, or None at the end.
-
-        :param every: interval of rounds, in seconds; None: do not wait for new records
-        """
+    def step(self, every: float | None, progress: Callable[[Any, View], object]) -> float | None:
+        """Read the state of the tables again if the last step has failed, and do the next step."""
         try:
             if self._doubtful:
                 self.load()
-            return self._step(every, optimize_every, progress)
+            return super().step(every, progress)
         except JournalUnreachable:
             self._doubtful = True
             raise
 
-    def _step(self, every: float | None, optimize_every: float, progress: Callable[[int, int], object]) -> float | None:
-        view = self.source.view()
-        check_identity(self.source, self.identity, view)
-        at = min(output.position for output in self.outputs)
-        progress(at, view.mark)
-        self.observe(view, MONITORED)
-        if time.monotonic() - self._settled >= HEARTBEAT:
-            self.settle()
-        behind, waited = view.mark - at, time.monotonic() - self._began
-        if behind < 0:
-            raise JournalUnreachable(
-                f"{self.config.journal} ends at position {view.mark}, and the tables of {self.config.output} have it "
-                f"up to {at}: it is behind, or was put back from an older copy; put the newer journal back"
-            )
-        if behind and (every is None or behind >= self.round_bytes or waited >= every):
-            self._began = time.monotonic()
-            self.round(view)
-            self._rounds += 1
-            self._last_seconds = time.monotonic() - self._began
-            self._seconds += self._last_seconds
-            progress(min(output.position for output in self.outputs), view.mark)
-            self.observe(view, 0)
-            return 0.0
-        self.summarize()  # A killed run may have updated a table, and not its aggregates.
-        if every is None:
-            return None
-        if optimize_every and time.monotonic() - self._optimized >= optimize_every:
-            self.optimize()
-        return min(1.0, max(0.05, every - waited)) if behind else min(0.5, max(0.05, every / 4))
+    def state(self, behind: Behind) -> TablesState:
+        return TablesState(output=self.config.output, done=self.done, behind=behind, tables=self.states())
 
-    def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
-        at = min(output.position for output in self.outputs)
-        if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < at:
-            return
-        self.monitor(
-            TablesState(
-                output=self.config.output,
-                position=at,
-                behind=self._ahead.behind(view, at),
-                rounds=self._rounds,
-                seconds=self._seconds,
-                last_seconds=self._last_seconds,
-                tables=self.states(),
-            )
-        )
-        self._monitored = time.monotonic()
-
-    def round(self, view: View) -> None:
+    def copy(self, view: View) -> None:
         """Fill the tables that are behind, until they reach the others or the round is full."""
         if self.config.skip_gaps:
             for output in self.outputs:
                 if output.position < view.start:  # retention deleted records in between
                     output.position, output.chain = view.start, None
-        at = min(output.position for output in self.outputs)
+        at = self._reached()
         due = [output for output in self.outputs if output.position == at]
         limit = min([view.mark, *(output.position for output in self.outputs if output.position > at)])
         check(self.source, view, at, limit)
@@ -353,41 +300,37 @@ class TablesRun:
                     f"{self.config.journal} does not continue at position {at}, where the table {output.lake} ends: it "
                     "was put back from another copy; fill new tables"
                 )
-        tables = list({output.table.name: output.table for output in due}.values())
-        sources: list[JournalPart | LakePart] = []
-        if account.rows:
-            chosen = Selection(patterns=tuple(dict.fromkeys(each for table in tables for each in table.streams)))
-            parts = Planner(self.source, chosen, PART, self.config.skip_gaps).parts(at, account.end)
-            sources += [
-                JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
-                for part in parts
-            ]
+        mains = [each for each in self.outputs if not each.quarantine and any(each.table is one.table for one in due)]
+        chosen = Selection(patterns=tuple(dict.fromkeys(each for main in mains for each in main.table.streams)))
+        planner = Planner(self.source, chosen, PART, self.config.skip_gaps)
+        sources = [
+            JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
+            for part in (planner.parts(at, account.end) if account.rows else ())
+        ]
         about = {"start": at, "end": account.end}
-        for table, filled in zip(tables, self._fitting(tables, due, sources, f"part-{at:016x}"), strict=True):
-            for output in [each for each in due if each.table is table]:
-                self._commit(output, filled, account.end, account.chain, about)
+        for main, filled in zip(mains, self._fitting(mains, due, sources, f"part-{at:016x}"), strict=True):
+            for output in [each for each in due if each.table is main.table]:
+                self._commit(output, filled, Progress(position=account.end, chain=account.chain), about)
         for output in due:
             output.position, output.chain = account.end, account.chain
-        self.summarize()
+        self.done.position = account.end
+        self.idle()
 
     def _fitting(
-        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+        self, mains: Sequence[_Output], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
     ) -> list[list[Filled]]:
         """Let tasks fill the tables; give columns wider types if the rows need that."""
         while True:
-            filled = self._filled(tables, due, sources, name)
+            filled = self._filled(mains, due, sources, name)
             # A column that cannot get a wider type stays as it is; values that do not fit are kept in ``rescued``.
-            if all(self._widen(self._main(table), each) for table, each in zip(tables, filled, strict=True)):
+            if all(self._widen(main, each) for main, each in zip(mains, filled, strict=True)):
                 return filled
 
-    def _main(self, table: TypedTable) -> _Output:
-        return next(each for each in self.outputs if each.table is table and not each.quarantine)
-
     def _filled(
-        self, tables: Sequence[TypedTable], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
+        self, mains: Sequence[_Output], due: Sequence[_Output], sources: Sequence[JournalPart | LakePart], name: str
     ) -> list[list[Filled]]:
         """Let tasks fill the tables, until all agree on the types of columns; return the results for each table."""
-        targets = [self._target(table, due) for table in tables]
+        targets = [_target(main, due) for main in mains]
         results: list[list[Filled]] = [[] for _ in sources]
         again = list(range(len(sources)))
         for _ in range(_TRIES):
@@ -402,74 +345,40 @@ class TablesRun:
             again = [
                 number
                 for number, result in enumerate(results)
-                if any(_differs(one.fields, target.known) for one, target in zip(result, targets, strict=True))
+                if any(
+                    not one.fields.items() <= target.known.items() for one, target in zip(result, targets, strict=True)
+                )
             ]
             if not again:
                 return [[result[index] for result in results] for index in range(len(targets))]
         raise JournalError("the tasks of a round do not agree on the types of columns; declare the columns")
 
-    def _target(self, table: TypedTable, due: Sequence[_Output]) -> Target:
-        main = self._main(table)
-        stores = {each.quarantine: each.lake.store for each in due if each.table is table}
-        return Target(
-            table=table,
-            store=stores.get(False),
-            quarantine=stores.get(True),
-            known=main.fields,
-            fixed=frozenset(main.fixed),
-        )
-
-    def _commit(
-        self,
-        output: _Output,
-        filled: Sequence[Filled],
-        position: int,
-        chain: int | None,
-        about: Mapping[str, Any],
-    ) -> None:
+    def _commit(self, output: _Output, filled: Sequence[Filled], after: Progress, about: Mapping[str, Any]) -> None:
         """Commit the files of a round, unless there is nothing to commit."""
-        if output.quarantine:
-            files = [file for each in filled for file in each.quarantined]
-            self._append(output, [file.action for file in files], position, chain, about)
-            output.rows += sum(file.rows for file in files)
-            return
         counts: Counter[str] = Counter()
-        for each in filled:
-            counts.update(each.counts)
         try:
-            files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
-            counts.update(repetitions)
-            self._grow(output, filled)
+            if output.quarantine:
+                files = [file for each in filled for file in each.quarantined]
+            else:
+                files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
+                for changes in (*(each.counts for each in filled), repetitions):
+                    counts.update(changes)
+                self._grow(output, filled)
             total = output.counts + counts
-            self._append(output, [file.action for file in files], position, chain, about, total)
+            changed = {name: count for name, count in total.items() if count != output.counts[name]}
+            if files or changed:
+                actions = [file.action for file in files]
+                about = {**about, "counts": changed}
+                output.lake.commit(self.identity, output.before, after, actions, about=about, counts=changed)
+                output.before = after
         except BaseException:
             output.keys = None  # the keys include rows that are not committed
             raise
         output.counts = total
         output.rows += sum(file.rows for file in files)
 
-    def _append(
-        self,
-        output: _Output,
-        actions: Sequence[AddAction],
-        position: int,
-        chain: int | None,
-        about: Mapping[str, Any],
-        counts: Counter[str] | None = None,
-    ) -> None:
-        changed = {name: count for name, count in (counts or {}).items() if count != output.counts[name]}
-        if actions or changed:
-            after = Progress(server=self._server(output.lake), position=position, chain=chain)
-            output.lake.commit(
-                self.identity, output.before, after, actions, about={**about, "counts": changed}, counts=changed
-            )
-            output.before = after
-
-    def _server(self, lake: Lake) -> str:
-        return lake.servers()[self.identity.hex()]
-
     def _grow(self, output: _Output, filled: Sequence[Filled]) -> None:
-        """Add the columns that rows of a round need."""
+        """Add the columns for fields that appeared in a round for the first time."""
         new = {name: kind for each in filled for name, kind in each.fields.items() if name not in output.fields}
         if new:
             output.lake.add_columns([pa.field(name, TYPES[kind]) for name, kind in new.items()])
@@ -485,7 +394,7 @@ class TablesRun:
         wider = {name: agreed[name] for name, kind in output.fields.items() if agreed.get(name, kind) != kind}
         if not wider:
             return True
-        schema = _schema(_types(output.lake) | wider)
+        schema = pa.schema([(name, _TYPES[kind]) for name, kind in (_types(output.lake) | wider).items()])
         small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
         paths = [file.path for file in output.lake.files()] if small else []
         actions = self.engine(
@@ -494,15 +403,12 @@ class TablesRun:
         if not small or None in actions:  # None: an integer is too large to be a double.
             output.fixed |= set(wider)
             return False
-        before = output.before or self._progress(output)
+        before = output.before or output.reached
         output.lake.commit(self.identity, output.before, before, actions, about={"widened": wider}, schema=schema)
         output.before = before
         output.fields |= wider
         log.info("the table %s has wider columns: %s", output.lake, ", ".join(sorted(wider)))
         return True
-
-    def _progress(self, output: _Output) -> Progress:
-        return Progress(server=self._server(output.lake), position=output.position, chain=output.chain)
 
     def _without_repetitions(
         self, output: _Output, files: Sequence[TypedFile], keys: RecentKeys | None = None
@@ -529,7 +435,7 @@ class TablesRun:
         return found, {"duplicates": gone, "rows": -gone, "rescued": -rescued}
 
     def _recent(self, output: _Output, until: int | None = None) -> RecentKeys:
-        """Return the keys of the last rows of a table.
+        """Return the keys of the newest rows of a table, with which events that are sent again are recognized.
 
         :param until: only of rows that were accepted before; None: of all
         """
@@ -557,24 +463,20 @@ class TablesRun:
         """Commit the positions of tables that got no rows, and let retention delete what all tables have."""
         for output in self.outputs:
             if output.position > (output.before.position if output.before else 0):
-                after = self._progress(output)
+                after = output.reached
                 output.lake.commit(self.identity, output.before, after, [])
                 output.before = after
-        if self.config.subscription is not None:
-            position = min(output.position for output in self.outputs)
-            self.source.update_subscription(self.config.subscription, position, self.identity)
-        self._settled = time.monotonic()
+        super().settle()
 
-    def summarize(self) -> None:
-        """Update the aggregates to the present versions of their tables."""
+    def idle(self) -> None:
+        """Update the aggregates to the present versions of their tables, which a killed run may not have done."""
         for summary in self.summaries:
             summary.update()
 
     def optimize(self) -> None:
         """Merge the files of tables with many files, and remove files that are not used any more."""
         for lake in self.lakes():
-            table = lake.refresh()
-            assert table is not None
+            table = lake.current()
             try:
                 with lake.store.explained():
                     if lake.totals()[0] >= MANY and not lake.vectors():
@@ -583,7 +485,6 @@ class TablesRun:
             except DeltaError as error:  # Another program changed the table at this moment.
                 log.warning("the table %s was not optimized: %s", lake, plain(error))
             lake.refresh()
-        self._optimized = time.monotonic()
 
     def backfill(self, name: str, start: datetime, end: datetime) -> TableState:
         """Extract the rows of a range of time again, and replace the table's rows of that range.
@@ -602,7 +503,7 @@ class TablesRun:
         sources, oldest = sources_of(self.config, self.source, self.identity, table, since, until, stop)
         if oldest is not None and since < oldest:
             check_rows([output.lake for output in outputs], since, min(until, oldest))
-        (filled,) = self._filled([table], outputs, sources, "part-backfill")
+        (filled,) = self._filled(outputs[:1], outputs, sources, "part-backfill")
         rows = 0
         for output in outputs:
             files = [file for each in filled for file in (each.quarantined if output.quarantine else each.files)]
@@ -611,17 +512,25 @@ class TablesRun:
                 self._grow(output, filled)
                 rows = sum(file.rows for file in files)
             rest, removed = without(output.lake, self.engine, since, until)
-            before = output.before or self._progress(output)
+            before = output.before or output.reached
             about = {"backfill": [start.isoformat(), end.isoformat()], "rows": rows}
             actions = [*(file.action for file in files), *rest]
             output.lake.commit(self.identity, output.before, before, actions, about=about, removed=removed)
             output.before, output.keys = before, None
-        self.summarize()
+        self.idle()
         return TableState(name=name, rows=rows, counts={})
 
 
-def _schema(types: Mapping[str, str]) -> pa.Schema:
-    return pa.schema([(name, _TYPES[kind]) for name, kind in types.items()])
+def _target(main: _Output, due: Sequence[_Output]) -> Target:
+    """Return what tasks write of a table: its rows, the rows of its quarantine, or both, as far as they are due."""
+    stores = {each.quarantine: each.lake.store for each in due if each.table is main.table}
+    return Target(
+        table=main.table,
+        store=stores.get(False),
+        quarantine=stores.get(True),
+        known=main.fields,
+        fixed=frozenset(main.fixed),
+    )
 
 
 def _types(lake: Lake) -> dict[str, str]:
@@ -655,7 +564,3 @@ def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dic
                 kinds["double"] += kinds.pop("long", 0)
             agreed[name] = max(kinds, key=lambda kind: (kinds[kind], kind))
     return agreed
-
-
-def _differs(fields: Mapping[str, str], agreed: Mapping[str, str]) -> bool:
-    return any(agreed.get(name) != kind for name, kind in fields.items())

@@ -19,6 +19,7 @@ from pyarrow import ArrowException, parquet
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.offline.places import place
 from fyrehose.spark import tables
+from fyrehose.spark.columns import TABLE
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
@@ -77,8 +78,9 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
         return Verified(checked=0, unchecked=0, differences=())
     # The journal alone shows only the start and the end of the records that both have.
     stop = max(known.position, view.start)
-    theirs = tables.of_journal(spark, journal, known.server, start=view.start, stop=stop, gaps="skip")
-    ours = tables.of_lake(spark, target, server=known.server)
+    server = target.server_of(view.identity)
+    theirs = tables.of_journal(spark, journal, server, start=view.start, stop=stop, gaps="skip")
+    ours = tables.of_lake(spark, target, server=server)
     kept = theirs.groupBy("stream").agg(f.min("seq").alias("kept"))
     both = ours.join(f.broadcast(kept), "stream").where("seq >= kept").drop("kept")
     joined = _blocks(both).alias("l").join(_blocks(theirs).alias("j"), ["stream", "block"], "full_outer")
@@ -143,8 +145,8 @@ def _blocks(records: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     # Hashes skip nulls, so a mask of the null columns is hashed as one more value.
-    nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in tables.COLUMNS))
-    digest = f.xxhash64(*tables.COLUMNS, nulls)
+    nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in TABLE.names))
+    digest = f.xxhash64(*TABLE.names, nulls)
     # Add the hashes, without overflow: in an exclusive or, two equal records would cancel each other out.
     return records.groupBy("stream", f.expr(f"seq div {BLOCK}").alias("block")).agg(
         f.count("*").alias("rows"), f.sum(digest.cast("decimal(20,0)")).alias("sum")

@@ -1,12 +1,12 @@
 """Find what a backfill reads, and what it replaces: the records of a range of time, and the rows of a table in it.
 
-lake as far as it is, journal behind that -> parts for tasks      files with rows of the range -> their other rows
+in: a table, a range of time
+out: the parts of the lake and of the journal to read; the table's files, written again without rows of the range
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -19,19 +19,20 @@ from fyrehose.errors import ConfigError, JournalUnreachable
 from fyrehose.journal.offline.places import Place
 from fyrehose.journal.offline.view import View
 from fyrehose.spark.counting import account_of
-from fyrehose.spark.lake import File, Lake
+from fyrehose.spark.engines import Engine
+from fyrehose.spark.fetching import read
+from fyrehose.spark.lake import File, Lake, day_of
 from fyrehose.spark.plan import Planner
-from fyrehose.spark.selection import Bounds, Selection
-from fyrehose.spark.typed.config import ACCEPTED, DATE, SYSTEM, TablesConfig, TypedTable
-from fyrehose.spark.typed.engines import Engine
-from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, read, rewrite
+from fyrehose.spark.selection import Bounds, Selection, time_of
+from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TablesConfig, TypedTable
+from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, rewrite
 
 #: How many files of an archive before a file are searched for the first parts of its events.
 _EARLIER = 8
 
 
 def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
-    """Refuse a backfill that would lose rows: rows of a table whose records no source has any more.
+    """Refuse a backfill that would remove rows whose records neither the journal nor the lake has any more.
 
     :raises JournalUnreachable: a table has such rows
     """
@@ -39,8 +40,8 @@ def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
         if any(inside.any() for _, inside in _inside(lake, since, until)):
             raise JournalUnreachable(
                 f"the table {lake} has rows of records that were accepted before "
-                f"{datetime.fromtimestamp(until / 1e6, UTC):%Y-%m-%dT%H:%M:%S}, and no source has these any more: "
-                "begin there, or name a lake that has them in the configuration"
+                f"{time_of(until):%Y-%m-%dT%H:%M:%S}, and neither the journal nor "
+                "the lake has these any more: begin there, or name a lake that has them in the configuration"
             )
 
 
@@ -63,9 +64,10 @@ def sources_of(
         every = lake.actions()
         if every.num_rows:
             oldest = compute.min(every["min.time"].cast(pa.int64())).as_py()
-        files = lake.files(chosen, known.server)
+        server = lake.server_of(identity)
+        files = lake.files(chosen, server)
         lake.check(files)
-        found += _lake_parts(lake, known.server, chosen, [file.path for file in files])
+        found += _lake_parts(lake, server, chosen, [file.path for file in files])
     if stop < begin:
         raise JournalUnreachable(
             f"the tables of {config.output} are at position {stop}, and the lake is at {begin}: fill the "
@@ -106,9 +108,9 @@ def without(lake: Lake, engine: Engine, since: int, until: int) -> tuple[list[Ad
 def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
     """Yield the files of the days of a range of time, with a mask of their rows in it."""
     schema = pa.schema([(ACCEPTED, SYSTEM[ACCEPTED])])
-    days = {str(day) for day in _days(since, until)}
+    first, last = (str(time_of(at).date()) for at in (since, until - 1))
     for file in lake.files():
-        if file.path.rpartition(f"{DATE}=")[2][:10] in days:
+        if first <= day_of(file.path) <= last:
             batches = read(lake.store, [file.path], schema)
             times = [np.empty(0, np.int64), *(batch[0].cast(pa.int64()).to_numpy() for batch in batches)]
             every = np.concatenate(times)
@@ -129,8 +131,3 @@ def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]
         earlier = tuple(in_order[max(0, at - _EARLIER) : at])
         here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
         yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
-
-
-def _days(since: int, until: int) -> list[Any]:
-    first, last = (datetime.fromtimestamp(at / 1e6, UTC).date() for at in (since, until - 1))
-    return [first.fromordinal(number) for number in range(first.toordinal(), last.toordinal() + 1)]

@@ -11,7 +11,7 @@ a program: its syntax tree is translated.  A condition that compares a missing v
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache, reduce
 from typing import Any
@@ -25,13 +25,13 @@ from fyrehose.options import suggestion
 #: The longest condition, in characters.
 LONGEST = 4096
 
-_COMPARISONS: dict[type[ast.cmpop], tuple[str, Callable[..., Any]]] = {
-    ast.Eq: ("==", compute.equal),
-    ast.NotEq: ("!=", compute.not_equal),
-    ast.Lt: ("<", compute.less),
-    ast.LtE: ("<=", compute.less_equal),
-    ast.Gt: (">", compute.greater),
-    ast.GtE: (">=", compute.greater_equal),
+_COMPARISONS: dict[type[ast.cmpop], Callable[..., Any]] = {
+    ast.Eq: compute.equal,
+    ast.NotEq: compute.not_equal,
+    ast.Lt: compute.less,
+    ast.LtE: compute.less_equal,
+    ast.Gt: compute.greater,
+    ast.GtE: compute.greater_equal,
 }
 #: The functions of conditions, and how many texts follow the column in their arguments.
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
@@ -54,30 +54,20 @@ class Condition:
 
     text: str
 
-    @property
-    def columns(self) -> list[str]:
-        """Return the names of the columns that the condition uses, in its order.
-
-        :raises ValueError: the text is not a condition
-        """
-        found: dict[str, None] = {}
-        _names(_parsed(self.text), found)
-        return list(found)
-
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         """Check that the columns exist, and that their types permit the comparisons of the condition.
 
         :raises ValueError: what is wrong, for the user
         """
-        for name in self.columns:
+        for name in _names(_parsed(self.text)):
             if name not in types:
-                raise ValueError(f"there is no column {name!r}{suggestion(name, types) or _listed(types)}")
+                raise ValueError(f"there is no column {name!r}{_instead(name, types)}")
         try:
             # Use a row with values, because PyArrow compiles a regular expression only for a value.
             row = {name: pa.array([_SAMPLES.get(kind, 0)], kind) for name, kind in types.items()}
             found = _computed(_parsed(self.text), row)
         except (pa.ArrowException, TypeError) as error:
-            raise ValueError(f"{self.text!r} cannot be computed: {_first_line(error)}") from error
+            raise ValueError(f"{self.text!r} cannot be computed: {str(error).splitlines()[0]}") from error
         if not isinstance(found, pa.Array | pa.ChunkedArray) or found.type != pa.bool_():
             raise ValueError(f"{self.text!r} is not a condition that is true or false")
 
@@ -97,29 +87,20 @@ def _parsed(text: str) -> ast.expr:
         raise ValueError(f"{text!r} is not a condition such as status >= 100 and host is not null{hint}") from error
 
 
-def _listed(names: Iterable[str]) -> str:
-    return f"; there are {', '.join(names)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+def _instead(name: str, known: Collection[str]) -> str:
+    """Return the advice for an unknown name: a similar one, or all that are known."""
+    return suggestion(name, known) or f"; there are {', '.join(known)}"
 
 
 def _name(node: ast.expr) -> str | None:
     """Return the name of a column: ``status``, ``host.name``, or ``column('any name')``; None if it is no column."""
-    if isinstance(node, ast.Name):
-        return None if node.id.lower() in _WORDS else node.id
-    if isinstance(node, ast.Attribute):
-        before = _name(node.value)
-        return None if before is None else f"{before}.{node.attr}"
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "column"
-        and not node.keywords
-    ):
-        text = _constant(node.args[0]) if len(node.args) == 1 else None
-        return text if isinstance(text, str) else None
+    match node:
+        case ast.Name(id=name) if name.lower() not in _WORDS:
+            return name
+        case ast.Attribute(value=before, attr=name) if (prefix := _name(before)) is not None:
+            return f"{prefix}.{name}"
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+            return name
     return None
 
 
@@ -128,26 +109,25 @@ def _constant(node: ast.expr) -> Any:
 
     :raises ValueError: the expression is no constant
     """
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
-        return node.value
-    if isinstance(node, ast.Name) and node.id.lower() in _WORDS:
-        return _WORDS[node.id.lower()]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _constant(node.operand)
-        if type(value) in (int, float):
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name.lower() in _WORDS:
+            return _WORDS[name.lower()]
+        case ast.UnaryOp(op=ast.USub(), operand=operand) if type(value := _constant(operand)) in (int, float):
             return -value
     raise ValueError(f"{ast.unparse(node)!r} is neither a column nor a constant")
 
 
-def _names(node: ast.expr, found: dict[str, None]) -> None:
+def _names(node: ast.expr) -> Iterator[str]:
+    """Yield the names of the columns in an expression, in their order."""
     name = _name(node)
     if name is not None:
-        found[name] = None
+        yield name
         return
-    words = node.args if isinstance(node, ast.Call) else list(ast.iter_child_nodes(node))
-    for child in words:
+    for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
-            _names(child, found)
+            yield from _names(child)
 
 
 def _computed(node: ast.expr, columns: Mapping[str, Any]) -> Any:
@@ -158,27 +138,28 @@ def _computed(node: ast.expr, columns: Mapping[str, Any]) -> Any:
     name = _name(node)
     if name is not None:
         return columns[name]
-    if isinstance(node, ast.BoolOp):
-        join = compute.and_kleene if isinstance(node.op, ast.And) else compute.or_kleene
-        return reduce(join, [_computed(each, columns) for each in node.values])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return compute.invert(_computed(node.operand, columns))
-    if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        found = [_compared(op, sides[at], sides[at + 1], columns) for at, op in enumerate(node.ops)]
-        return reduce(compute.and_kleene, found)
-    if isinstance(node, ast.Call):
-        return _called(node, columns)
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            join = compute.and_kleene if isinstance(op, ast.And) else compute.or_kleene
+            return reduce(join, [_computed(each, columns) for each in values])
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return compute.invert(_computed(operand, columns))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            pairs = zip(ops, [left, *others], others, strict=False)
+            return reduce(compute.and_kleene, [_compared(op, one, other, columns) for op, one, other in pairs])
+        case ast.Call():
+            return _called(node, columns)
     return _constant(node)
 
 
 def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[str, Any]) -> Any:
     if isinstance(op, ast.Is | ast.IsNot):
-        wanted = _constant(right.operand if (negated := _is_not(right)) else right)  # type: ignore[attr-defined]
-        if wanted is not None:
+        negated = isinstance(op, ast.IsNot)
+        if isinstance(right, ast.UnaryOp) and isinstance(right.op, ast.Not):
+            negated, right = True, right.operand
+        if _constant(right) is not None:
             raise ValueError("'is' compares with null only; use ==")
-        test = compute.is_valid if isinstance(op, ast.IsNot) or negated else compute.is_null
-        return test(_computed(left, columns))
+        return (compute.is_valid if negated else compute.is_null)(_computed(left, columns))
     if isinstance(op, ast.In | ast.NotIn):
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
             raise ValueError(f"expected a list behind 'in', such as ['a', 'b'], not {ast.unparse(right)!r}")
@@ -190,11 +171,7 @@ def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[s
     if known is None:
         raise ValueError("conditions have the comparisons == != < <= > >= in, is null, is not null")
     one, other = _computed(left, columns), _computed(right, columns)
-    return known[1](_alike(one, other), _alike(other, one))
-
-
-def _is_not(node: ast.expr) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return known(_alike(one, other), _alike(other, one))
 
 
 def _alike(value: Any, other: Any) -> Any:
@@ -209,9 +186,10 @@ def _alike(value: Any, other: Any) -> Any:
 
 def _called(node: ast.Call, columns: Mapping[str, Any]) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name == "column":
+        raise ValueError("column takes the name of a column as a text, such as column('any name')")
     if name not in _FUNCTIONS:
-        known = [*_FUNCTIONS, "column"]
-        raise ValueError(f"there is no function {name!r}{suggestion(name, known) or _listed(known)}")
+        raise ValueError(f"there is no function {name!r}{_instead(name, [*_FUNCTIONS, 'column'])}")
     function, texts = _FUNCTIONS[name]
     if node.keywords or len(node.args) != 1 + texts:
         raise ValueError(f"{name} takes a column{' and a text' if texts else ''}")

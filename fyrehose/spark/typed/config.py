@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from os.path import normpath
 from pathlib import Path
@@ -49,9 +49,9 @@ SYSTEM: dict[str, pa.DataType] = {
     RESCUED: pa.binary(),
     DATE: TYPES["date"],
 }
-#: The choices for fields that no column names.
+#: What may happen to fields for which no column is declared.
 COLUMNS, RESCUE, IGNORE = "columns", "rescue", "ignore"
-#: The choices for rows that do not meet an expectation.
+#: What may happen to rows that do not meet an expectation.
 EXPECT, DROP, FAIL, QUARANTINE = "expect", "drop", "fail", "quarantine"
 #: Units of a number that is a time, in microseconds.
 UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -246,6 +246,11 @@ class _Section:
             raise self.wrong(key, f"{key} is {value!r}{advice}")
         return value
 
+    def column(self, key: str, name: str, known: Collection[str]) -> None:
+        """Check that *name*, which is in the value of *key*, is a column."""
+        if name not in known:
+            raise self.wrong(key, f"there is no column {name!r}{suggestion(name, known) or '; declare it'}")
+
     def microseconds(self, key: str) -> int:
         """Return the duration *key* in microseconds.
 
@@ -290,13 +295,11 @@ def _config(whole: _Section) -> TablesConfig:
             raise whole.below("aggregates").wrong(name, f"there is a table {name!r} already; choose another name")
         aggregates.append(_aggregate(name, section, tables))
     folder = whole.file.absolute().parent
-    lake = whole.text_of("lake", "a directory or URL", "-")
-    subscription = whole.text_of("subscription", "a name", "-")
     return TablesConfig(
         journal=_placed(folder, whole.text_of("journal", "a directory, or http://HOST:PORT")),
         output=_placed(folder, whole.text_of("output", "a directory, or s3://BUCKET/PATH")),
-        lake=_placed(folder, lake) if "lake" in whole.values else None,
-        subscription=subscription if "subscription" in whole.values else None,
+        lake=_placed(folder, whole.text_of("lake", "a directory or URL")) if "lake" in whole.values else None,
+        subscription=whole.text_of("subscription", "a name") if "subscription" in whole.values else None,
         skip_gaps=whole.choice("gaps", ("error", "skip"), "error") == "skip",
         tables=tables,
         aggregates=tuple(aggregates),
@@ -345,7 +348,7 @@ def _columns_of(section: _Section) -> dict[str, Any]:
 
 
 def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit that a declared column of the same field has."""
+    """Return the unit of the declared column that has the same field; None if there is no such column."""
     path, steps = parsed_path(field)
     return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
 
@@ -414,8 +417,7 @@ def _deduplicated(section: _Section, columns: Sequence[TypedColumn]) -> tuple[tu
     key = section.texts("key", "a column, or a list of columns")
     known = [*(column.name for column in columns), EVENT_TIME]
     for name in key:
-        if name not in known:
-            raise section.wrong("key", f"there is no column {name!r}{suggestion(name, known) or '; declare it'}")
+        section.column("key", name, known)
     return key, section.microseconds("within")
 
 
@@ -427,8 +429,7 @@ def _aggregate(name: str, section: _Section, tables: Sequence[TypedTable]) -> Ag
     types = {field.name: field.type for field in next(table for table in tables if table.name == named).schema}
     by = section.texts("by", "a column, or a list of columns", ())
     for column in by:
-        if column not in types:
-            raise section.wrong("by", f"there is no column {column!r}{suggestion(column, types) or '; declare it'}")
+        section.column("by", column, types)
     where = None
     if "where" in section.values:
         where = Condition(section.text_of("where", "a condition such as 'status >= 500'"))
@@ -455,8 +456,7 @@ def _measure(name: str, section: _Section, types: Mapping[str, pa.DataType]) -> 
     if match[1]:
         return Measure(name=name, function="count", column=None)
     function, column = match[2], match[3].strip()
-    if column not in types:
-        raise section.wrong(name, f"there is no column {column!r}{suggestion(column, types) or '; declare it'}")
+    section.column(name, column, types)
     if function in ("sum", "mean") and types[column] not in (TYPES["long"], TYPES["double"]):
         raise section.wrong(name, f"{function} needs a column of numbers, and {column!r} is {types[column]}")
     return Measure(name=name, function=function, column=column)
@@ -500,13 +500,7 @@ def _quoted(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    names = {
-        str: "the text",
-        bool: "the boolean",
-        int: "the number",
-        float: "the number",
-        list: "a list",
-        dict: "a table",
-    }
-    name = names.get(type(value), "the time")
-    return name if isinstance(value, list | dict) else f"{name} {value!r}"
+    names = {str: "text", bool: "boolean", int: "number", float: "number"}
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "a table"
+    return f"the {names.get(type(value), 'time')} {value!r}"

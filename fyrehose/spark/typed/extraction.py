@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime
 from math import isinf
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
+from fyrehose.spark.selection import microseconds
 from fyrehose.spark.typed.config import COLUMNS, RESCUE, SYSTEM, TYPES, TypedColumn, TypedTable
 
 #: The most undeclared fields that become columns; some programs use ids as names of fields.
@@ -32,11 +33,9 @@ LONGEST = 255
 #: Integers beyond this are not exact as doubles.
 _EXACT = 1 << 53
 _LONG = 1 << 63
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICRO = timedelta(microseconds=1)
 #: Characters that Delta tables do not allow in names of columns.
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
-#: The type of a new column, by the type of a value; a text is not guessed to be a time.
+#: The type of a new column, by the type of a value; a text that looks like a time stays a text.
 _INFERRED = {str: "string", bool: "boolean", int: "long", float: "double", list: "string"}
 
 _MISFIT: Any = object()
@@ -252,8 +251,7 @@ def _time(value: Any, unit: int | None = None) -> Any:
     """Return a time in microseconds since 1970 UTC; a time without a zone is taken as UTC."""
     if type(value) is str:
         try:
-            when = datetime.fromisoformat(value)
-            return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // _MICRO
+            return microseconds(datetime.fromisoformat(value))
         except (ValueError, OverflowError):
             return _MISFIT
     if unit is None or type(value) not in (int, float) or isinf(value):

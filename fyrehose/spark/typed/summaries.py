@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark.deltalog import changes
+from fyrehose.spark.engines import Engine
 from fyrehose.spark.lake import Lake, Progress
 from fyrehose.spark.typed import windows
 from fyrehose.spark.typed.config import Aggregate, TypedTable
-from fyrehose.spark.typed.engines import Engine
 from fyrehose.spark.typed.windows import WindowTask
 
 #: How many files of a table a task aggregates.
@@ -53,16 +53,21 @@ class Summary:
 
         :raises ConfigError: the aggregate was made by another definition
         """
-        self.lake.refresh()
+        table = self.lake.current()
         self.before = self.lake.progress(self.identity)
         self.version = 0 if self.before is None else self.before.position
-        _check_definition(self)
+        made, wanted = table.metadata().configuration.get(_DEFINITION), repr(self.aggregate)
+        if made is None:
+            self.lake.set_properties({_DEFINITION: wanted})
+        elif made != wanted:
+            raise ConfigError(
+                f"the aggregate {self.lake} was made by another definition; choose another name, or delete its "
+                "directory, so that it is made again"
+            )
 
     def update(self) -> None:
-        """Count the windows again whose rows were changed by the last commits of the table."""
-        table = self.source.refresh()
-        assert table is not None
-        version = table.version()
+        """Compute again the windows in which the last commits of the table have changed rows."""
+        version = self.source.current().version()
         if version > self.version:
             self._count(version)
             self.version = version
@@ -82,12 +87,9 @@ class Summary:
             return
         overlapping = windows.overlapping(source.actions(), changed, aggregate.window)
         tasks = [self._task(some, types, changed) for some in windows.chunks(overlapping, _FILES)]
-        parts = self.engine(windows.count, tasks)
-        rows = self.schema.empty_table()
-        if parts:
-            rows = windows.finished(pa.concat_tables(parts), aggregate, self.schema)
+        rows = windows.finished(self.engine(windows.count, tasks), aggregate, self.schema)
         actions, removed = windows.replaced(self.lake, rows, changed, aggregate.window)
-        after = Progress(server=self.lake.servers()[self.identity.hex()], position=version, chain=None)
+        after = Progress(position=version, chain=None)
         about = {"version": version, "windows": len(changed)}
         self.lake.commit(self.identity, self.before, after, actions, about=about, removed=removed)
         self.before = after
@@ -102,22 +104,4 @@ class Summary:
             aggregate=self.aggregate,
             types=types,
             windows=wanted,
-        )
-
-
-def _check_definition(summary: Summary) -> None:
-    """Check that an aggregate was made by the same definition.
-
-    :raises ConfigError: the aggregate was made by another definition
-    """
-    table = summary.lake.table
-    assert table is not None
-    wanted = repr(summary.aggregate)
-    made = table.metadata().configuration.get(_DEFINITION)
-    if made is None:
-        summary.lake.set_properties({_DEFINITION: wanted})
-    elif made != wanted:
-        raise ConfigError(
-            f"the aggregate {summary.lake} was made by another definition; choose another name, or delete its "
-            "directory, so that it is made again"
         )

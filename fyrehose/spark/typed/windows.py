@@ -8,7 +8,7 @@ reads only the files that may have rows of the windows that changed.  Its progre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from fyrehose.spark.lake import PARTITION, File, Lake
+from fyrehose.spark.fetching import read
+from fyrehose.spark.lake import File, Lake, day_of
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import DATE, EVENT_TIME, TYPES, Aggregate, TypedTable
-from fyrehose.spark.typed.writing import read, write_file
+from fyrehose.spark.typed.writing import by_day, days_of, write_file
 
 #: The column with the beginning of a window.
 WINDOW = "window"
@@ -52,15 +53,18 @@ def schema_of_aggregate(aggregate: Aggregate, table: TypedTable) -> pa.Schema:
 
 
 def windows_of(task: WindowTask) -> Any:
-    """Return the numbers of the windows of a task's files; window 0 begins in 1970."""
+    """Return the numbers of the windows in which a task's files have rows; window 0 begins in 1970."""
     found = [np.empty(0, np.int64)]
     for batch in read(task.store, task.paths, pa.schema([(EVENT_TIME, _TIME)]), task.deleted):
         found.append(np.unique(_numbers(batch[EVENT_TIME], task.aggregate.window)))
     return np.unique(np.concatenate(found))
 
 
-def count(task: WindowTask) -> pa.Table:
-    """Count the rows of a task's files by windows and groups; the results of several tasks can be combined."""
+def count(task: WindowTask) -> pa.Table | None:
+    """Count the rows of a task's files by windows and groups; the results of several tasks can be combined.
+
+    :return: None if no row is in one of the windows
+    """
     aggregate = task.aggregate
     wanted = pa.schema([*task.types.items()])
     parts = []
@@ -73,9 +77,7 @@ def count(task: WindowTask) -> pa.Table:
         rows = pa.Table.from_batches([batch]).append_column(WINDOW, pa.array(numbers)).filter(mask)
         if rows.num_rows:
             parts.append(_grouped(rows, aggregate))
-    if not parts:
-        return _partial_schema(aggregate, task.types).empty_table()
-    return combined(pa.concat_tables(parts), aggregate).cast(_partial_schema(aggregate, task.types))
+    return combined(pa.concat_tables(parts), aggregate) if parts else None
 
 
 def _numbers(times: pa.Array, window: int) -> Any:
@@ -95,13 +97,6 @@ def _needed(aggregate: Aggregate) -> list[tuple[str, str, str | None]]:
         else:
             found.append((each.name, each.function, each.column))
     return found
-
-
-def _partial_schema(aggregate: Aggregate, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    made = [(WINDOW, pa.int64()), *((name, types[name]) for name in aggregate.by)]
-    for name, function, column in _needed(aggregate):
-        made.append((name, pa.int64() if function == "count" else types[column or ""]))
-    return pa.schema(made)
 
 
 def _grouped(rows: pa.Table, aggregate: Aggregate) -> pa.Table:
@@ -130,9 +125,12 @@ def combined(parts: pa.Table, aggregate: Aggregate) -> pa.Table:
     )
 
 
-def finished(parts: pa.Table, aggregate: Aggregate, schema: pa.Schema) -> pa.Table:
-    """Return the rows of an aggregate, from partial results."""
-    found = combined(parts, aggregate)
+def finished(parts: Iterable[pa.Table | None], aggregate: Aggregate, schema: pa.Schema) -> pa.Table:
+    """Return the rows of an aggregate, from the results of :func:`count` of all tasks."""
+    there = [part for part in parts if part is not None]
+    if not there:
+        return schema.empty_table()
+    found = combined(pa.concat_tables(there), aggregate)
     starts = compute.multiply(found[WINDOW], aggregate.window).cast(pa.timestamp("us")).cast(_TIME)
     columns = {WINDOW: starts, **{name: found[name] for name in aggregate.by}}
     for each in aggregate.measures:
@@ -141,7 +139,7 @@ def finished(parts: pa.Table, aggregate: Aggregate, schema: pa.Schema) -> pa.Tab
             columns[each.name] = compute.divide(total, compute.if_else(compute.equal(number, 0), None, number))
         else:
             columns[each.name] = found[each.name]
-    columns[DATE] = starts.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+    columns[DATE] = days_of(starts)
     keys = [(name, "ascending") for name in (WINDOW, *aggregate.by)]
     return pa.table({field.name: columns[field.name].cast(field.type) for field in schema}).sort_by(keys)
 
@@ -174,26 +172,17 @@ def replaced(lake: Lake, rows: pa.Table, windows: Any, window: int) -> tuple[lis
     :param rows: the rows of the windows that changed
     :param windows: the numbers of these windows
     """
-    days = set(compute.unique(_days(pa.array(windows), window)).to_pylist())
-    old = [file for file in lake.files() if file.path.rpartition(f"{PARTITION}=")[2][:10] in set(map(str, days))]
+    starts = compute.multiply(pa.array(windows), window).cast(_TIME)
+    days = set(map(str, days_of(starts).unique().to_pylist()))
+    old = [file for file in lake.files() if day_of(file.path) in days]
     parts = [rows]
     schema = rows.schema.remove(rows.schema.get_field_index(DATE))
     for batch in read(lake.store, [file.path for file in old], schema, lake.vectors()):
         stays = ~np.isin(_numbers(batch[WINDOW], window), windows)
         some = pa.Table.from_batches([batch]).filter(pa.array(stays))
-        dates = some[WINDOW].cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
-        parts.append(some.append_column(DATE, dates))
+        parts.append(some.append_column(DATE, days_of(some[WINDOW])))
     whole = pa.concat_tables(parts).sort_by(WINDOW)
-    actions = []
-    for day in sorted(whole[DATE].unique().to_pylist()):
-        of_day = whole.filter(compute.equal(whole[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
-        actions.append(write_file(lake.store, str(day), "part-windows", of_day, (WINDOW,)))
-    return actions, old
-
-
-def _days(numbers: pa.Array, window: int) -> pa.Array:
-    starts = compute.multiply(numbers, window).cast(pa.timestamp("us"))
-    return starts.cast(pa.date32(), safe=False)
+    return [write_file(lake.store, day, "part-windows", some, (WINDOW,)) for day, some in by_day(whole)], old
 
 
 def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:

@@ -8,11 +8,8 @@ has committed them.  A task may run twice: the files of one of the runs are then
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -20,16 +17,17 @@ import attrs
 import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyarrow import compute, dataset, parquet
+from pyarrow import compute, parquet
 
 from fyrehose.errors import ExpectationFailed
 from fyrehose.journal.offline.places import Place
 from fyrehose.journal.parts import BETWEEN, LARGEST
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.fetching import kept
+from fyrehose.spark.fetching import read
 from fyrehose.spark.joining import LABELS, whole_events
-from fyrehose.spark.lake import PARTITION
+from fyrehose.spark.lake import day_of
+from fyrehose.spark.layout import add_action, new_path
 from fyrehose.spark.plan import Part, Planner, boundary
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
@@ -63,9 +61,7 @@ MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 DIGEST = 16
 #: Most rows of a row group.
 _GROUP = 1 << 16
-#: Rows that are read at a time.
-_ROWS = 1 << 14
-#: The years whose event times are believed; other times come from clocks that were not set.
+#: Bounds of event times, in microseconds since 1970: other times, of clocks that were not set, are ignored.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
 QUARANTINED = schema_of({"expectations": "string"})
@@ -198,40 +194,40 @@ def fill(task: FillTask) -> list[Filled]:
     """
     known = [dict(target.known) for target in task.targets]
     with memory.uncollected():
-        while True:
-            rows = [_Rows(target, fields) for target, fields in zip(task.targets, known, strict=True)]
+        while (rows := _collected(task, known)) is None:
+            pass  # Begin again with wider columns; this happens once for each column.
+        return [each.written(task.name) for each in rows]
+
+
+def _collected(task: FillTask, known: Sequence[dict[str, str]]) -> list[_Rows] | None:
+    """Return the rows of each table; None if a column is too narrow, whose type in *known* is wider from then on."""
+    rows = [_Rows(target, dict(fields)) for target, fields in zip(task.targets, known, strict=True)]
+    for batch in task.source.batches():
+        for each, fields in zip(rows, known, strict=True):
             try:
-                for batch in task.source.batches():
-                    for each in rows:
-                        each.add(batch)
+                each.add(batch)
             except Widened as wider:
-                # Begin again, because the columns made so far are too narrow; this happens once for each column.
-                next(each for each in rows if each.failed).initial[wider.name] = "double"
-                continue
-            return [each.written(task.name) for each in rows]
+                fields[wider.name] = "double"
+                return None
+    return rows
 
 
 @attrs.define(eq=False)
 class _Rows:
     """Collects the rows of one table.
 
-    :ivar initial: the types of columns at the beginning
+    :ivar fields: the types of the columns of fields so far
     """
 
     target: Target
-    initial: dict[str, str]
-    failed: bool = False
-    fields: dict[str, str] = attrs.field(init=False)
+    fields: dict[str, str]
     counts: Counter[str] = attrs.field(factory=Counter, init=False)
     _good: list[pa.Table] = attrs.field(factory=list, init=False)
     _bad: list[pa.Table] = attrs.field(factory=list, init=False)
     _covered: dict[str, bool] = attrs.field(factory=dict, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.fields = dict(self.initial)
-
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the records of the table's streams."""
+        """Extract the rows of those records in a batch whose streams belong to the table."""
         table = self.target.table
         streams = batch["stream"].unique().to_pylist()
         for stream in streams:
@@ -242,11 +238,7 @@ class _Rows:
             batch = batch.filter(compute.is_in(batch["stream"], pa.array(ours, pa.string())))
         if not batch.num_rows:
             return
-        try:
-            found = extracted(batch["payload"].to_pylist(), table, self.fields, self.target.fixed)
-        except Widened:
-            self.failed = True
-            raise
+        found = extracted(batch["payload"].to_pylist(), table, self.fields, self.target.fixed)
         self.fields = found.fields
         columns = {
             STREAM: batch["stream"],
@@ -256,7 +248,7 @@ class _Rows:
             **found.columns,
             RESCUED: compute.if_else(pa.array(found.misfits), batch["payload"], None),
         }
-        columns[DATE] = batch["time"].cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+        columns[DATE] = days_of(batch["time"])
         self._sort(pa.table(columns), batch["payload"])
 
     def _sort(self, rows: pa.Table, payloads: pa.Array) -> None:
@@ -270,7 +262,12 @@ class _Rows:
             failures = np.flatnonzero(~holds)
             self.counts[f"failed/{each.name}"] += len(failures)
             if len(failures) and each.action == FAIL:
-                raise _failure(self.target.table, each.name, each.condition.text, rows, int(failures[0]))
+                row = int(failures[0])
+                raise ExpectationFailed(
+                    f"record {rows[SEQ][row].as_py()} of the stream {rows[STREAM][row].as_py()!r} does not meet the "
+                    f"expectation {each.name!r} of the table {self.target.table.name!r}: {each.condition.text}; "
+                    "nothing of its round was committed. Correct the condition, or let its action be drop or quarantine"
+                )
             if each.action in (DROP, QUARANTINE):
                 good &= holds
             if each.action == QUARANTINE:
@@ -312,14 +309,6 @@ def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
     return compute.coalesce(*found)
 
 
-def _failure(table: TypedTable, name: str, condition: str, rows: pa.Table, row: int) -> ExpectationFailed:
-    return ExpectationFailed(
-        f"record {rows[SEQ][row].as_py()} of the stream {rows[STREAM][row].as_py()!r} does not meet the expectation "
-        f"{name!r} of the table {table.name!r}: {condition}; nothing of its round was committed. Correct the "
-        "condition, or let its action be drop or quarantine"
-    )
-
-
 def _written(
     store: LakeStore | None, tables: list[pa.Table], schema: pa.Schema, name: str, key: tuple[str, ...] = ()
 ) -> Iterator[TypedFile]:
@@ -330,10 +319,9 @@ def _written(
     for field in missing:
         whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
     whole = whole.select(schema.names).cast(schema)
-    for day in sorted(whole[DATE].unique().to_pylist()):
-        rows = whole.filter(compute.equal(whole[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+    for day, rows in by_day(whole):
         yield TypedFile(
-            action=write_file(store, str(day), name, rows),
+            action=write_file(store, day, name, rows),
             rows=rows.num_rows,
             keys=digests(rows, key) if key else b"",
             times=rows[ACCEPTED].cast(pa.int64()).to_numpy() if key else None,
@@ -341,12 +329,23 @@ def _written(
         )
 
 
+def days_of(times: pa.Array) -> pa.Array:
+    """Return the day in UTC of each time."""
+    return times.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
+
+
+def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each day in the column ``date``, and its rows without this column."""
+    for day in sorted(rows[DATE].unique().to_pylist()):
+        yield str(day), rows.filter(compute.equal(rows[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+
+
 def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED) -> AddAction:
     """Write a durable file of one day, and return the action that makes it a part of its table.
 
     :param rows: without the column ``date``
     """
-    path = f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
+    path = new_path(day, name)
     with store.writing(path) as file:
         parquet.write_table(
             rows,
@@ -358,57 +357,22 @@ def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: 
             coerce_timestamps="us",
         )
         size = file.tell()
-    bounds = {each: compute.min_max(rows[each]) for each in measured}
-    there = {each: found for each, found in bounds.items() if found["min"].is_valid}
-    stats = {
-        "numRecords": rows.num_rows,
-        "minValues": {each: _shown(found["min"].as_py()) for each, found in there.items()},
-        "maxValues": {each: _shown(found["max"].as_py()) for each, found in there.items()},
-        "nullCount": {each: rows[each].null_count for each in there},
-    }
-    return AddAction(
-        path=path,
-        size=size,
-        partition_values={PARTITION: day},
-        modification_time=time.time_ns() // 1_000_000,
-        data_change=True,
-        stats=json.dumps(stats, ensure_ascii=False),
+    bounds = {each: compute.min_max(rows[each]).as_py() for each in measured}
+    least, most = (
+        {each: found[end] for each, found in bounds.items() if found[end] is not None} for end in ("min", "max")
     )
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, int | str):
-        return value
-    return str(value.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+    return add_action(path, size, rows.num_rows, least, most, {each: rows[each].null_count for each in least})
 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
     """Return the joined digests of the rows' keys; zeros for a row in which a column of the key is null."""
-    columns = [_plain(rows[name]).to_pylist() for name in key]
+    # Times become numbers, because it is slow to convert times to Python objects.
+    times = pa.types.is_timestamp
+    columns = [(rows[name].cast(pa.int64()) if times(rows[name].type) else rows[name]).to_pylist() for name in key]
     return b"".join(
         bytes(DIGEST) if None in values else blake2b(repr(values).encode(), digest_size=DIGEST).digest()
         for values in zip(*columns, strict=True)
     )
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return times as numbers, because Python's times are slow."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-
-
-def read(
-    store: LakeStore, paths: Iterable[str], schema: pa.Schema, deleted: Mapping[str, Any] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the given columns of files; columns that a file does not have are null.
-
-    :param deleted: indexes of the rows that deletion vectors delete, by file
-    """
-    files, form = store.files(), dataset.ParquetFileFormat()
-    with store.explained():
-        for path in paths:
-            found = form.make_fragment(path, files).to_batches(schema, batch_size=_ROWS)
-            without = (deleted or {}).get(path)
-            yield from found if without is None else kept(found, without)
 
 
 @attrs.frozen(kw_only=True)
@@ -440,5 +404,4 @@ def rewrite(task: RewriteTask) -> AddAction | None:
             rows = rows.select(schema.names).cast(schema)
         except pa.ArrowInvalid:
             return None
-    day = task.path.rpartition(f"{PARTITION}=")[2][:10]
-    return write_file(task.store, day, "part-rewritten", rows) if rows.num_rows else None
+    return write_file(task.store, day_of(task.path), "part-rewritten", rows) if rows.num_rows else None

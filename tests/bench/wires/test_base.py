@@ -20,7 +20,7 @@ def test_rows_have_rising_numbers() -> None:
     assert bytes(rows.take(1)) == b"ab" + (3).to_bytes(8, "big") + b"c"
 
 
-def test_rows_without_numbers_are_as_they_are() -> None:
+def test_rows_without_numbers_are_repetitions_of_the_frame() -> None:
     rows = Rows(b"abc", -1, 3)
     assert bytes(rows.take(2)) == b"abcabc"
 
@@ -30,7 +30,7 @@ def test_a_column_is_one_field_of_each_row() -> None:
     assert column(data, 3, 10, 3).tolist() == [7, 8, 9]
 
 
-def test_leading_ends_at_the_first_that_differs() -> None:
+def test_leading_counts_values_before_the_first_false_one() -> None:
     assert leading(np.array([True, True, False, True])) == 2
     assert leading(np.array([True, True])) == 2
     assert leading(np.array([], dtype=bool)) == 0

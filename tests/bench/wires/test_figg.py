@@ -50,7 +50,7 @@ def test_subscriber_attaches_at_the_start_of_the_topic() -> None:
     assert event == Attach(topic="news", offset=0)
 
 
-def test_data_is_counted_as_it_comes() -> None:
+def test_data_is_counted_in_chunks_of_any_size() -> None:
     subscriber = FiggSubscriberWire(JOB)
     heard = bytearray(Attached(topic="news", offset=0).serialize()) + data(1, 2, 3)
     assert subscriber.scan(heard, len(heard) - 4) == len(heard) - len(data(3))
@@ -61,6 +61,6 @@ def test_data_is_counted_as_it_comes() -> None:
 
 
 @pytest.mark.parametrize("offsets", [(2, 3), (1, 3), (1, 1)])
-def test_missing_and_doubled_messages_are_noticed(offsets: tuple[int, ...]) -> None:
+def test_missing_and_duplicate_messages_fail_the_load(offsets: tuple[int, ...]) -> None:
     with pytest.raises(Wrong):
         FiggSubscriberWire(JOB).scan(data(*offsets), len(data(*offsets)))

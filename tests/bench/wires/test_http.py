@@ -56,7 +56,7 @@ def test_answers_are_counted_when_they_are_complete() -> None:
     assert wire.done == 50
 
 
-def test_a_refusal_is_noticed() -> None:
+def test_refused_post_fails_the_load() -> None:
     wire = publisher(10)
     wire.block(1)
     data = bytearray(answer(status="503 Service Unavailable"))
@@ -77,7 +77,7 @@ def leased(*numbers: int, token: str = "1.1") -> bytes:
     ("numbers", "items"),
     [((7, 8, 9), [[[7, 9], "1.1"]]), ((7, 9), [[7, "1.1"], [9, "1.1"]]), ((7,), [[[7, 7], "1.1"]])],
 )
-def test_a_worker_settles_what_it_has_leased(numbers: tuple[int, ...], items: list[object]) -> None:
+def test_worker_settles_the_records_that_it_has_leased(numbers: tuple[int, ...], items: list[object]) -> None:
     pool = WorkerPool()
     wire, other = worker(pool), worker(pool)
     data = bytearray(leased(*numbers))

@@ -63,7 +63,7 @@ def test_windows_are_counted_as_they_are_acknowledged() -> None:
         publisher.scan(acks(1), 6)
 
 
-def test_an_acknowledgement_of_more_than_was_sent_is_noticed() -> None:
+def test_acknowledgement_of_more_than_was_sent_fails_the_load() -> None:
     publisher = LumberjackPublisherWire(Job(stream="", size=490, messages=4))
     publisher.block(4)
     with pytest.raises(Wrong):

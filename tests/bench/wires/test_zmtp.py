@@ -93,7 +93,7 @@ def test_events_are_counted_between_commands() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_a_command_may_come_in_pieces(cut: int) -> None:
+def test_command_in_several_pieces_is_parsed(cut: int) -> None:
     subscriber = zmtp.ZmtpSubscriberWire(JOB)
     ping = bytearray(zmtp.frame(b"\x04PING\0\0hi", 4))
     used = subscriber.scan(bytearray(ping[:cut]), cut)
@@ -111,7 +111,7 @@ def test_sequences_that_do_not_rise_are_reported() -> None:
         zmtp.ZmtpSubscriberWire(JOB).scan(bytearray(b"\x01" * 20), 20)
 
 
-def test_a_snapshot_is_asked_for_and_counted() -> None:
+def test_earlier_events_are_requested_and_counted() -> None:
     reader = zmtp.ZmtpSnapshotWire(JOB)
     parts = []
     asked = reader.begin()

@@ -47,7 +47,7 @@ def test_refused_publish_fails_the_run() -> None:
         Publisher(JOB).scan(said, len(said))
 
 
-def test_messages_are_counted_and_questions_answered() -> None:
+def test_messages_are_counted_and_flow_control_is_answered() -> None:
     subscriber = Subscriber(JOB)
     asked = subscriber.begin().splitlines()
     assert json.loads(asked[1])["config"]["deliver_subject"] == f"{subscriber.inbox.decode()}.data"
@@ -57,7 +57,7 @@ def test_messages_are_counted_and_questions_answered() -> None:
     assert (subscriber.done, bytes(subscriber.answers)) == (2, pub(b"$JS.FC.news.abc.def", b"", b""))
 
 
-def test_a_question_that_is_all_there_is_answered_once() -> None:
+def test_single_request_of_flow_control_is_answered_once() -> None:
     subscriber = Subscriber(JOB)
     heard = bytearray(FLOW % subscriber.inbox)
     assert subscriber.scan(heard, len(heard) - 1) == 0
@@ -65,7 +65,7 @@ def test_a_question_that_is_all_there_is_answered_once() -> None:
     assert subscriber.answers.count(b"PUB") == 1
 
 
-def test_an_error_is_noticed() -> None:
+def test_error_reply_fails_the_load() -> None:
     said = bytearray(b'MSG x 1 30\r\n{"error":{"code":400}}\r\n')
     with pytest.raises(Wrong, match="400"):
         Subscriber(JOB).scan(said, len(said))

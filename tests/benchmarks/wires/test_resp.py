@@ -33,7 +33,7 @@ def test_ids_are_counted_however_they_are_cut() -> None:
         assert publisher.done == 3
 
 
-def test_an_error_is_noticed() -> None:
+def test_error_reply_fails_the_load() -> None:
     said = bytearray(b"-MISCONF no more\r\n")
     with pytest.raises(Wrong, match="MISCONF"):
         Publisher(JOB).scan(said, len(said))
@@ -54,7 +54,7 @@ def test_subscriber_requests_the_entries_behind_the_last_one() -> None:
     assert (subscriber.done, bytes(subscriber.answers)) == (6, b"")
 
 
-def test_something_else_than_entries_is_noticed() -> None:
+def test_reply_without_entries_fails_the_load() -> None:
     said = bytearray(b"-ERR a\r\nb\r\nc\r\nd\r\ne\r\nf")
     with pytest.raises(Wrong):
         Subscriber(JOB).scan(said, len(said))
@@ -73,7 +73,7 @@ def test_a_group_consumer_acknowledges_what_it_read() -> None:
     assert bytes(wire.answers) == wire.begin()
 
 
-def test_a_group_consumer_asks_again_when_nothing_came() -> None:
+def test_group_consumer_reads_again_after_an_empty_reply() -> None:
     wire = GroupConsumer(Job(stream="news", size=50, messages=6, extra={"leases": 100, "round": 2}), WorkerPool())
     assert wire.scan(bytearray(b"*-1\r\n"), 5) == 5
     assert bytes(wire.answers) == wire.begin()

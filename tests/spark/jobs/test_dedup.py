@@ -1,4 +1,4 @@
-"""Doubles: those that were sent again, and nothing else."""
+"""Only records that a producer sent again are duplicates."""
 
 from __future__ import annotations
 

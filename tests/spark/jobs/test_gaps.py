@@ -1,4 +1,4 @@
-"""Numbers that are missing, declared or doubled."""
+"""Missing, declared and duplicate numbers in a table."""
 
 from __future__ import annotations
 

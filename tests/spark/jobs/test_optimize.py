@@ -1,4 +1,4 @@
-"""Maintenance: fewer files with the same records, while archives write; and records that are deleted."""
+"""Merge the files of a lake while archives write, and delete records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON payloads, and what is none."""
+"""Parse JSON payloads; payloads that are not JSON are kept."""
 
 from __future__ import annotations
 

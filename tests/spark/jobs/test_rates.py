@@ -1,4 +1,4 @@
-"""How much came in, and the picture of it."""
+"""Rates by window of time, and their plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records back into a stream of a running server."""
+"""Publish records of a table again to a running server."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ def test_aggregate_continues_after_a_kill_between_table_and_aggregate(
     run(config)
     journal.append(beats(request(0, 200, ms=2), request(70, 200, ms=3)))
     with monkeypatch.context() as patch:
-        patch.setattr(job.TablesRun, "summarize", _interrupt)
+        patch.setattr(job.TablesRun, "idle", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(config)
     assert [tuple(row.values()) for row in rows(config, "minutes")] != expected_minutes(config)
@@ -588,7 +588,7 @@ def test_backfill_reads_deleted_records_of_the_journal_from_the_lake(written: Op
     for segment in journal.segments[:2]:
         segment.path.unlink()
     without = config_of(journal)
-    with pytest.raises(JournalUnreachable, match="no source has these any more"):
+    with pytest.raises(JournalUnreachable, match="the lake has these any more"):
         backfilled(without, NOON, NOON + timedelta(days=1))
     assert rows(config) == before
     state = backfilled(config_of(journal, head='lake = "lake"\n'), NOON, NOON + timedelta(days=1))

@@ -1,4 +1,4 @@
-"""The lake against the journal."""
+"""Compare a lake with its journal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_flipped_byte_in_a_file_is_found_by_its_checksum(spark: Any, written: Op
 
 
 class Unreadable(Py4JJavaError):
-    """Spark's error for a file that it cannot read."""
+    """The error of Spark for a file that it cannot read."""
 
     def __init__(self) -> None:
         Exception.__init__(self)

@@ -11,11 +11,11 @@ import pytest
 
 from fyrehose.errors import ConfigError, JournalUnreachable
 from fyrehose.records import Run
+from fyrehose.spark.engines import locally
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.tables import fill_tables, opened
 from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
 from fyrehose.spark.typed.config import TablesConfig, read_config
-from fyrehose.spark.typed.engines import locally
 from fyrehose.spark.typed.writing import JournalPart, LakePart
 
 Opener = Callable[..., Any]
@@ -77,5 +77,5 @@ def test_only_files_with_rows_of_the_range_are_replaced(written: Opener) -> None
         assert without(lake, locally, FIRST + 60 * SECOND, FIRST + 61 * SECOND) == ([], [])
         assert without(lake, locally, FIRST, FIRST + 60 * SECOND) == ([], [file])
         check_rows([lake], FIRST - SECOND, FIRST)
-        with pytest.raises(JournalUnreachable, match="and no source has these any more: begin there"):
+        with pytest.raises(JournalUnreachable, match="nor the lake has these any more: begin there"):
             check_rows([lake], FIRST, FIRST + 1)

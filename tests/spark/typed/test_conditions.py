@@ -70,7 +70,7 @@ def test_condition_is_true_for_the_expected_rows(text: str, rows: list[int]) -> 
         ("status > 1 and " * 1000 + "ok", "at most 4096 characters"),
     ],
 )
-def test_error_says_what_is_wrong(text: str, error: str) -> None:
+def test_error_of_a_condition_names_the_mistake(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=error.replace("(", r"\(")):
         Condition(text).check(TYPES)
 

@@ -1,4 +1,4 @@
-"""The configuration of typed tables: what it means, and where its errors are."""
+"""Parse the configuration of typed tables; errors name the line of the mistake."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_file_with_required_keys_only_gets_defaults(tmp_path: Path) -> None:
         ('within = "10m"', "within", 25, "not TOML"),
     ],
 )
-def test_error_names_the_place(tmp_path: Path, old: str, new: str, line: int | None, error: str) -> None:
+def test_error_says_where_the_mistake_is(tmp_path: Path, old: str, new: str, line: int | None, error: str) -> None:
     assert WHOLE.count(old) == 1
     with pytest.raises(ConfigError) as raised:
         read(tmp_path, WHOLE.replace(old, new))

@@ -32,7 +32,7 @@ def test_row_without_a_key_is_never_a_repetition() -> None:
     assert add(RecentKeys("t", 10), [(0, 0), (0, 0), (0, 1)]) == [True, True, True]
 
 
-def test_clock_that_was_set_back_hides_no_repetition() -> None:
+def test_repetition_is_found_although_the_clock_was_set_back() -> None:
     assert add(RecentKeys("t", 10), [(1, 100), (1, 50), (2, 50)]) == [True, False, True]
 
 

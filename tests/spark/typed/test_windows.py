@@ -88,7 +88,7 @@ def test_aggregate_agrees_with_python(tmp_path: Path, files: list[list[Row]], si
     wanted = windows_of(task(store, paths))
     assert (wanted - int(START.timestamp()) // 60).tolist() == sorted({row[0] // 60 for rows in files for row in rows})
     tasks = [task(store, list(some), wanted) for some in windows.chunks(paths, size)]
-    found = finished(pa.concat_tables([count(each) for each in tasks]), AGGREGATE, SCHEMA)
+    found = finished(map(count, tasks), AGGREGATE, SCHEMA)
     assert found.to_pylist() == expected([row for rows in files for row in rows])
 
 
@@ -123,7 +123,7 @@ def test_changed_windows_of_a_day_are_replaced_and_others_stay(tmp_path: Path) -
     lake.admit(identity, None, "here")
     for number, (minutes, changed) in enumerate([([0, 1, 1440], [0, 1, 1440]), ([1], [1, 2]), ([], [0])], 1):
         actions, old = replaced(lake, rows(minutes, number), np.array([first + each for each in changed]), MINUTE)
-        after = Progress(server="here", position=number, chain=None)
+        after = Progress(position=number, chain=None)
         lake.commit(identity, before, after, actions, removed=old)
         before = after
     assert lake.table is not None

@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fyrehose.spark.fetching import read
 from fyrehose.spark.stores import LakeStore
-from fyrehose.spark.typed.writing import DIGEST, RewriteTask, digests, read, rewrite, write_file
+from fyrehose.spark.typed.writing import DIGEST, RewriteTask, digests, rewrite, write_file
 
 AT = datetime(2026, 1, 31, 12, 0, 0, 5, UTC)
 

@@ -1,4 +1,4 @@
-"""Run the tasks of typed tables on Spark, or in this process.
+"""Run the tasks of archives and typed tables on Spark, or in this process.
 
 in: a function, and a task for each of its calls      out: the results, in the order of the tasks
 """
@@ -43,5 +43,6 @@ def _in_worker(function: Callable[[T], R], task: T) -> R:
 
 
 def locally(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """Run tasks in this process, one after another."""
+    """Run tasks in this process, one after another; freed memory is kept for the next ones (memory.release())."""
+    memory.keep()
     return [function(task) for task in tasks]

@@ -1,4 +1,4 @@
-"""Engines of typed tables: the same results by Spark as in this process, in the order of the tasks."""
+"""Engines of archives and typed tables: the same results by Spark as in this process, in the order of the tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.spark.typed.engines import locally, on_spark
+from fyrehose.spark.engines import locally, on_spark
 
 TASKS = [3, 1, 2]
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from benchmarks.peers import free_port
+from benchmarks.scraping import Scraper
 from fyrehose.bench.makers import LoadFailed
-from fyrehose.bench.scraping import Scraper
 
 GOOD = b"# TYPE\nfyrehose_build_info{x} 1.0\n"
 

@@ -8,9 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from http.client import HTTPConnection, HTTPException
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Self
 
 from fyrehose.bench.makers import LoadFailed
+from fyrehose.bench.servers import (
+    LOOPBACK,
+    CannotStart,
+    Contestant,
+    Durable,
+    Running,
+    fyrehose_version,
+    port_of,
+    start_fyrehose,
+)
 
 #: Interval of scrapes, and time limit of an answer, in seconds.
 EVERY, PATIENCE = 1.0, 30.0
@@ -67,3 +79,26 @@ class Scraper:
         if answer.status != 200 or KNOWN not in body:
             raise HTTPException(f"{answer.status} {answer.reason}, {len(body)} bytes")
         self.scrapes += 1
+
+
+def start_with_metrics(directory: Path, protocol: str, durability: str) -> Running:
+    """Start Fyrehose with the admin listener, too, whose port is among the settings of the server."""
+    running = start_fyrehose(directory, protocol, durability, "--listen", f"admin={LOOPBACK}")
+    running.extra["metrics"] = port_of(directory, "admin") if running.serves else 0
+    return running
+
+
+def metrics_version() -> str:
+    """Return the version of Fyrehose if metrics are available.
+
+    :raises CannotStart: prometheus-client is not installed
+    """
+    if find_spec("prometheus_client") is None:
+        raise CannotStart("prometheus-client is not installed: pip install 'fyrehose[admin]'")
+    return fyrehose_version()
+
+
+#: Fyrehose with metrics that are scraped, to measure their cost.
+FYREHOSE_METRICS = Contestant(
+    name="fyrehose-metrics", durable=Durable.SYNCED, start=start_with_metrics, version=metrics_version
+)
