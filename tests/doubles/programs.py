@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 TORTURE = ROOT / "tests" / "verification" / "torture"
 #: Modules of others that programs import while they run.
 LATE = ("twisted.internet.epollreactor", "twisted.scripts._twistd_unix", "nats.aio.client", "prometheus_client")
-#: Variables that Python, or a module, reads only at the start: a process with other values of them is not forked.
-START = ("PYTHON", "LC_", "LANG", "FYREHOSE_PURE", "COVERAGE_")
+#: Variables that the loader, a library, Python or a module reads at the start: with other values, nothing is forked.
+START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "GLIBC_", "OPENSSL_", "SSL_", "FYREHOSE_PURE", "COVERAGE_")
 #: The option of prctl(2) by which orphans become children of the calling process, not of the first one.
 PR_SET_CHILD_SUBREAPER = 36
 #: Largest request in bytes; a socket pair takes no larger message.

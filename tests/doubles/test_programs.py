@@ -109,6 +109,7 @@ def test_forks_run_at_once_and_are_waited_for_by_their_own_numbers(tmp_path: Pat
     [
         ([sys.executable, "-c", "import sys; print('twisted' in sys.modules)"], {}),
         ([FYREHOSE, "--version"], {"env": {**os.environ, "PYTHONHASHSEED": "1"}}),
+        ([FYREHOSE, "--version"], {"env": {**os.environ, "LD_PRELOAD": ""}}),
         ([FYREHOSE, "--version"], {"start_new_session": True}),
         (f"{FYREHOSE} --version", {"shell": True}),
     ],
