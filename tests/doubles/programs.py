@@ -4,9 +4,10 @@ A server or a command imports for half a second before it begins, and the tests 
 process for each worker of pytest imports everything once.  For each program, it forks a process that runs the program
 as the interpreter would have run it: with the arguments, environment, directory and standard streams that it was given.
 
-Only ``fyrehose`` and ``twistd`` beside the interpreter are forked, and the programs of tests/verification/torture,
-whose own servers are forks, too; and only if nothing in the environment changes what Python imports.  Tests about the
-start or the end of a process take the fixture ``real_programs`` of tests/conftest.py.
+Only ``fyrehose``, ``twistd`` and the makers of load of ``fyrehose bench`` are forked, and the programs of
+tests/verification/torture; and only if nothing in the environment changes what Python imports.  What ``fyrehose bench``
+and the torture programs start are forks, too.  Tests about the start or the end of a process take the fixture
+``real_programs`` of tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PROGRAMS = {"fyrehose": ("fyrehose.cli", "main"), "twistd": ("twisted.scripts.tw
 ROOT = Path(__file__).parents[2]
 #: The directory of programs in Python that are forked, too.
 TORTURE = ROOT / "tests" / "verification" / "torture"
+#: The module that makes load in a process of its own.
+MAKER = "fyrehose.bench.maker"
 #: Modules of others that programs import while they run.
 LATE = ("twisted.internet.epollreactor", "twisted.scripts._twistd_unix", "nats.aio.client", "prometheus_client")
 #: Variables that the loader, a library, Python or a module reads at the start: with other values, nothing is forked.
@@ -168,18 +171,24 @@ def _main_of(words: list[Any]) -> Callable[[], object] | None:
         return None
     if program.name in PROGRAMS:
         module, function = PROGRAMS[program.name]
-        return lambda: getattr(import_module(module), function)()
-    script = words[1] if words[0] == sys.executable and len(words) > 1 else ""
-    if Path(os.fsdecode(script)).parent != TORTURE:
+        main = partial(_call, module, function)
+        return partial(_with_forks, main) if words[1:2] == ["bench"] else main
+    if words[0] != sys.executable or len(words) < 2:
         return None
-    return partial(_run_script, script)
+    if Path(os.fsdecode(words[1])).parent == TORTURE:
+        return partial(_with_forks, partial(runpy.run_path, words[1], run_name="__main__"))
+    return partial(_call, MAKER, "main") if words[1:] == ["-m", MAKER] else None
 
 
-def _run_script(path: str) -> None:
+def _call(module: str, function: str) -> object:
+    return getattr(import_module(module), function)()
+
+
+def _with_forks(main: Callable[[], object]) -> object:
     """Run a program whose own servers and commands are forks of this process."""
     parent(imported=True)
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
-    runpy.run_path(path, run_name="__main__")
+    return main()
 
 
 def serve(descriptor: int) -> Callable[[], object]:
