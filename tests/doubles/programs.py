@@ -38,8 +38,8 @@ PROGRAMS = {"fyrehose": ("fyrehose.cli", "main"), "twistd": ("twisted.scripts.tw
 ROOT = Path(__file__).parents[2]
 #: The directory of programs in Python that are forked, too.
 TORTURE = ROOT / "tests" / "verification" / "torture"
-#: The module that makes load in a process of its own.
-MAKER = "fyrehose.bench.maker"
+#: The modules that make load in a process of their own.
+MAKERS = ("fyrehose.bench.maker", "benchmarks.maker")
 #: Modules of others that programs import while they run.
 LATE = ("twisted.internet.epollreactor", "twisted.scripts._twistd_unix", "nats.aio.client", "prometheus_client")
 #: Variables that the loader, a library, Python or a module reads at the start: with other values, nothing is forked.
@@ -177,7 +177,9 @@ def _main_of(words: list[Any]) -> Callable[[], object] | None:
         return None
     if Path(os.fsdecode(words[1])).parent == TORTURE:
         return partial(_with_forks, partial(runpy.run_path, words[1], run_name="__main__"))
-    return partial(_call, MAKER, "main") if words[1:] == ["-m", MAKER] else None
+    if words[1] == "-m" and words[2:] and words[2] in MAKERS:
+        return partial(runpy.run_module, words[2], run_name="__main__")
+    return None
 
 
 def _call(module: str, function: str) -> object:
@@ -234,7 +236,7 @@ def import_everything() -> None:
     import fyrehose
 
     for module in pkgutil.walk_packages(fyrehose.__path__, "fyrehose."):
-        if "spark" not in module.name and not module.name.endswith("__main__"):
+        if "spark" not in module.name and not module.name.endswith("__main__") and module.name not in MAKERS:
             import_module(module.name)
     for name in LATE:
         import_module(name)
@@ -252,7 +254,7 @@ def _become(words: list[str], cwd: str, environment: dict[str, str]) -> Callable
     assert main is not None
     sys.argv[:] = words[1:] if words[0] == sys.executable else words
     before = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:1] = [str(Path(sys.argv[0]).parent), *before]
+    sys.path[:1] = [cwd if sys.argv[0] == "-m" else str(Path(sys.argv[0]).parent), *before]
     for name, mode in (("stdin", "rb"), ("stdout", "wb"), ("stderr", "wb")):
         old = getattr(sys, name)
         binary = open(old.fileno(), mode, closefd=False)  # noqa: SIM115
