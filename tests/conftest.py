@@ -19,6 +19,8 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
+from tests.doubles.programs import ForkedPopen, RealPopen
+
 # The duration of an example depends mainly on the machine.
 settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
@@ -36,6 +38,16 @@ os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "c
 #: True after the reactor was stopped, which nothing but a signal does before the end of the run.
 stopped: list[bool] = []
 reactor.addSystemEventTrigger("before", "shutdown", stopped.append, True)  # type: ignore[attr-defined]
+
+
+# Programs of Fyrehose that tests start are forks of a process that has imported them.
+subprocess.Popen = ForkedPopen  # type: ignore[misc]
+
+
+@pytest.fixture
+def real_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each program of Fyrehose by a new interpreter, for tests of what a process does at its start and end."""
+    monkeypatch.setattr(subprocess, "Popen", RealPopen)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -287,8 +299,8 @@ def serve() -> Iterator[Callable[..., str]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(directory: Path, *options: str) -> str:
-        command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "journal", "serve", "--listen"]
-        words = [*command, "127.0.0.1:0", *options, str(directory)]
+        program = str(Path(sys.executable).with_name("fyrehose"))
+        words = [program, "journal", "serve", "--listen", "127.0.0.1:0", *options, str(directory)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

@@ -20,6 +20,7 @@ import click
 from rich.table import Table
 
 from fyrehose.cli.console import terminal
+from fyrehose.cli.program import Commands
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.observe.meters import MemberStatus
@@ -69,7 +70,10 @@ class Survey:
     why: str = ""
 
 
-@click.group(short_help="Show the servers of a cluster, and change its members.")
+@click.group(
+    short_help="Show the servers of a cluster, and change its members.",
+    commands=Commands("fyrehose.cli", {"cluster_members": "add members remove replace", "cluster_reseed": "reseed"}),
+)
 def cluster() -> None:
     """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
 

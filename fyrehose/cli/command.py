@@ -13,25 +13,11 @@ from typing import Any, TypeVar
 
 import click
 
-from fyrehose import __version__, plugins
+from fyrehose import __version__
 from fyrehose.cli import candidates
-from fyrehose.cli.bench import bench
-from fyrehose.cli.cluster import cluster
-from fyrehose.cli.cluster_members import add, members, remove, replace
-from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
-from fyrehose.cli.dead import dead
-from fyrehose.cli.doctor import doctor
-from fyrehose.cli.eventbus import eventbus
-from fyrehose.cli.journal import journal
-from fyrehose.cli.program import Program
-from fyrehose.cli.reload import reload
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
-from fyrehose.cli.stats import stats, top
-from fyrehose.cli.streams import streams
-from fyrehose.cli.subscriptions import subscriptions
-from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, remote_options
+from fyrehose.cli.program import Commands, Program
+from fyrehose.cli.values import DURATION, HTTP_URL, PARTS, Since, WholeNumber, remote_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,8 +79,25 @@ class MainProgram(Program):
         self.format_commands(ctx, formatter)
 
 
+#: The commands that other modules define.
+COMMANDS = {
+    "bench": "bench",
+    "cluster": "cluster",
+    "dead": "dead",
+    "doctor": "doctor",
+    "eventbus": "eventbus",
+    "journal": "journal",
+    "reload": "reload",
+    "stats": "stats top",
+    "streams": "streams",
+    "subscriptions": "subscriptions",
+    "token": "token",
+}
+
+
 @click.group(
     cls=MainProgram,
+    commands=Commands("fyrehose.cli", COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     options_metavar="[--version] [-h|--help]",
 )
@@ -310,6 +313,7 @@ def work(
         fyrehose work --stream images --subscription thumbs --jobs 4 -- ./resize
     """
     from fyrehose.cli import running
+    from fyrehose.cli.remote import RemoteServer
     from fyrehose.cli.work import client
     from fyrehose.cli.work import work as run_work
 
@@ -331,15 +335,11 @@ def show_protocols(names: tuple[str, ...]) -> None:
         fyrehose protocols
         fyrehose protocols figg
     """
+    from fyrehose import plugins
     from fyrehose.cli.protocols import show
 
     show(list(names) or plugins.names(), details=bool(names))
 
 
-main.add_command(journal)
-for _command in (members, add, remove, replace, reseed):
-    cluster.add_command(_command)
-main.add_command(cluster)
+# Its module also tells click how each shell completes words, which must not wait until the command is used.
 main.add_command(completion)
-for _command in (streams, subscriptions, dead, eventbus, stats, top, token, reload, doctor, bench):
-    main.add_command(_command)

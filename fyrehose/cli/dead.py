@@ -22,9 +22,9 @@ from rich.text import Text
 from fyrehose.broker.letters import PREFIX
 from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, remote_options
+from fyrehose.cli.values import FORMAT, HTTP_URL, remote_options
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 

@@ -12,7 +12,8 @@ from fyrehose.cli import doctor_config, doctor_journal, doctor_machine
 from fyrehose.cli.doctor_config import ConfigSource
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.reload import server_of
-from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.values import DEFAULT_URL
 from fyrehose.errors import ConfigError, FyrehoseError
 
 #: An admin listener's endpoint for which the command can build a URL.

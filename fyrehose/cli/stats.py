@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.console import WIDE, escaped, terminal
-from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
-from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
+from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.values import DEFAULT_URL, FORMAT, WholeNumber, remote_options
 from fyrehose.options import shown_size
 
 #: Columns that are text, besides the first.

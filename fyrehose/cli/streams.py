@@ -12,9 +12,9 @@ from click.shell_completion import CompletionItem
 
 from fyrehose.cli import candidates
 from fyrehose.cli.console import WIDE, escaped, terminal
-from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.stats import streams_table, with_rates
-from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
+from fyrehose.cli.values import DEFAULT_URL, FORMAT, HTTP_URL, WholeNumber, remote_options
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, remote_options
+from fyrehose.cli.values import DURATION, FORMAT, HTTP_URL, Since, WholeNumber, remote_options
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 

@@ -23,10 +23,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
-from fyrehose.replication.jetstream import JetStreamLog
-from fyrehose.replication.replicated import replicated
 from fyrehose.server.config import Config
-from fyrehose.server.filling import copy_journal
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.listeners import Listeners
 from fyrehose.server.service import Fyrehose
@@ -90,6 +87,11 @@ class Stack:
             )
         if find_spec("nats") is None:
             raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
+        # A server outside of a cluster starts sooner without these modules.
+        from fyrehose.replication.jetstream import JetStreamLog
+        from fyrehose.replication.replicated import replicated
+        from fyrehose.server.filling import copy_journal
+
         options = cluster.connect_options()
         shared_log = JetStreamLog(
             self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options

@@ -173,6 +173,7 @@ def test_invalid_number_of_since_is_refused(text: str) -> None:
 FULL = ("journal stats data", "journal dump data", "journal verify data", "protocols", "completion bash", "--help")
 
 
+@pytest.mark.usefixtures("real_programs")
 @pytest.mark.parametrize("words", FULL)
 def test_full_disk_on_output_is_one_line_and_status_1(words: str, tmp_path: Path) -> None:
     filled(tmp_path / "data")

@@ -10,7 +10,7 @@ from fyrehose.cli import doctor_patient
 from fyrehose.cli.doctor_config import configured
 from fyrehose.cli.doctor_patient import Patient
 from fyrehose.cli.findings import Level
-from fyrehose.cli.remote import DEFAULT_URL
+from fyrehose.cli.values import DEFAULT_URL
 
 
 def config(folder: Path, text: str) -> Path:

@@ -161,7 +161,7 @@ def test_commands_with_all_addresses_find_the_leader(cluster: Cluster) -> None:
     places = ",".join(f"127.0.0.1:{server.ports[0]}" for server in (*followers, leader))
 
     def said(*words: str) -> str:
-        program = [sys.executable, "-c", "from fyrehose.cli import main; main()"]
+        program = [str(Path(sys.executable).with_name("fyrehose"))]
         ended = subprocess.run([*program, *words], capture_output=True, text=True, timeout=PATIENCE)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout

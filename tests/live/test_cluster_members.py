@@ -121,7 +121,7 @@ def leave_out(cluster: Cluster, server: ClusterServer) -> None:
     cluster.servers = {name: each for name, each in cluster.servers.items() if each is not server}
 
 
-FYREHOSE = [sys.executable, "-c", "from fyrehose.cli import main; main()"]
+FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 
 
 def run(*words: str, status: int = 0) -> str:

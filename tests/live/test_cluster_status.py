@@ -36,7 +36,7 @@ def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
     """Run the command; return its status, what it prints, and its error."""
     config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
     words = ["cluster", "status", "--format", "json", "--config", str(config)]
-    command = [sys.executable, "-c", "from fyrehose.cli import main; main()", *words]
+    command = [str(Path(sys.executable).with_name("fyrehose")), *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     return ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr
 

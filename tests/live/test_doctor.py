@@ -26,6 +26,7 @@ def doctor(*words: str | Path) -> tuple[int, list[dict[str, str]]]:
 SERVE = ("sh", "-c", f'shift 2; exec {FYREHOSE} serve "$@"')
 
 
+@pytest.mark.usefixtures("real_programs")  # a fork has the command line of its parent
 @pytest.mark.parametrize("command", [(), SERVE], ids=["twistd", "serve"])
 def test_options_of_a_running_server_are_those_of_its_command_line(
     command: tuple[str, ...], start: Any, tmp_path: Path

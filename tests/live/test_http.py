@@ -130,7 +130,7 @@ def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) ->
     assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
 
 
-FYREHOSE = [sys.executable, "-c", "from fyrehose.cli.command import main; main(prog_name='fyrehose')"]
+FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 
 
 def tail(server: Any, *words: str) -> list[str]:

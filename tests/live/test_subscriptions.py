@@ -20,7 +20,7 @@ import pytest
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 #: The command, also where its script is not installed.
-FYREHOSE = [sys.executable, "-c", "from fyrehose.cli.command import main; main(prog_name='fyrehose')"]
+FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 LISTEN = [word for name in ("http", "relink") for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 MESSAGES = 400

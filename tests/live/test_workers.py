@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = [sys.executable, "-c", "from fyrehose.cli.command import main; main(prog_name='fyrehose')"]
+FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "workers"
 LISTEN = ["--listen", "http=tcp:0:interface=127.0.0.1"]
 GOOD, BAD = b"P6 4 4 255\n" + bytes(range(48)), b"GIF89a"

@@ -67,9 +67,17 @@ RARE = {
 }
 
 
+#: The first seeds of searches that would simulate for more than a second from seed 0.
+FIRST = {
+    "cluster: a failed disk is not told of": 4,
+    "cluster, rule 5: a deposed leader keeps its position": 14,
+    "cluster, rule 5: a deposed leader's journal is not cut": 16,
+}
+
+
 @pytest.mark.parametrize("name", sorted(rules.BUGS.keys() - RARE))
 def test_a_rule_that_is_taken_away_is_noticed(name: str, logged_errors: Any) -> None:
-    tally = run.hunt(name, 0, 150)
+    tally = run.hunt(name, FIRST.get(name, 0), 150)
     assert "seed" in tally.problems[0]
     logged_errors.take()
     gc.collect()  # what was kept by an error complains when it goes
