@@ -73,8 +73,8 @@ class Worker:
             self.pool.violations.append(f"{self.name} and {others} hold record {seq}")
 
     def extended(self, answer: Any, sent: float) -> None:
-        for action, token in answer[1]:
-            self.holds(action.first, token, sent)
+        for item, token in answer.extended:
+            self.holds(item.first, token, sent)
 
     def settled(self, answer: Any, seq: int) -> None:
         self.held.pop(seq, None)
@@ -153,7 +153,7 @@ def settle(cluster: Cluster, server: Server, first: int, last: int, token: tuple
     sharing, found = server.broker.named.sharing, []
     sharing.act(sharing.find("work"), [Item("done", first, last, token)], "w").addCallback(found.append)
     cluster.run(2, until=lambda: bool(found))
-    return [why for _, why in found[0][0]]
+    return [why for _, why in found[0].refused]
 
 
 def test_a_leader_that_was_cut_off_leases_nothing_when_another_one_may_lead(cluster: Cluster) -> None:

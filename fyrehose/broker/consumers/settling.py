@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
-from fyrehose.broker.consumers.progress import FinalNumbers, packed_ranges
-from fyrehose.broker.consumers.work import Item, WorkerAction
+from fyrehose.broker.consumers.progress import packed_ranges
+from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run
 
 #: The most records that one request settles or returns.
@@ -74,45 +74,29 @@ def settling(fields: dict[str, Any]) -> Settling:
     return Settling(items, [_result(each) for each in results], consumer)
 
 
-def answer_to(
-    work: Settling,
-    pattern: bool,
-    refused: list[tuple[WorkerAction, str]],
-    extended: list[tuple[WorkerAction, tuple[int, int]]],
-) -> dict[str, object]:
+def answer_to(work: Settling, pattern: bool, outcome: WorkOutcome) -> dict[str, object]:
     """Return the answer to a request to settle."""
 
-    def places(action: WorkerAction) -> Iterator[dict[str, object]]:
-        for seq in range(action.first, action.last + 1):
-            yield {"seq": seq, **({"stream": action.lane.stream} if pattern else {})}
+    def places(item: Item) -> Iterator[dict[str, object]]:
+        for seq in range(item.first, item.last + 1):
+            yield {"seq": seq, **({"stream": item.stream} if pattern else {})}
 
-    listed = [{**place, "why": why} for action, why in refused for place in places(action)]
-    answer: dict[str, object] = {"refused": listed}
-    if refused and work.results:
+    answer: dict[str, object] = {
+        "refused": [{**place, "why": why} for item, why in outcome.refused for place in places(item)]
+    }
+    if outcome.refused and work.results:
         return {"error": "some records cannot be settled, so nothing was done or published", **answer}
-    done = {item.stream if pattern else "": FinalNumbers() for item in work.items if item.kind == "done"}
-    gone = {stream: FinalNumbers() for stream in done}
-    for action, _ in refused:
-        if action.kind == "done":
-            gone[action.lane.stream if pattern else ""].add(action.first, action.last)
-    for item in work.items:
-        if item.kind == "done":
-            stream = item.stream if pattern else ""
-            for first, last in gone[stream].gaps(item.first, item.last):
-                done[stream].add(first, last)
-    ranges = {stream: numbers.all() for stream, numbers in done.items()}
-    answer["settled"] = (
-        [
+    if pattern:
+        answer["settled"] = [
             {"stream": stream, "seq": seq}
-            for stream, found in ranges.items()
-            for first, last in found
+            for stream, ranges in outcome.settled.items()
+            for first, last in ranges
             for seq in range(first, last + 1)
         ]
-        if pattern
-        else packed_ranges(ranges.get("", []))
-    )
+    else:
+        answer["settled"] = packed_ranges(each for ranges in outcome.settled.values() for each in ranges)
     answer["extended"] = [
-        {**place, "token": f"{token[0]}.{token[1]}"} for action, token in extended for place in places(action)
+        {**place, "token": f"{epoch}.{number}"} for item, (epoch, number) in outcome.extended for place in places(item)
     ]
     return answer
 

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, fail
 
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
-from fyrehose.broker.consumers.work import Item, WorkerAction
+from fyrehose.broker.consumers.work import Item
 from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription, Unreplicated
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
@@ -112,27 +112,16 @@ class Sharing:
         self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()
     ) -> Deferred[Any]:
         """Settle, extend or return *items*, and publish *runs* in the same commit."""
-        only = shared.options.stream
-        actions, unknown = [], []
         for item in items:
-            lane = shared.work.lanes.get(item.stream or only)
-            if lane is None:
-                unknown.append(item.stream or only)
-            else:
-                actions.append(WorkerAction(item.kind, lane, item.first, item.last, item.token, item.delay, item.why))
-        if unknown:
-            detail = f"stream {unknown[0][:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
-            return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
-        return self.table.act(shared, actions, consumer, runs, self.peer.publish)
+            stream = item.stream or shared.options.stream
+            if stream not in shared.work.lanes:
+                detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
+                return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
+        return self.table.act(shared, items, consumer, runs, self.peer.publish)
 
     def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
         """Return the records of *items* whose leases have not ended, because their worker has disconnected."""
-        lanes, only = shared.work.lanes, shared.options.stream
-        held = []
-        for item in items:
-            lane = lanes.get(item.stream or only)
-            if lane is not None and lane.holds(item.first, item.token):
-                held.append(item)
+        held = [item for item in items if shared.work.lane_of(item).holds(item.first, item.token)]
         return self.act(shared, held, consumer)
 
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:

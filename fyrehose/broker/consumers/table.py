@@ -30,7 +30,7 @@ from fyrehose.broker.consumers.progress import (
     ShareOptions,
     StreamProgress,
 )
-from fyrehose.broker.consumers.work import Work, WorkerAction
+from fyrehose.broker.consumers.work import Item, Work, WorkOutcome
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import (
@@ -231,7 +231,7 @@ class SharedSubscriptions:
                     raise SubscriptionConflict(
                         f"subscription {name!r} exists with other options; delete it, or use another name"
                     )
-                return self._settled(present)
+                return succeed(present)
             self._check_durable()
             if name in self._creating:
                 self._creating[name].append(Deferred())
@@ -281,11 +281,6 @@ class SharedSubscriptions:
                 'shared subscriptions do not work with acknowledge = "local" in [replication]: a take-over may lose '
                 'what was settled, and lease it again; use acknowledge = "both"'
             )
-
-    def _settled(self, shared: SharedSubscription) -> Deferred[SharedSubscription]:
-        done: Deferred[SharedSubscription] = Deferred()
-        done.callback(shared)
-        return done
 
     def _add(self, name: str, saved: SavedShare, new: bool = False) -> SharedSubscription:
         options = saved.options
@@ -566,7 +561,7 @@ class SharedSubscriptions:
             leases = _within(leased, run.last_seq)
             part = run.slice(first.first - run.first_seq, leases[-1].last - run.first_seq + 1)
             if len(part.payload) > left:
-                fitting = max(not found, _fitting(part, left))
+                fitting = part.fitting(left) if not found or part.sizes[0] <= left else 0
                 part, left = part.slice(0, fitting), 0
                 leases, rest = _split(leases, first.first + fitting - 1)
                 leased.extendleft(reversed(rest))
@@ -597,38 +592,34 @@ class SharedSubscriptions:
     def act(
         self,
         shared: SharedSubscription,
-        actions: Sequence[WorkerAction],
+        items: Sequence[Item],
         consumer: str,
         runs: Sequence[Run] = (),
         publish: Any = None,
         proven: bool = False,
-    ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
+    ) -> Deferred[WorkOutcome]:
         """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
             (rules 10 and 13)
-        :return: fires when all is durable, with the refused actions, and the extended leases.  With *runs*, nothing is
-            done if any action is refused.  Fails with a PublishError, or if the subscription was deleted meanwhile.
+        :return: fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails with a
+            PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
-        if not proven and not ready and any(action.kind == "extend" or action.refusals() for action in actions):
+        if not proven and not ready and any(item.kind == "extend" or shared.work.refusals(item) for item in items):
             # While another server may have taken over and leased the record again, a lease must not be extended, and a
             # token must not be refused, which may be one of that server.  Nor is a lease extended before the epoch of
             # this server is durable.
             written = self._append(shared, [shared.group.begin()])
-            return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
-        outcome = shared.work.act(actions, consumer, whole=bool(runs))
-        answer = outcome.refused, outcome.extended
-        done: Deferred[Any] = Deferred()
-        if outcome.batches or (runs and not outcome.refused):
-            done = self._append(shared, outcome.batches, runs, publish)
-        else:
-            done.callback(None)
+            return written.addCallback(lambda _: self.act(shared, items, consumer, runs, publish, proven=True))
+        outcome = shared.work.act(items, consumer, whole=bool(runs))
         shared.active = self.now()
-        return done.addCallback(lambda _: answer)
+        if not outcome.batches and (outcome.refused or not runs):
+            return succeed(outcome)
+        return self._append(shared, outcome.batches, runs, publish).addCallback(lambda _: outcome)
 
     # Writing.
 
@@ -784,17 +775,6 @@ def _within(leased: deque[Leased], last: int) -> list[Leased]:
     while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
         found += _cut(leased, last)
     return found
-
-
-def _fitting(run: Run, size: int) -> int:
-    """Return how many records of *run* have at most *size* bytes together."""
-    fitting = 0
-    for each in run.sizes:
-        size -= each
-        if size < 0:
-            break
-        fitting += 1
-    return fitting
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:

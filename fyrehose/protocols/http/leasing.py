@@ -85,7 +85,7 @@ class Leasing:
     def _settle(self, shared: Any, work: Settling) -> Any:
         runs = work.runs(PROTOCOL, self.connection.producer)
         done: Deferred[Any] = self.sharing.act(shared, work.items, work.consumer, runs)
-        return done.addCallback(lambda answer: answer_to(work, bool(shared.options.pattern), *answer))
+        return done.addCallback(lambda outcome: answer_to(work, bool(shared.options.pattern), outcome))
 
 
 def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:

@@ -86,7 +86,7 @@ def test_results_need_the_right_to_publish() -> None:
     item = Item("done", leased.first, leased.last, leased.token)
     assert failed(sharing.act(shared, [item], "w", [Run.of("audit", [b"x"], source="test")]), Forbidden)
     assert broker.bounds("audit") == (1, 1)
-    assert sharing.act(shared, [item], "w", [Run.of("out", [b"x"], source="test")]).result == ([], [])
+    assert sharing.act(shared, [item], "w", [Run.of("out", [b"x"], source="test")]).result.refused == []
     assert broker.bounds("out") == (1, 1)
 
 

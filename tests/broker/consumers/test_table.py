@@ -13,7 +13,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers.progress import STREAM, ShareOptions
 from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
-from fyrehose.broker.consumers.work import WorkerAction
+from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
 from fyrehose.identity import Identity
@@ -45,8 +45,8 @@ class World:
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
         leases = [each for part in found for each in part.leases]
-        actions = [WorkerAction("done", each.lane, each.first, each.last, each.token) for each in leases]
-        return self.table.act(shared, actions, "w", **how)
+        items = [Item("done", each.first, each.last, each.token) for each in leases]
+        return self.table.act(shared, items, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
@@ -185,28 +185,27 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     world.journal.auto, world.journal.leads_alone = False, False
     leased = world.lease(shared, consumer="w2")
     (lease,) = found.leases
-    extended = world.table.act(shared, [WorkerAction("extend", lease.lane, 1, 1, lease.token)], "w1")
+    extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
     assert (leased.called, extended.called) == (False, False)
     world.journal.leads_alone = True  # What was appended to find out is in the shared log.
     world.journal.commit()
     assert seqs(leased) == [2]
-    assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
+    assert [(item.first, token) for item, token in extended.result.extended] == [(1, (1, 1))]
 
 
 def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
     """The token may be one of the leader after it."""
     world = World()
     shared = world.create()
-    (found,) = world.lease(shared).result
-    (lease,) = found.leases
-    action = WorkerAction("done", lease.lane, 1, 1, (2, 1))
-    assert world.table.act(shared, [action], "w").result[0] == [(action, "lease-lost")]
+    world.lease(shared)
+    item = Item("done", 1, 1, (2, 1))
+    assert world.table.act(shared, [item], "w").result.refused == [(item, "lease-lost")]
     world.journal.auto, world.journal.leads_alone = False, False
-    told = [world.table.act(shared, [action], "w") for _ in range(2)]
+    told = [world.table.act(shared, [item], "w") for _ in range(2)]
     assert not any(each.called for each in told)
     world.journal.commit()
-    assert [each.result[0] for each in told] == [[(action, "lease-lost")]] * 2
-    deposed = world.table.act(shared, [action], "w")
+    assert [each.result.refused for each in told] == [[(item, "lease-lost")]] * 2
+    deposed = world.table.act(shared, [item], "w")
     world.journal.enter(JournalState.READ_ONLY, "another server leads")
     assert isinstance(failure(deposed), ReadOnly)
 
@@ -269,8 +268,8 @@ def test_settling_is_refused_while_a_rewind_is_being_written() -> None:
     found = world.lease(shared, 2).result
     world.journal.auto = False
     rewound = world.table.rewind(shared, {"s": 0})
-    refused = world.settle(shared, found).result[0]
-    assert [(action.first, action.last, why) for action, why in refused] == [(1, 2, "rewound")]
+    refused = world.settle(shared, found).result.refused
+    assert [(item.first, item.last, why) for item, why in refused] == [(1, 2, "rewound")]
     world.journal.commit()
     assert rewound.called
     world.journal.auto = True
@@ -345,13 +344,13 @@ def test_nothing_is_settled_while_a_subscription_is_being_deleted() -> None:
     leased = world.lease(shared, 2).result
     world.journal.auto = False
     deleted = world.table.delete(shared)
-    refused, _ = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result
+    refused = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result.refused
     assert [why for _, why in refused] == ["rewound"]
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert failure(deleted) is not None
     world.journal.auto = True
     world.journal.enter(JournalState.WRITABLE, "room")
-    assert world.settle(shared, leased).result == ([], [])
+    assert world.settle(shared, leased).result.refused == []
 
 
 def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_name() -> None:
@@ -362,8 +361,8 @@ def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_nam
     new = world.create()
     world.lease(new)
     (lease,) = leased.leases
-    action = WorkerAction("done", new.work.lanes["s"], lease.first, lease.last, lease.token)
-    refused, _ = world.table.act(new, [action], "w").result
+    item = Item("done", lease.first, lease.last, lease.token)
+    refused = world.table.act(new, [item], "w").result.refused
     assert [why for _, why in refused] == ["lease-lost"]
     assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
 
@@ -373,7 +372,7 @@ def test_dead_letters_are_published_again_once_although_the_subscription_is_anot
     for _ in range(2):
         shared = world.create(dead="dead")
         (leased,) = world.lease(shared).result[0].leases
-        world.table.act(shared, [WorkerAction("reject", leased.lane, 1, 1, leased.token, why="no")], "w")
+        world.table.act(shared, [Item("reject", 1, 1, leased.token, why="no")], "w")
         assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
         world.table.delete(shared)
     assert world.journal.bounds("s")[1] == 12

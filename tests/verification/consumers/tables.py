@@ -479,7 +479,7 @@ class Worker:
             items.append(Item("done", other[1], other[1], self.held.pop(other)[0], other[0]))
 
         def then(answer):
-            for _, extended in answer[1]:
+            for _, extended in answer.extended:
                 if at in self.held and self.held[at][0] in (token, extended):
                     self.take(stream, seq, generation, extended, max(sent + LEASE, self.held[at][1]))
 
