@@ -45,7 +45,7 @@ from typing import Protocol
 import attrs
 
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.lending import Lending
+from fyrehose.broker.lending import Lending, within
 
 #: Bytes that are read from a connection at once, as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
@@ -161,7 +161,7 @@ class Budget:
         self.spare = self.limit // 16
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
-        self.lending = Lending(self, self.limit // 16)
+        self.lending = Lending(self, within(self.limit // 16))
         self.unread = FairShare(self.limit // 16)
 
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:

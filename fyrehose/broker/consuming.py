@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, execute, fail
 from zope.interface import implementer
 
 from fyrehose.broker.consumers.sharing import NoSharing, PeerBroker, Sharing
@@ -31,44 +31,17 @@ class NoSubscriptions:
 
     sharing = NoSharing()
 
-    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
-        raise self._refusal()
+    def _refuse(self, *_arguments: Any, **_options: Any) -> Any:
+        raise Forbidden("this server keeps no messages, so there are no named subscriptions")
 
-    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
-        return fail(self._refusal())
+    def _fail(self, *_arguments: Any, **_options: Any) -> Deferred[Any]:
+        return execute(self._refuse)
 
-    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
-        raise self._refusal()
-
-    def hold(self, named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        raise self._refusal()
-
-    def owner(self, named: Any) -> str:
-        raise self._refusal()
-
-    def detach(self, named: Any, consumer: Any) -> None:
-        raise self._refusal()
-
-    def acknowledge(self, named: Any, seq: Any, generation: int | None = None) -> Deferred[Any]:
-        return fail(self._refusal())
-
-    def rewind(self, named: Any, seq: Any) -> Deferred[Any]:
-        return fail(self._refusal())
-
-    def delete(self, named: Any) -> Deferred[None]:
-        return fail(self._refusal())
-
-    def show(self, named: Any) -> dict[str, object]:
-        raise self._refusal()
-
-    def forget(self, name: str) -> bool:
-        raise self._refusal()
+    find = attach = hold = owner = detach = show = forget = _refuse
+    open = acknowledge = rewind = delete = _fail
 
     def listed(self) -> list[dict[str, object]]:
         return []
-
-    def _refusal(self) -> Forbidden:
-        return Forbidden("this server keeps no messages, so there are no named subscriptions")
 
 
 @implementer(INamedSubscriptions)
@@ -85,9 +58,9 @@ class Consuming:
     network: str = ""
 
     @property
-    def sharing(self) -> Sharing | NoSharing:
-        shares = self.table.shares
-        return NoSharing() if shares is None else Sharing(shares, self.peer, self.network)
+    def sharing(self) -> Sharing:
+        assert self.table.shares is not None, "the broker has set it"
+        return Sharing(self.table.shares, self.peer, self.network)
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         """Return the subscription *name*, after checking the rights of the peer and the stream or pattern."""

@@ -43,18 +43,13 @@ def within(limit: int) -> FairShare[Borrower]:
 class Lending:
     """The memory that is lent; all sizes are in bytes.
 
-    :ivar limit: the most that is lent
-    :ivar shares: what each network was lent
+    :ivar shares: how much each network was lent, see :func:`within`
     """
 
     budget: Lender
-    limit: int
-    shares: FairShare[Borrower] = attrs.field(init=False)
+    shares: FairShare[Borrower]
     #: borrowers whose peers do not read, the longest first
     _idle: OrderedDict[Borrower, None] = attrs.field(factory=OrderedDict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.shares = within(self.limit)
 
     @property
     def lent(self) -> int:

@@ -39,7 +39,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.broker.signed import Grant, grant_of, read_key
+from fyrehose.broker.signed import Grant, Rights, grant_of, read_key
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, in_networks, network_of
 from fyrehose.options import Network, counted, read_toml, suggestion
@@ -58,7 +58,7 @@ MAX_SIGNERS = 16
 
 
 @attrs.frozen(kw_only=True)
-class Rule:
+class Rule(Rights):
     """Patterns of streams, and the conditions for peers to use them; an empty condition is always met.
 
     :ivar signers: keys; one of them must have signed the peer's token, which limits the rule to what the token grants
@@ -71,10 +71,6 @@ class Rule:
     tokens: tuple[str, ...] = ()
     signers: tuple[bytes, ...] = attrs.field(default=(), repr=False)
     grant: Grant | None = None
-    publish: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    subscribe: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    consume: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    administer: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
         """Return whether *identity* meets all conditions; the cheapest conditions are checked first.
@@ -125,18 +121,11 @@ class Rule:
 
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
-        covered = any(pattern.covers(stream) for pattern in self.patterns(action))
-        return covered and (self.grant is None or self.grant.covers(action, stream))
+        return super().covers(action, stream) and (self.grant is None or self.grant.covers(action, stream))
 
     def covers_every(self, action: Action) -> bool:
         """Return whether the rule allows *action* on every stream but the server's own."""
-        covered = any(pattern.everything for pattern in self.patterns(action))
-        return covered and (self.grant is None or self.grant.covers_every(action))
-
-    def patterns(self, action: Action) -> tuple[Pattern, ...]:
-        """Return the patterns of the streams on which the rule allows *action*."""
-        found: tuple[Pattern, ...] = getattr(self, action.value)
-        return found
+        return super().covers_every(action) and (self.grant is None or self.grant.covers_every(action))
 
 
 @attrs.frozen
@@ -176,18 +165,10 @@ class Policy:
 
 
 #: The policy that allows every peer everything, including the server's own streams.
-OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), consume=(EVERY, ".*"), administer=(EVERY, ".*")),))
+OPEN = Policy((Rule(rights=dict.fromkeys(Action, (EVERY, ".*"))),))
 #: The policy without a file: only clients on this machine have access, to all streams but the server's own.
 LOOPBACK = Policy(
-    (
-        Rule(
-            networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
-            publish=(EVERY,),
-            subscribe=(EVERY,),
-            consume=(EVERY,),
-            administer=(EVERY,),
-        ),
-    ),
+    (Rule(rights=dict.fromkeys(Action, (EVERY,)), networks=(ip_network("127.0.0.0/8"), ip_network("::1/128"))),),
     "without --policy FILE only clients on this machine have access",
 )
 
@@ -266,10 +247,7 @@ def _rule(table: Mapping[str, Any], folder: Path) -> Rule:
         keys=tuple(_key(text) for text in texts.get("key", ())),
         tokens=tuple(_token(text) for text in texts.get("token", ())),
         signers=tuple(_signer(folder, text) for text in texts.get("signed", ())),
-        publish=texts.get("publish", ()),
-        subscribe=texts.get("subscribe", ()),
-        consume=texts.get("consume", ()),
-        administer=texts.get("administer", ()),
+        rights={action: texts[action] for action in Action if action in texts},
     )
 
 

@@ -46,9 +46,6 @@ class NoSharing:
     def create(self, name: str, options: ShareOptions, first: int) -> Deferred[Any]:
         return fail(Forbidden("this server keeps no messages, so there are no shared subscriptions"))
 
-    def show(self, shared: Any) -> dict[str, object]:
-        raise NoSuchSubscription("there are no shared subscriptions")
-
     def listed(self) -> list[dict[str, object]]:
         return []
 
