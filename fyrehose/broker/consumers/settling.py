@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 
@@ -115,7 +115,7 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
     if len(rest) not in (2, 3) or not isinstance(options, dict) or options.keys() - {"delay", "why"}:
         raise ValueError(expected)
     first, last = rest[0] if isinstance(rest[0], list) and len(rest[0]) == 2 else (rest[0], rest[0])
-    if not (_is_number(first) and _is_number(last) and 0 < first <= last <= LAST_SEQ):
+    if not (is_number(first) and is_number(last) and 0 < first <= last <= LAST_SEQ):
         raise ValueError(expected)
     if last - first >= most:
         raise ValueError(f"one request settles or returns at most {MOST_SETTLED} records")
@@ -176,7 +176,7 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
     value = fields[name]
-    if not (_is_number(value) and least <= value <= most):
+    if not (is_number(value) and least <= value <= most):
         raise ValueError(f'expected a number from {least} to {most} for "{name}"')
     return int(value)
 
@@ -187,5 +187,6 @@ def seconds_of(value: object, name: str, most: int) -> float:
     return float(value)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int]:
+    """Return whether *value*, which was parsed from JSON, is a whole number; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -9,9 +9,11 @@ The transport pauses both, and a paused answer keeps nothing but its position.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose import ndjson
@@ -21,7 +23,7 @@ from fyrehose.journal.parts import BETWEEN, event_at, is_part
 from fyrehose.ndjson import TextCheck, TextChecks
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.protocols.http.session import PROTOCOL, HttpSession
+from fyrehose.protocols.http.session import PROTOCOL, HttpSession, Live, Read
 from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE, Encoded
 
@@ -33,20 +35,24 @@ TURN_RECORDS = 2_000
 RECORD_COST = 512
 
 
-class AnsweredConnection(Protocol):
-    """The connection that an answer is sent to, which is an HttpProtocol."""
+class HttpConnection(Protocol):
+    """The connection of a request, which is an HttpProtocol, as those use it that answer the request."""
 
     factory: Any  #: its ``checks`` are shared by all readers of a large record
     broker: IBroker
     session: HttpSession
     timers: Timers
     peer: str
+    label: str
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
 
     @property
     def closes_in(self) -> float | None: ...
+
+    @property
+    def answering(self) -> bool: ...
 
     def attach(self, subscription: ISubscription) -> None: ...
 
@@ -61,6 +67,20 @@ class AnsweredConnection(Protocol):
     def complete_answer(self) -> None: ...
 
     def abort_answer(self, reason: Exception) -> None: ...
+
+    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
+
+    def read(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None: ...
+
+    def follow(
+        self, event: Live, after: int, headers: Mapping[str, str], place: Callable[[str], int | None]
+    ) -> None: ...
+
+    def read_arrived(self, event: Read) -> None: ...
+
+    def refuse_late(self, event: Read) -> None: ...
+
+    def displace(self, reason: Exception) -> None: ...
 
 
 @attrs.frozen
@@ -184,7 +204,7 @@ class ReadAnswer:
     :ivar joins: whether the parts of an event that is larger than a record are sent as one record
     """
 
-    connection: AnsweredConnection
+    connection: HttpConnection
     stream: str
     next: int
     last: int
@@ -334,7 +354,7 @@ class LiveAnswer:
     #: how a record is sent, and the function that encodes deliveries for all answers of this form
     form, encode = EVENT, staticmethod(events)
 
-    def __init__(self, connection: AnsweredConnection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.connection = connection
         self._subscription: ISubscription | None = None
         self._paused = True

@@ -18,7 +18,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.answers import UNNUMBERED, AnsweredConnection, LiveAnswer, unnumbered
+from fyrehose.protocols.http.answers import UNNUMBERED, HttpConnection, LiveAnswer, unnumbered
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
 from fyrehose.records import Delivery
 
@@ -60,7 +60,7 @@ class PatternAnswer(LiveAnswer):
 
     form, encode = UNNUMBERED, staticmethod(unnumbered)
 
-    def __init__(self, connection: AnsweredConnection, pattern: Pattern) -> None:
+    def __init__(self, connection: HttpConnection, pattern: Pattern) -> None:
         super().__init__(connection)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None
