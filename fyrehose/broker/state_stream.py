@@ -116,30 +116,34 @@ def last_record(read: Read, stream: str, bounds: tuple[int, int], source: str) -
     return None
 
 
-def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
-    """Apply the records of *stream* to *state*, from the last checkpoint on.
+def replay(
+    state: Replayable,
+    read: Read,
+    bounds: tuple[int, int],
+    stream: str,
+    source: str,
+    found: Replayed | None = None,
+) -> Replayed:
+    """Apply the records of *stream* to *state*, from the last checkpoint on, and count those that are missing.
 
     :param bounds: the oldest and the last number of the stream
+    :param found: the result of an earlier replay, which this one continues; None: begin at the checkpoint
     :raises JournalCorrupt: a record cannot be read, or is invalid
     """
-    state.clear()
-    found = Replayed(last=bounds[1])
-    newest = last_record(read, stream, bounds, source)
-    if newest is not None:
+    oldest, last = bounds
+    if found is None:
+        state.clear()
+        found = Replayed(last=last)
+        newest = last_record(read, stream, bounds, source)
+        if newest is None:
+            return found
         try:
-            begin = max(1, state.begin(newest))
+            expected = max(1, state.begin(newest))
         except ValueError as damage:
             raise JournalCorrupt(f"record {newest.seq} of stream {stream} cannot be replayed: {damage}") from damage
-        _apply(state, read, (begin, bounds[1]), max(begin, bounds[0]), (stream, source), found)
-    return found
-
-
-def _apply(
-    state: Replayable, read: Read, span: tuple[int, int], start: int, names: tuple[str, str], found: Replayed
-) -> None:
-    """Apply the records of *span* to *state*, and count the missing ones; none before *start* exists any more."""
-    (expected, last), (stream, source) = span, names
-    for record in records(read, stream, start, last):
+    else:
+        expected = found.last + 1
+    for record in records(read, stream, max(expected, oldest), last):
         found.missing += record.seq - expected
         expected = record.seq + 1
         if record.source != source:
@@ -151,6 +155,7 @@ def _apply(
             raise JournalCorrupt(f"record {record.seq} of stream {stream} cannot be replayed: {damage}") from damage
     found.missing += max(0, last + 1 - expected)
     found.last = max(last, expected - 1)
+    return found
 
 
 @attrs.define(eq=False)
@@ -193,13 +198,9 @@ class StateStream:
 
         :raises JournalCorrupt: a record cannot be read, or is invalid
         """
-        bounds = self.bounds(self.name)
-        stale, self._stale = self._stale, True  # If this replay fails, the next one begins at the checkpoint.
-        if stale or not self._found.last:
-            self._found = replay(self.state, self.read, bounds, self.name, self.source)
-        else:
-            span = self._found.last + 1, bounds[1]
-            _apply(self.state, self.read, span, max(span[0], bounds[0]), (self.name, self.source), self._found)
+        before = None if self._stale or not self._found.last else self._found
+        self._stale = True  # If this replay fails, the next one begins at the checkpoint.
+        self._found = replay(self.state, self.read, self.bounds(self.name), self.name, self.source, before)
         self._stale, self.checkpoint = False, self._found.checkpoint
         return self._found
 

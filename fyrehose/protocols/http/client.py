@@ -21,11 +21,9 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import attrs
-import h11
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -33,9 +31,8 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting, stopped
-from fyrehose.net.several import follow_leader
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
-from fyrehose.protocols.http.requests import TEMPORARY
+from fyrehose.protocols.http.requests import MOST_DETAIL, TEMPORARY, HttpClient
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 
@@ -43,8 +40,6 @@ log = Logger()
 
 #: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
 MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
-#: The part of an error's body that is kept, in bytes.
-MOST_ERROR = 4 << 10
 
 
 @implementer(ITailer)
@@ -343,18 +338,15 @@ def _payload(record: dict[str, Any]) -> bytes:
     return record["payload"].encode() if "payload" in record else b64decode(record["payload_base64"])
 
 
-class _Connection(Protocol):
+class _Connection(HttpClient):
     """One connection: asks for the end of the stream, if the client begins there, and then follows the stream."""
 
-    transport: Any
-
     def __init__(self, tailer: HttpTailer) -> None:
+        super().__init__(tailer.endpoint, tailer.authority)
         self._tailer = tailer
-        self._http = h11.Connection(h11.CLIENT)
         self._live = False  #: whether the answer under way is the one with records
         self._asked = False  #: whether the request that finds where to begin was sent
         self._listing = False  #: whether the answer under way is a list of streams
-        self._status = 0
         self._error = bytearray()
         self._events = bytearray()
         self._searched = 0  #: bytes of the answer that were searched, and have no end of an event
@@ -366,35 +358,17 @@ class _Connection(Protocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._tailer.connection_changed(None)
 
-    def dataReceived(self, data: bytes) -> None:
-        """Handle the head, the body and the end of the answer; close the connection if they are invalid."""
-        try:
-            self._http.receive_data(data)
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Response):
-                    self._answered(event.status_code, {bytes(name): bytes(value) for name, value in event.headers})
-                elif isinstance(event, h11.Data):
-                    self._body(bytes(event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    self._ended()
-                elif isinstance(event, h11.ConnectionClosed):
-                    break
-        except (h11.ProtocolError, ValueError, KeyError, TypeError) as error:
-            self._tailer.refused(0, f"{self._tailer.authority} is not a Fyrehose http listener: {error}")
-            self.transport.abortConnection()
+    def answer_invalid(self, error: Exception) -> None:
+        self._tailer.refused(0, f"{self._tailer.authority} is not a Fyrehose http listener: {error}")
 
     def _request(self) -> None:
         question = None if self._asked else self._tailer.question
         self._live, self._asked = question is None, True
         method, target = ("GET", self._tailer.target) if question is None else question
-        headers = [("Host", self._tailer.authority), ("Accept", "text/event-stream, application/x-ndjson")]
-        request = h11.Request(method=method, target=target, headers=headers)
-        self.transport.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+        self.request(method, target, headers=(("Accept", "text/event-stream, application/x-ndjson"),))
 
-    def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status, self._listing = status, False
-        if status == 503:
-            follow_leader(self._tailer.endpoint, headers.get(b"location", b"").decode("latin-1"))
+    def head_received(self, headers: dict[bytes, bytes]) -> None:
+        status, self._listing = self.status, False
         if self._live and status == 200:
             self._tailer.absent = headers.get(b"fyrehose-last") == b"0"
             generation = headers.get(b"fyrehose-generation")
@@ -406,9 +380,9 @@ class _Connection(Protocol):
         elif not self._live and status == 404 and b"json" in headers.get(b"content-type", b""):
             self._tailer.ends_at(0)  # The stream does not exist yet.
 
-    def _body(self, data: bytes) -> None:
-        if self._status != 200:
-            self._error += data[: MOST_ERROR - len(self._error)]
+    def body_received(self, data: bytes) -> None:
+        if self.status != 200:
+            self._error += data[: MOST_DETAIL - len(self._error)]
             return
         self._events += data
         if len(self._events) > MOST_EVENT:
@@ -444,21 +418,20 @@ class _Connection(Protocol):
                 self._tailer.ended(data["error"])
         self._tailer.received(records)
 
-    def _ended(self) -> None:
-        """Handle the end of an answer: request the records after the first one, otherwise close the connection."""
+    def answer_ended(self) -> None:
+        """Request the records after the first one, otherwise close the connection."""
         if self._listing:
             self._tailer.listed(json.loads(self._events)["streams"])
             self._events.clear()
-        if not self._live and (self._listing or self._tailer.question is None) and self._http.our_state is h11.DONE:
-            self._http.start_next_cycle()
+        if not self._live and (self._listing or self._tailer.question is None) and self.next_request():
             self._request()
             return
-        if self._status != 200:
+        if self.status != 200:
             try:
                 detail = str(json.loads(self._error)["error"])
             except (ValueError, KeyError, TypeError):
                 detail = "its answer is not that of a Fyrehose http listener; check the port and --protocol"
             self._tailer.refused(
-                self._status, f"{self._tailer.authority} refused the request with status {self._status}: {detail}"
+                self.status, f"{self._tailer.authority} refused the request with status {self.status}: {detail}"
             )
         self.transport.loseConnection()
