@@ -37,7 +37,7 @@ class NoSubscriptions:
     def _fail(self, *_arguments: Any, **_options: Any) -> Deferred[Any]:
         return execute(self._refuse)
 
-    find = attach = hold = owner = detach = show = forget = _refuse
+    find = attach = hold = show = forget = _refuse
     open = acknowledge = rewind = delete = _fail
 
     def listed(self) -> list[dict[str, object]]:
@@ -105,12 +105,6 @@ class Consuming:
 
     def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         self.table.hold(named, holder, seconds, sent)
-
-    def owner(self, named: Named) -> str:
-        return self.table.owner(named)
-
-    def detach(self, named: Named, consumer: Consumer) -> None:
-        self.table.detach(named, consumer)
 
     def acknowledge(
         self, named: Named, seq: int | Mapping[str, int], generation: int | None = None

@@ -282,15 +282,6 @@ class NamedSubscriptions:
             )
         named.lease = None
 
-    def owner(self, named: Named) -> str:
-        """Return the consumer that may continue without taking over; empty if there is none."""
-        return "" if named.wanted is None else named.wanted.owner
-
-    def detach(self, named: Named, consumer: Consumer) -> None:
-        """Record that *consumer* has disconnected."""
-        if named.consumer is consumer:
-            named.consumer = None
-
     def acknowledge(
         self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
     ) -> Deferred[Position]:

@@ -82,6 +82,16 @@ class Named:
         return self.stored
 
     @property
+    def owner(self) -> str:
+        """Return the name of the consumer that may continue without taking over; empty if there is none."""
+        return "" if self.wanted is None else self.wanted.owner
+
+    def detach(self, consumer: Consumer) -> None:
+        """Record that *consumer* has disconnected; do nothing if it is not the present consumer."""
+        if self.consumer is consumer:
+            self.consumer = None
+
+    @property
     def places(self) -> Mapping[str, int]:
         """Return the durable number of the last acknowledged record of each stream; empty while it is being created."""
         if self.stored is None:

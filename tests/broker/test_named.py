@@ -162,9 +162,9 @@ def test_a_second_consumer_is_refused() -> None:
     world.named.attach(named, first)
     with pytest.raises(SubscriptionInUse, match="has a consumer"):
         world.named.attach(named, Consumer())
-    world.named.detach(named, Consumer())
+    named.detach(Consumer())
     assert named.consumer is first
-    world.named.detach(named, first)
+    named.detach(first)
     world.named.attach(named, Consumer())
     assert first.reasons == []
 
@@ -192,7 +192,7 @@ def test_another_owner_gets_a_new_generation() -> None:
     world = World()
     named, first = world.open(), Consumer()
     before = world.named.attach(named, first, owner="link")
-    world.named.detach(named, first)
+    named.detach(first)
     after = world.named.attach(named, Consumer())
     assert (after.owner, after.generation) == ("", before.generation + 1)
 

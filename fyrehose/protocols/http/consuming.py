@@ -61,7 +61,7 @@ class Consumption:
         self._stop_waiting()
         named, self._named = self._named, None
         if named is not None:
-            self.connection.broker.named.detach(named, self)
+            named.detach(self)
             if isinstance(self.event, Read):
                 self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
 

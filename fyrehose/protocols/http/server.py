@@ -34,8 +34,8 @@ from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
 from fyrehose.options import exact_size, fixed, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
+from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
-from fyrehose.protocols.http.documents import by_content_type
 from fyrehose.protocols.http.leasing import carry_out
 from fyrehose.protocols.http.listing import described, matching
 from fyrehose.protocols.http.managing import Manage
@@ -55,7 +55,6 @@ from fyrehose.protocols.http.session import (
     RequestLimits,
     Retire,
 )
-from fyrehose.protocols.http.uploads import Upload
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
@@ -102,6 +101,47 @@ class HttpSettings(WebSettings):
         if not 0 < self.max_payload <= MAX_PAYLOAD:
             most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
+
+
+#: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
+MOST_RANGES = 1_000
+
+
+@attrs.define(eq=False)
+class Upload:
+    """The progress of a POST.
+
+    :ivar complete: whether the whole body was received
+    :ivar refusal: why the rest of the body is refused; None if it is not
+    :ivar pending: publishes that are not durable yet
+    :ivar count: durable messages
+    :ivar ranges: first and last number of each contiguous range of durable messages
+    """
+
+    stream: str
+    complete: bool = False
+    refusal: RequestRefused | None = None
+    pending: int = 0
+    count: int = 0
+    ranges: list[tuple[int, int]] = attrs.field(factory=list)
+
+    def add_durable(self, first: int, count: int) -> None:
+        """Record that one publish of *count* messages became durable, starting at number *first*."""
+        self.pending -= 1
+        self.count += count
+        begin = first
+        if self.ranges and (self.ranges[-1][1] + 1 == first or len(self.ranges) > MOST_RANGES):
+            begin, _ = self.ranges.pop()
+        self.ranges.append((begin, first + count - 1))
+
+    def answer(self) -> dict[str, Any]:
+        """Return the JSON object that answers the POST."""
+        answer: dict[str, Any] = {"stream": self.stream, "count": self.count}
+        if self.ranges:
+            answer |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
+        if 1 < len(self.ranges) <= MOST_RANGES:  # Other publishers used the numbers in between.
+            answer["ranges"] = self.ranges
+        return answer
 
 
 class HttpProtocol(WebProtocol):

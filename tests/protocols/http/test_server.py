@@ -26,8 +26,7 @@ from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
-from fyrehose.protocols.http.server import HttpFactory, HttpSettings
-from fyrehose.protocols.http.uploads import MOST_RANGES, Upload
+from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.testing import MemoryJournal, Peer
 
