@@ -77,7 +77,7 @@ class Consuming:
     def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
         """Return the subscription *name*; create it behind number *after* if it does not exist."""
         try:
-            # A rule that matches the text of a pattern matches every stream that the pattern matches.
+            # Checking the text of the pattern suffices: a rule that covers it covers every stream that it matches.
             self.peer.check(Action.SUBSCRIBE, stream)
             self.peer.check(Action.CONSUME, stream)
             try:

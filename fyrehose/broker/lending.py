@@ -35,13 +35,13 @@ class Borrower(Protocol):
 
 
 def within(limit: int) -> FairShare[Borrower]:
-    """Return a table of *limit* bytes, of which one network has two thirds at the most."""
+    """Return a table that lends up to *limit* bytes, and two thirds of them at most to one network."""
     return FairShare(limit, each=limit * 2 // 3)
 
 
 @attrs.define(eq=False)
 class Lending:
-    """The memory that is lent; all sizes are in bytes.
+    """Lends memory to connections that have sent a large record in part; all sizes are in bytes.
 
     :ivar shares: how much each network was lent, see :func:`within`
     """

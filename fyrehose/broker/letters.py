@@ -48,7 +48,7 @@ def choice(text: str) -> str:
 
 
 def keeps(refused: str, error: FyrehoseError) -> bool:
-    """Return whether a listener with the option *refused* keeps a message that was refused with *error*."""
+    """Return whether a message refused with *error* becomes a dead letter, given the option *refused*."""
     if isinstance(error, Forbidden):
         return refused == KEEP_FORBIDDEN
     return refused != CLOSE and isinstance(error, _FINAL)

@@ -173,7 +173,7 @@ class NamedSubscriptions:
         return self._store(named).addCallback(lambda _: named)
 
     def _add(self, named: Named) -> Named:
-        """Add *named* to the table."""
+        """Add *named* to the subscriptions, and its pattern, if any, to the index of patterns."""
         self.entries[named.name] = named
         if named.members is not None and named.wanted is not None:
             # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
@@ -232,7 +232,7 @@ class NamedSubscriptions:
     def attach(
         self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
     ) -> Position:
-        """Make *consumer* the consumer of *named*, and return where it begins.
+        """Make *consumer* the consumer of *named*, and return the position from which it reads.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
         :param takeover: displace the present consumer
@@ -339,7 +339,7 @@ class NamedSubscriptions:
         return self._store(named).addCallback(lambda _: named.state)
 
     def _numbers(self, named: Named, wanted: Position, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
-        """Return the position *seq* as numbers by stream.
+        """Convert *seq*, the position that a peer asks for, to a number for each stream.
 
         :param seq: a number of each stream, which must be 0 with a pattern; None: the end of each stream
         :raises InvalidPosition: a number is behind the end of its stream, or the stream is not one of *named*
@@ -393,7 +393,7 @@ class NamedSubscriptions:
     # Writing.
 
     def _store(self, named: Named) -> Deferred[None]:
-        """Write the wanted state of *named*, after a write of *named* that is under way."""
+        """Append the wanted state of *named*, after an append that is under way; fires when it is durable."""
         stored: Deferred[None] = Deferred()
         named.waiting.append(stored)
         if not named.writing:
@@ -452,7 +452,7 @@ class NamedSubscriptions:
             self.stream.maintain(self._must_move())
 
     def _must_move(self) -> bool:
-        """Return whether a sealed segment is kept only because it holds the last checkpoint."""
+        """Return whether a checkpoint is needed so that retention may delete the segment of the last one."""
         try:
             return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
         except JournalCorrupt:

@@ -59,7 +59,7 @@ MAX_SIGNERS = 16
 
 @attrs.frozen(kw_only=True)
 class Rule(Rights):
-    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met.
+    """One rule: rights, and the conditions that a peer has to meet for them; an empty condition is always met.
 
     :ivar signers: keys; one of them must have signed the peer's token, which limits the rule to what the token grants
     :ivar grant: what the peer's token grants; None: the rule asks for no signed token, or is not applied to a peer yet
@@ -91,7 +91,7 @@ class Rule(Rights):
         return not self.networks or in_networks(identity.host, self.networks)
 
     def applied(self, identity: Identity, now: float) -> Rule | None:
-        """Return the rule as it applies to *identity*, within what its signed token grants; None: it does not apply.
+        """Return the rule limited to what the token of *identity* grants; None: it does not apply.
 
         :param now: in seconds since 1970 UTC
         """
@@ -103,13 +103,13 @@ class Rule(Rights):
         return None if grant is None else attrs.evolve(self, grant=grant)
 
     def grants(self, identity: Identity) -> list[Grant]:
-        """Return the rights of the signed token of *identity*, for each key of the rule that verifies it."""
+        """Return what the signed token of *identity* grants, once for each key of the rule that verifies it."""
         token = identity.signed
         found = [grant_of(token, key) for key in self.signers] if token is not None else []
         return [grant for grant in found if grant is not None]
 
     def proof(self, identity: Identity) -> str | None:
-        """Return the proof that this rule asks for, as *identity*, which meets the rule, has given it.
+        """Return the certificate, key or token of *identity* that this rule asks for; *identity* meets the rule.
 
         :return: None if the rule asks for no proof
         """
@@ -174,7 +174,7 @@ LOOPBACK = Policy(
 
 
 def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
-    """Return the name of *identity* as a holder of shares (:mod:`fyrehose.broker.fairness`).
+    """Return the name under which limited tables count *identity* (:mod:`fyrehose.broker.fairness`).
 
     It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
     rule names is no proof: a peer could make up any number of them.

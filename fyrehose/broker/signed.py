@@ -27,7 +27,7 @@ from fyrehose.identity import Action
 from fyrehose.options import why_unreadable
 from fyrehose.patterns import Pattern, compiled
 
-#: The longest token, in characters: connections keep theirs.
+#: The longest token, in characters; the server keeps the token of each connection in memory.
 MAX_TOKEN = 2_048
 #: The shortest key, in characters; a shorter one could be guessed from one token.
 SHORTEST_KEY = 32
@@ -43,7 +43,7 @@ def _compiled(rights: Mapping[Action, Iterable[str | Pattern]]) -> dict[Action, 
 
 @attrs.frozen(kw_only=True)
 class Rights:
-    """Actions on streams.
+    """The actions that a rule or a token allows, and on which streams.
 
     :ivar rights: the patterns of the streams, by action
     """
@@ -94,7 +94,7 @@ def read_key(path: Path) -> bytes:
 
 
 def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> str:
-    """Return a token.
+    """Return a token that grants *rights* until *expires*, signed with *key*.
 
     :param rights: patterns of streams, by action
     :param expires: when it ends, in seconds since 1970 UTC

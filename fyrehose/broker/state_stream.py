@@ -54,10 +54,10 @@ READ_SIZE = 4 << 20
 
 
 class Replayable(Protocol):
-    """A state that is replayed from the records of its stream."""
+    """State in memory that is rebuilt at a start from the records of its stream."""
 
     def clear(self) -> None:
-        """Forget everything, because a replay begins."""
+        """Forget the whole state, because it is about to be rebuilt from the stream."""
 
     def begin(self, newest: Record) -> int:
         """Return the number of the record at which a replay has to begin; it may be older than the stream.
@@ -75,7 +75,7 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """The progress of a replay.
+    """How far a stream was replayed, and what was missing.
 
     :ivar last: the number up to which the stream was replayed; 0: nothing was
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
@@ -90,7 +90,7 @@ class Replayed:
 
 
 def records(read: Read, stream: str, start: int, last: int) -> Iterator[Record]:
-    """Yield the records from *start* to the end of the last run that begins at or below *last*."""
+    """Yield the records of *stream* from number *start* to at least *last*."""
     while start <= last:
         runs = read(stream, start, READ_SIZE)
         if not runs:
@@ -217,7 +217,7 @@ class StateStream:
     # Writing.
 
     def draft(self, *payloads: bytes) -> Run:
-        """Return records as a draft, to be published in one batch with the messages that they belong to."""
+        """Return records of *payloads*, to be published in one batch with the messages that they belong to."""
         self._stale = True
         self._bytes_since += sum(map(len, payloads))
         return Run(
@@ -229,7 +229,7 @@ class StateStream:
         )
 
     def append(self, payload: bytes) -> Deferred[Any]:
-        """Append one record in a publish of its own."""
+        """Append one record by itself, without messages of peers; fires when it is durable."""
         assert self.publish is not None, "the stream publishes nothing by itself"
         return self.publish([self.draft(payload)])
 

@@ -126,7 +126,7 @@ class TLSSettings(TCPSettings):
 @implementer(IOpenSSLServerConnectionCreator)
 @attrs.define(eq=False)
 class TLS:
-    """Creates the server side of TLS connections."""
+    """Creates the server side of TLS connections, by the settings and the certificate of a listener."""
 
     settings: TLSSettings
     protocol: str
@@ -161,7 +161,7 @@ class TLSFactory(TLSMemoryBIOFactory):
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))
 
     def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
-        """Return *protocol* behind TLS; refused connections get no handshake, delayed ones get it after the delay."""
+        """Wrap *protocol* into TLS, unless the connection was refused; a delayed one is wrapped after its delay."""
         if isinstance(protocol, DelayedConnection):
             build = protocol.build
             protocol.build = lambda: self._with_tls(build())

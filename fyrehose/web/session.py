@@ -42,10 +42,11 @@ WEB_REFUSALS = (
     "unexpected-body",
 )
 
-#: Ambiguous heads of requests: LF without CR, and a line that continues the line before.  h11 accepts both, but a proxy
-#: in front of the server may understand another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
+#: The states of h11 in which nothing more can be answered, and those in which an answer is due.
 _OVER = frozenset({h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
 _ANSWERING = frozenset({h11.SEND_RESPONSE, h11.SEND_BODY})
+#: Ambiguous heads of requests: LF without CR, and a line that continues the line before.  h11 accepts both, but a proxy
+#: in front of the server may understand another request (RFC 9112, 2.2 and 5.2, lets a server refuse them).
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 #: Headers that a request may have only once, because the server and a proxy might each use another one of several.
 _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
@@ -166,13 +167,13 @@ class WebSession(ByteSession):
 
     @property
     def partly_processed(self) -> bool:
-        """Return whether an incomplete body has caused events: the owner of the session then answers later errors."""
+        """Return whether events of an incomplete body were returned, so that the session must not answer for it."""
         return False
 
     # Input.
 
     def receive_data(self, data: bytes) -> list[object]:
-        """Return the events that *data* completes."""
+        """Return the events of the requests that *data* completes, or a part of their bodies."""
         if self.over or self._rest_dropped:
             return []
         if self._behind:
@@ -184,7 +185,7 @@ class WebSession(ByteSession):
         return events
 
     def receive_eof(self) -> list[object]:
-        """Return the events caused by the end of input: the peer will not send more."""
+        """Record that the peer will send nothing more, and return the events that follow from that."""
         self._eof = True
         if self.over:
             self._discard_input()
@@ -296,7 +297,7 @@ class WebSession(ByteSession):
         self._note_state()
 
     def _note_state(self) -> None:
-        """Set the attributes that follow from the states of h11; called after each step that may have changed them."""
+        """Update the attributes that follow from the states of h11, after a step that may have changed these."""
         ours = self._h11.our_state
         self.answering = ours in _ANSWERING
         self.over = self._broken or ours in _OVER
@@ -332,7 +333,7 @@ class WebSession(ByteSession):
             self._note_state()
 
     def _receive(self, data: bytes, unparsed: bytes) -> list[object]:
-        """Pass *data* to h11, and return the events of a head that is ambiguous.
+        """Pass *data* to h11; if it makes the head ambiguous, refuse the request, and return the events of that.
 
         :param unparsed: the bytes that were not checked yet, of which *data* is the end
         """
@@ -444,7 +445,7 @@ def _response(status: int, content_type: str, length: int | None, headers: Heade
 
 @lru_cache(maxsize=256)
 def _usual_response(status: int, content_type: str, length: int | None) -> h11.Response:
-    """Return the head of an answer without further headers; most answers have the lengths of earlier ones.
+    """Return the head of an answer without further headers, from a cache: most answers repeat earlier lengths.
 
     h11 checks each header of an answer, which costs more than all the rest of a head.
     """

@@ -44,7 +44,7 @@ Ranges = list[tuple[int, int]]
 
 
 class FinalNumbers:
-    """Numbers of final records: all up to a floor, and ranges above the floor."""
+    """The numbers of the final records of a stream: all up to a floor, and ranges above the floor."""
 
     def __init__(self, floor: int = 0, above: Iterable[tuple[int, int]] = ()) -> None:
         self.floor = floor
@@ -58,7 +58,7 @@ class FinalNumbers:
         return seq <= self.floor or (at >= 0 and seq <= self._lasts[at])
 
     def above(self) -> list[tuple[int, int]]:
-        """Return the ranges above the floor."""
+        """Return the ranges of final numbers above the floor, in ascending order."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
     def all(self) -> Ranges:
@@ -140,7 +140,7 @@ class StreamProgress:
     letters: list[DeadLetter] = attrs.field(factory=list)
 
     def apply(self, change: Mapping[str, Any]) -> None:
-        """Apply a change of this stream."""
+        """Update the progress by *change*, the fields of a record in the stream ``.shared``."""
         if "rewind" in change:
             self.final, self.reach, self.ends = FinalNumbers(change["rewind"]), change["rewind"], {}
         for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
@@ -173,7 +173,7 @@ class StreamProgress:
             self.expired += count
 
     def packed(self) -> dict[str, Any]:
-        """Return everything as an object for JSON, for a checkpoint."""
+        """Return the progress as an object for JSON, as a checkpoint stores it."""
         return {
             "floor": self.final.floor,
             "above": self.final.above(),
@@ -322,7 +322,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:
-    """Return *ranges* for JSON: a single number stands for itself."""
+    """Return *ranges* for JSON: pairs of numbers, or only the number where a range has one record."""
     return [first if first == last else (first, last) for first, last in ranges]
 
 

@@ -38,14 +38,14 @@ class Result:
 
 @attrs.frozen(slots=True)
 class Settling:
-    """Settle, return, reject and extend records, and publish results in the same commit."""
+    """A request to settle, return, reject and extend records, and to publish results in the same commit."""
 
     items: list[Item]
     results: list[Result]
     consumer: str = ""
 
     def runs(self, source: str, producer: str) -> list[Run]:
-        """Return the results as runs for the journal."""
+        """Return the messages that the request publishes, as runs."""
         fields = {"source": source, "producer": producer}
         return [Run.of(each.stream, [each.payload], content_type=each.content_type, **fields) for each in self.results]
 
@@ -102,7 +102,7 @@ def answer_to(work: Settling, pattern: bool, outcome: WorkOutcome) -> dict[str, 
 
 
 def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
-    """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind.
+    """Parse ``[seq, token]`` or ``[[first, last], token]``, perhaps with a stream before and options behind.
 
     A range of records that are done becomes one item; all other records become one item each.
     """
@@ -153,6 +153,10 @@ def _result(fields: Any) -> Result:
 
 
 def only(fields: dict[str, Any], known: set[str]) -> None:
+    """Check that a JSON object has no fields but the *known* ones.
+
+    :raises ValueError: it has another one
+    """
     unknown = sorted(fields.keys() - known)
     if unknown:
         expected = f"use {', '.join(sorted(known))}" if known else "expected {}"
@@ -160,7 +164,7 @@ def only(fields: dict[str, Any], known: set[str]) -> None:
 
 
 def text_of(fields: dict[str, Any], name: str) -> str:
-    """Return the text *name* of *fields*, which come from a peer.
+    """Return the field *name* of a JSON object that a peer sent, which has to be a text.
 
     :raises ValueError: the field is missing, is no text, or is not 1 to MAX_NAME bytes of UTF-8
     """
@@ -175,6 +179,10 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 
 
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
+    """Return the field *name* of a JSON object, which has to be a number from *least* to *most*.
+
+    :raises ValueError: it is not
+    """
     value = fields[name]
     if not (is_number(value) and least <= value <= most):
         raise ValueError(f'expected a number from {least} to {most} for "{name}"')
@@ -182,6 +190,10 @@ def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
 
 
 def seconds_of(value: object, name: str, most: int) -> float:
+    """Return *value*, the field *name* of a JSON object, which has to be seconds from 0 to *most*.
+
+    :raises ValueError: it is not
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f'expected seconds from 0 to {most} for "{name}"')
     return float(value)

@@ -52,7 +52,7 @@ class NoSharing:
 
 @attrs.frozen(eq=False)
 class Sharing:
-    """The shared subscriptions for one peer.
+    """The shared subscriptions as one peer may use them: checks the rights of the peer.
 
     :ivar network: the network of the peer; empty: the server itself
     """
@@ -122,7 +122,7 @@ class Sharing:
         return self.act(shared, held, consumer)
 
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
-        """Continue behind *seq* (None: the end) in every stream, or behind the numbers by stream."""
+        """Set the position to *seq* in every stream (None: the end), or to a number for each stream."""
         lanes, bounds = shared.work.lanes, self.table.journal.bounds
         numbers = seq if isinstance(seq, Mapping) else {each: bounds(each)[1] if seq is None else seq for each in lanes}
         for stream, number in numbers.items():
@@ -150,11 +150,11 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters."""
+        """Return the state of *shared*, its leases and its last dead letters as an object for JSON."""
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume; none if another server leads, or may lead."""
+        """Return the subscriptions that the peer may consume, for JSON; none if another server leads, or may lead."""
         if isinstance(self.table.refusal(), Following | Unreplicated):
             return []
         permits: Callable[[Right, str], bool] = self.peer.permits

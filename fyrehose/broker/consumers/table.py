@@ -68,7 +68,7 @@ Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
 @attrs.frozen
 class LeasedRun:
-    """Leased records that follow each other.
+    """Consecutive records of a stream that were leased, with their leases.
 
     :ivar leases: the leases of the records of *run*, in their order
     """
@@ -79,7 +79,7 @@ class LeasedRun:
 
 @attrs.define(eq=False)
 class Waiting:
-    """A request for records that waits until there are some."""
+    """A request of a worker for records, which waits until there are some to lease."""
 
     consumer: str
     request: int | None
@@ -91,7 +91,7 @@ class Waiting:
 
 @attrs.define(eq=False)
 class SharedSubscription:
-    """One shared subscription.
+    """A shared subscription: its options, its records, and the requests that wait for some.
 
     :ivar appending: how many appends are under way
     :ivar active: when something was settled last, in microseconds since 1970 UTC
@@ -250,9 +250,9 @@ class SharedSubscriptions:
                 )
         except FyrehoseError as refusal:
             return fail(refusal)
-        self.budget.forget(ENTRY_BYTES * options.window)  # Only a check so far: _add() charges it for good.
+        self.budget.forget(ENTRY_BYTES * options.window)  # Only a check: _add() charges it for good.
         self._creating[name] = []
-        # Each epoch of an earlier subscription of this name was a record, so none is as large as this number.
+        # Higher than the epochs of an earlier subscription of this name: each of them took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1]
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
         begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
@@ -386,13 +386,13 @@ class SharedSubscriptions:
             group = shared.group
             for stream, seq in seqs.items():
                 old = shared.work.lanes.pop(stream)
-                counts = old.appended()  # What the same commit has settled may be told of only after this.
+                counts = old.appended()  # committed() may not have been called for all of this commit yet.
                 old.abandon()
                 done = attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={})
                 self._remove_lane(shared, stream)
                 self._add_lane(shared, stream, done)
             group.epoch = group.stored_epoch = max(epoch, group.epoch)
-            group.before = 0  # Tokens from before are refused.
+            group.before = 0  # So tokens from before the rewind are refused.
             self.wake(shared)
 
         return self._forgetting(shared, payloads, written) if payloads else succeed(None)
@@ -400,7 +400,7 @@ class SharedSubscriptions:
     def _forgetting(
         self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
     ) -> Deferred[Any]:
-        """Append a change that forgets records, and call *then* when it is durable.
+        """Append a rewind or a deletion, and call *then* when it is durable.
 
         From now on until then, no change of a record may be appended.
         """
@@ -460,7 +460,7 @@ class SharedSubscriptions:
         return self._change(payload, runs=runs, publish=publish).addCallbacks(written, refused)
 
     def _redrivable(self, shared: SharedSubscription) -> str:
-        """Return the stream of the dead letters of *shared*.
+        """Return the stream of the dead letters of *shared*, after checking that they can be published again.
 
         :raises SubscriptionError: they cannot be published again
         """
@@ -480,7 +480,7 @@ class SharedSubscriptions:
         return dead
 
     def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Deferred[Any]:
-        """Append a change of a whole subscription, and publish *runs* in the same commit."""
+        """Append a change of a whole subscription, such as its deletion, and publish *runs* in the same commit."""
         self._changing += 1
 
         def settled(result: Any) -> Any:
@@ -610,9 +610,8 @@ class SharedSubscriptions:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
         if not proven and not ready and any(item.kind == "extend" or shared.work.refusals(item) for item in items):
-            # While another server may have taken over and leased the record again, a lease must not be extended, and a
-            # token must not be refused, which may be one of that server.  Nor is a lease extended before the epoch of
-            # this server is durable.
+            # Another server may have taken over and leased the record again.  Until an append shows that it has not,
+            # extend no lease, and refuse no token: it may be one of that server.  Also wait until the epoch is durable.
             written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, items, consumer, runs, publish, proven=True))
         outcome = shared.work.act(items, consumer, whole=bool(runs))
@@ -749,7 +748,7 @@ class RunReader:
 
 
 def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leased]]:
-    """Return the parts of *leases*, which are in order, up to record *last* and behind it."""
+    """Split *leases*, which are in ascending order, behind record *last*; return both parts."""
     before, behind = [], []
     for each in leases:
         if each.last <= last:

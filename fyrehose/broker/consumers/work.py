@@ -43,7 +43,7 @@ class Item:
 
 @attrs.define
 class WorkOutcome:
-    """The outcome of a request.
+    """What a request of a worker has changed, and which of its items were refused.
 
     :ivar batches: what is to be appended together, with the results of the request
     :ivar settled: the records that are done, by stream
@@ -103,7 +103,7 @@ class Work:
         return sum(lane.available() for lane in self.group.stirred.values())
 
     def tick(self) -> None:
-        """Let the lanes end the leases and delays whose time is over."""
+        """End the leases and the delays whose time is over, in all lanes."""
         now, alarms, due = self.group.now(), self.group.alarms, []
         while alarms and alarms[0][0] <= now:
             due.append(heappop(alarms)[2])
@@ -116,7 +116,7 @@ class Work:
         return request is not None and consumer in self._requests and self._requests[consumer][0] == request
 
     def _repeated(self, consumer: str) -> list[Leased]:
-        """Extend the leases of the last request of *consumer* that have not ended, and return them."""
+        """Extend the leases that the last request of *consumer* got, and return those that have not ended."""
         leased = self._requests[consumer][1]
         return [renewed for each in leased for renewed in each.lane.renew(each, consumer)]
 

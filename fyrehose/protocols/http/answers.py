@@ -31,12 +31,12 @@ from fyrehose.sessions import PIECE, Encoded
 KEEPALIVE = 15.0
 #: The most records that an answer sends in one turn: small records cost more than their bytes.
 TURN_RECORDS = 2_000
-#: How much a record counts in a turn besides its bytes, because encoding takes time for each record.
+#: The bytes that each record counts in a turn besides its own, because encoding takes time for each record.
 RECORD_COST = 512
 
 
 class HttpConnection(Protocol):
-    """The connection of a request, which is an HttpProtocol, as those use it that answer the request."""
+    """The methods of :class:`HttpProtocol` by which a request is answered."""
 
     factory: Any  #: its ``checks`` are shared by all readers of a large record
     broker: IBroker
@@ -85,7 +85,7 @@ class HttpConnection(Protocol):
 
 @attrs.frozen
 class Form:
-    """The form of a record in an answer: a line, or a server-sent event with or without its number.
+    """How a record is written into an answer: as a line, or as a server-sent event with or without its number.
 
     :ivar before: the text before the record's JSON object
     :ivar after: the text after the record's JSON object
@@ -140,7 +140,7 @@ EVENT = Form(b"data: ", b"\n\n", numbered=True)
 #: The form of events from many streams: they have no id, because the streams have no common numbers.
 UNNUMBERED = Form(b"data: ", b"\n\n")
 
-# A delivery is encoded once for all answers that pass the same function object.
+# Function objects of the module, because a delivery is encoded only once for each function object.
 events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
@@ -351,7 +351,7 @@ class LiveAnswer:
     answer sends its first records, and the subscription delivers the others in its next turn.
     """
 
-    #: how a record is sent, and the function that encodes deliveries for all answers of this form
+    #: the form of the records, and its function that encodes a delivery for all answers at once
     form, encode = EVENT, staticmethod(events)
 
     def __init__(self, connection: HttpConnection) -> None:

@@ -41,7 +41,7 @@ class Body(Protocol):
     """Collects the pieces of a body."""
 
     def add(self, data: bytes) -> list[bytes]:
-        """Return the messages that *data* completes.
+        """Take the next piece of the body, and return the messages that it completes.
 
         :raises TooLarge: a message exceeds the limit
         """
@@ -51,11 +51,11 @@ class Body(Protocol):
 
     @property
     def expected(self) -> int:
-        """Return the size that the incomplete message may reach, in bytes; 0 if no message is incomplete."""
+        """Return the size that the message under way may reach, in bytes; 0 if none has begun."""
 
     @property
     def buffered(self) -> int:
-        """Return the bytes of the incomplete message that are in memory."""
+        """Return how many bytes of the incomplete message are in memory."""
 
 
 @attrs.define(eq=False)

@@ -67,7 +67,7 @@ class HttpTailer:
     _takeover: bool = attrs.field(default=False, init=False)
     #: the generation of the named subscription when the server began to send records; None before that
     _generation: int | None = attrs.field(default=None, init=False)
-    #: number of records that failed; records passed on before the last failure are not acknowledged any more
+    #: number of failed records; a record that was passed on before the last failure is not acknowledged
     _failures: int = attrs.field(default=0, init=False)
     _reconnected: bool = attrs.field(default=False, init=False)
     #: which matching streams the server does not send, and why; empty if it sends all
@@ -170,7 +170,7 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """Return method and target of the request that asks where to begin; None: the records are requested at once."""
+        """Return method and target of the request that finds the end of the stream; None: no such request is needed."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
@@ -193,7 +193,7 @@ class HttpTailer:
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def ends_at(self, last: int) -> None:
-        """Begin behind record *last*, the last one of the stream."""
+        """Record that the stream ends at number *last*, behind which the client begins."""
         self.position = last
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
@@ -241,7 +241,7 @@ class HttpTailer:
         self._partial = reason
 
     def received(self, records: list[dict[str, Any]]) -> None:
-        """Pass on *records*, objects of :mod:`fyrehose.ndjson`."""
+        """Pass the received *records*, JSON objects of :mod:`fyrehose.ndjson`, on to ``take``."""
         if self._pattern is not None:
             for stream, group in groupby(records, lambda record: str(record["stream"])):
                 self._received_in(stream, list(group))
@@ -308,7 +308,7 @@ class HttpTailer:
 
 
 def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
-    """Yield objects of :mod:`fyrehose.ndjson` as runs: consecutive ones whose labels are equal are one run."""
+    """Convert JSON objects of records to runs: consecutive records whose labels are equal become one run."""
 
     def kind(item: tuple[int, dict[str, Any]]) -> tuple[Any, ...]:
         at, record = item
@@ -349,7 +349,7 @@ class _Connection(HttpClient):
         self._listing = False  #: whether the answer under way is a list of streams
         self._error = bytearray()
         self._events = bytearray()
-        self._searched = 0  #: bytes of the answer that were searched, and have no end of an event
+        self._searched = 0  #: how many bytes of the incomplete event were searched for its end
 
     def connectionMade(self) -> None:
         self._tailer.connection_changed(self)
@@ -419,7 +419,7 @@ class _Connection(HttpClient):
         self._tailer.received(records)
 
     def answer_ended(self) -> None:
-        """Request the records after the first one, otherwise close the connection."""
+        """Send the request for records after the one that found the end of the stream; otherwise close."""
         if self._listing:
             self._tailer.listed(json.loads(self._events)["streams"])
             self._events.clear()

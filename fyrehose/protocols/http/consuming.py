@@ -66,7 +66,7 @@ class Consumption:
                 self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
 
     def sent(self, stream: str, seq: int) -> None:
-        """Record that the whole answer was sent; record *seq* of *stream* is its last one."""
+        """Record that the answer was sent completely, and that record *seq* of *stream* was its last one."""
         self._sent[stream] = seq
 
     def displaced(self, reason: SubscriptionError) -> None:
@@ -90,7 +90,7 @@ class Consumption:
         self._answer()
 
     def skipped(self, first: int, last: int) -> None:
-        """Do nothing: a delivery follows."""
+        """Do nothing: the delivery that follows answers the request."""
 
     def ended(self, reason: Exception) -> None:
         self._stop_waiting()
@@ -136,7 +136,7 @@ class Consumption:
         return int(max(0, last - max(self._position.last(stream), oldest - 1)))
 
     def _wait(self, seconds: float) -> None:
-        """Answer when there is a record, or after *seconds*."""
+        """Answer as soon as there is a record to read, or after *seconds*."""
         broker = self.connection.broker
         if self.event.pattern is not None:
             self._stop_watching = broker.watch_streams(self._created)
@@ -170,7 +170,10 @@ class Consumption:
         self.connection.read(self.event, parts, self._headers)
 
     def _parts(self, limit: int) -> list[tuple[str, int, int]]:
-        """Return the ranges of records to answer with; the streams with the fewest records go first."""
+        """Share *limit* records between the streams of a pattern; those with the fewest unread records go first.
+
+        :return: each stream, with the numbers of its first and its last record to send
+        """
         unread = sorted((count, stream) for stream in self._streams if (count := self._unread(stream)))
         parts = []
         for at, (count, stream) in enumerate(unread):
@@ -215,11 +218,11 @@ class Arrival:
 
     @property
     def waits(self) -> bool:
-        """Return whether the request waits for the record."""
+        """Return whether the read waits for its record."""
         return self._waiting is not None
 
     def end(self) -> None:
-        """Stop waiting."""
+        """Stop waiting for the record, without an answer."""
         waiting, self._waiting = self._waiting, None
         self.connection.timers.stop(self._late)
         if waiting is not None:

@@ -39,7 +39,7 @@ METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"
 MOST_LEASED = 1_000
 #: The longest time that a request waits for a record, in seconds.
 LONGEST_WAIT = 300
-#: Bounds of the options that are numbers.
+#: The least and the largest value of each numeric option of a shared subscription.
 BOUNDS = {"lease": (1, 3_600), "limit": (0, 1_000), "window": (1, 100_000), "most": (1, 10_000)}
 
 
@@ -66,7 +66,10 @@ class Manage:
 
 
 def manage(request: RequestHead) -> Manage | None:
-    """Return the event of *request*, without the fields of its body; None if its path is not about subscriptions."""
+    """Parse the path of *request*; return None if it is not about subscriptions.
+
+    :return: the event, which lacks the fields of the body, see :func:`with_body`
+    """
     path = request.path
     stream = None
     if path[0] == "streams" and len(path) > 2:
@@ -80,12 +83,12 @@ def manage(request: RequestHead) -> Manage | None:
 
 
 def allowed(event: Manage) -> tuple[str, ...]:
-    """Return the methods that the path of *event* permits."""
+    """Return the HTTP methods that the path of *event* permits."""
     return METHODS["" if not event.name else event.action if event.action in METHODS else "S"]
 
 
 def with_body(event: Manage, body: bytes) -> Manage:
-    """Return *event* with the fields of its *body*.
+    """Return a copy of *event* that includes the fields of the request's *body*.
 
     :raises ValueError: the body is invalid; the message says what is expected
     """
@@ -115,7 +118,7 @@ def with_body(event: Manage, body: bytes) -> Manage:
 
 @attrs.frozen(slots=True)
 class Creation:
-    """Create a shared subscription, which begins with record *first* of each stream."""
+    """A request to create a shared subscription, which begins with record *first* of each stream."""
 
     options: ShareOptions
     first: int
@@ -123,7 +126,7 @@ class Creation:
 
 @attrs.frozen(slots=True)
 class LeaseRequest:
-    """Lease up to *most* records to *consumer*, and wait up to *wait* seconds for the first one."""
+    """A request to lease up to *most* records to *consumer*, waiting up to *wait* seconds for the first one."""
 
     consumer: str
     request: int | None
@@ -132,7 +135,7 @@ class LeaseRequest:
 
 
 def creation(fields: dict[str, Any]) -> Creation:
-    """Return the request to create a subscription, which the JSON object *fields* describes.
+    """Parse a request to create a shared subscription, whose body is the JSON object *fields*.
 
     :raises ValueError: it is invalid; the message says what is expected
     """
@@ -157,7 +160,7 @@ def creation(fields: dict[str, Any]) -> Creation:
 
 
 def lease_request(fields: dict[str, Any]) -> LeaseRequest:
-    """Return the request for records that the JSON object *fields* describes.
+    """Parse a request for records to lease, whose body is the JSON object *fields*.
 
     :raises ValueError: it is invalid
     """

@@ -31,7 +31,7 @@ MOST_STREAMS = 1_000
 @implementer(IConnectedSink)
 @attrs.frozen(eq=False)
 class _Part:
-    """Receives the deliveries of one stream, and passes them to the answer."""
+    """The sink of one stream in an answer about many: passes its deliveries on to the answer."""
 
     answer: PatternAnswer
     stream: str
@@ -102,7 +102,7 @@ class PatternAnswer(LiveAnswer):
         self._end_parts()
 
     def skipped_in(self, stream: str, first: int, last: int) -> None:
-        """Report a gap in *stream*."""
+        """Send an event that records *first* to *last* of *stream* are missing."""
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         gap = json.dumps({"stream": stream, "first": first, "last": last}).encode()
         self._emit(b"event: gap\ndata: %b\n\n" % gap)
@@ -165,7 +165,7 @@ class PatternAnswer(LiveAnswer):
 @implementer(ISubscription)
 @attrs.frozen(eq=False)
 class _All:
-    """The subscriptions of one answer, which are paused and resumed together."""
+    """The subscriptions of an answer to all its streams, paused and resumed together."""
 
     parts: dict[str, ISubscription]
     position: int = 0

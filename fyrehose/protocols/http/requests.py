@@ -33,7 +33,7 @@ MOST_DETAIL = 4 << 10
 
 
 def sent_again(failure: Failure) -> None:
-    """Ignore that a connection was lost before the answer arrived; for clients that send the request again."""
+    """Ignore the loss of a connection before its answer, as an errback of clients that send the request again."""
     failure.trap(*LOST)
 
 
@@ -121,7 +121,7 @@ class HttpClient(Protocol):
 
 
 class Connection(HttpClient):
-    """One connection to a server, with one request at a time.
+    """One connection to a server, which collects each answer and fires a Deferred with it.
 
     :param endpoint: where the connection was made to; if this names several servers, an answer may name the leader for
         the next connection

@@ -94,7 +94,7 @@ class HttpSettings(WebSettings):
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
     )
-    #: largest body of lines with a Content-Length; it is stored as it arrives, so only its answer needs memory
+    #: largest body of lines with a Content-Length; its messages are stored as they arrive, and take no memory later
     max_body: int = fixed(16 << 30)
 
     def __attrs_post_init__(self) -> None:
@@ -109,7 +109,7 @@ MOST_RANGES = 1_000
 
 @attrs.define(eq=False)
 class Upload:
-    """The progress of a POST.
+    """The progress of a POST: which of its messages are durable, and whether it was refused.
 
     :ivar complete: whether the whole body was received
     :ivar refusal: why the rest of the body is refused; None if it is not
@@ -213,7 +213,7 @@ class HttpProtocol(WebProtocol):
             self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
-        """Refuse the rest of a body."""
+        """Refuse a POST because of a later part of its body; its answer counts the messages before that part."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
@@ -519,7 +519,7 @@ class HttpProtocol(WebProtocol):
     # Internals.
 
     def _refusal_of(self, error: BaseException | None) -> RequestRefused:
-        """Return the HTTP refusal for an error of the broker."""
+        """Return the status, the cause and the text with which an error of the broker is answered."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden):
             status = self.forbidden_status(error)
@@ -546,7 +546,7 @@ class HttpProtocol(WebProtocol):
             consumption.end()
 
     def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
-        """Answer the present request when *called*, a call of the broker, has ended; the connection waits for it."""
+        """Answer the request with the result of *called*, a call of the broker, once that has fired."""
         self.unsettled += 1
         called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
         called.addCallback(self._called)

@@ -50,8 +50,8 @@ KEYED = 1 << 20
 LONGEST_WAIT = 300
 #: How long a GET with ``at-least`` and without ``wait`` waits, in seconds.
 ARRIVAL_WAIT = 10
-#: How long no other consumer may have a subscription after a poll that is not acknowledged, and the longest time that a
-#: consumer may ask for, in seconds.
+#: How long a polling consumer keeps its subscription without acknowledging, and the longest time that it may ask for,
+#: in seconds.
 LEASE, LONGEST_LEASE = 30, 3_600
 #: The causes for which requests are refused.
 REFUSALS = (
@@ -96,7 +96,7 @@ USAGE = {
 
 @attrs.frozen(slots=True, kw_only=True)
 class PublishPart:
-    """Messages of a POST to publish; further events may follow for the same request."""
+    """An event: publish these messages of a POST; more may follow for the same request."""
 
     request: RequestHead
     stream: str
@@ -107,19 +107,19 @@ class PublishPart:
 
 @attrs.frozen(slots=True)
 class BodyRefused:
-    """The rest of a body is refused; answer when the messages before it are durable or refused."""
+    """An event: the rest of a POST is refused; answer it when the messages before that are durable or refused."""
 
     refusal: RequestRefused
 
 
 @attrs.frozen(slots=True)
 class PublishEnd:
-    """The body of a POST is complete; answer when all of its messages are durable."""
+    """An event: the body of a POST is complete; answer it when all of its messages are durable."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Read:
-    """Read up to *limit* records, starting at number *first*, or at the oldest if that is later.
+    """A request to read up to *limit* records, starting at number *first*, or at the oldest if that is later.
 
     :ivar subscription: the named subscription, from whose position to read; None: read without one
     :ivar wait: how long to wait if the subscription has no records, in seconds
@@ -152,7 +152,7 @@ class Read:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Live:
-    """Follow a stream, or all streams that match a pattern, behind number *after*; None: from now on.
+    """A request to follow a stream, or all that match a pattern, behind number *after*; None: from now on.
 
     :ivar pattern: the pattern, if *stream* is its text
     :ivar last_event: the number of the last record that the peer has received; None: unknown
@@ -171,7 +171,7 @@ class Live:
 
 @attrs.frozen(slots=True, kw_only=True)
 class List:
-    """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
+    """A request to list the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
 
     request: RequestHead
     pattern: Pattern
@@ -181,7 +181,7 @@ class List:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Retire:
-    """Retire a stream."""
+    """A request to retire a stream."""
 
     request: RequestHead
     stream: str
@@ -189,7 +189,7 @@ class Retire:
 
 @attrs.frozen(slots=True, kw_only=True)
 class RequestLimits:
-    """Limits of one request.
+    """The sizes that one request may have.
 
     :ivar message: the largest message, in bytes
     :ivar body: the largest body of lines with a Content-Length, in bytes
@@ -201,7 +201,7 @@ class RequestLimits:
 
 @attrs.define(eq=False)
 class HttpSession(WebSession):
-    """The server's side of one connection."""
+    """The server's side of one connection of the HTTP protocol: requests become events."""
 
     limits: RequestLimits = attrs.field(kw_only=True)
     _request: RequestHead | None = attrs.field(default=None, init=False)
@@ -263,7 +263,7 @@ class HttpSession(WebSession):
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
-        """Return the last events of a request with a body."""
+        """Return the events that the end of a request's body completes."""
         body, self._body = self._body, None
         if body is None:
             return ()
