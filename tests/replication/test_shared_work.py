@@ -62,9 +62,8 @@ class Worker:
 
     def leased(self, found: Any, sent: float) -> None:
         for part in found:
-            for each in part.leases:
-                for seq in range(each.first, each.last + 1):
-                    self.holds(seq, each.token, sent)
+            for seq in range(part.lease.first, part.lease.last + 1):
+                self.holds(seq, part.lease.token, sent)
 
     def holds(self, seq: int, token: tuple[int, int], sent: float) -> None:
         self.held[seq] = token, sent + LEASE
@@ -146,7 +145,7 @@ def lease(cluster: Cluster, server: Server, most: int, wait: float = 1) -> list[
     sharing, found = server.broker.named.sharing, []
     sharing.lease(sharing.find("work"), "w", None, most, wait).addCallback(found.append)
     cluster.run(wait + 2, until=lambda: bool(found))
-    return [seq for part in found[0] for each in part.leases for seq in range(each.first, each.last + 1)]
+    return [seq for part in found[0] for seq in range(part.lease.first, part.lease.last + 1)]
 
 
 def settle(cluster: Cluster, server: Server, first: int, last: int, token: tuple[int, int]) -> list[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -68,12 +68,9 @@ Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
 @attrs.frozen
 class LeasedRun:
-    """Consecutive records of a stream that were leased, with their leases.
+    """Leased records, and the lease of all of them."""
 
-    :ivar leases: the leases of the records of *run*, in their order
-    """
-
-    leases: list[Leased]
+    lease: Leased
     run: Run
 
 
@@ -546,30 +543,28 @@ class SharedSubscriptions:
                 empty = True  # Other requests would find nothing either, except for a repetition of an earlier one.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
-        leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
         found: list[LeasedRun] = []
         left = ANSWER_BYTES
-        while leased and (left > 0 or not found):
-            first = leased[0]
-            run = self._reader.holding(first.lane.stream, first.first)
-            if run is None:
-                first.lane.missing(first.first, first.first)
-                # A gap may have any number of records, so its end is looked up.
-                first.lane.expire_unseen(self._reader.behind(first.first) - 1)
-                _cut(leased, first.first)
-                continue
-            leases = _within(leased, run.last_seq)
-            part = run.slice(first.first - run.first_seq, leases[-1].last - run.first_seq + 1)
-            if len(part.payload) > left:
-                fitting = part.fitting(left) if not found or part.sizes[0] <= left else 0
-                part, left = part.slice(0, fitting), 0
-                leases, rest = _split(leases, first.first + fitting - 1)
-                leased.extendleft(reversed(rest))
-            if leases:
-                found.append(LeasedRun(leases, part))
-            left -= len(part.payload)
-        for each in leased:
-            each.lane.withdraw(each.first, each.last)
+        for leased in shared.work.lease(waiting.consumer, waiting.request, most):
+            lane, first = leased.lane, leased.first
+            while first <= leased.last:
+                if found and left <= 0:
+                    lane.withdraw(first, leased.last)
+                    break
+                run = self._reader.holding(lane.stream, first)
+                if run is None:
+                    lane.missing(first, first)
+                    # A gap may have any number of records, so its end is looked up.
+                    lane.expire_unseen(self._reader.behind(first) - 1)
+                    first += 1
+                    continue
+                part = run.slice(first - run.first_seq, min(leased.last, run.last_seq) - run.first_seq + 1)
+                if len(part.payload) > left:
+                    part, left = part.slice(0, part.fitting(left) if not found or part.sizes[0] <= left else 0), 0
+                if len(part):
+                    found.append(LeasedRun(attrs.evolve(leased, first=first, last=first + len(part) - 1), part))
+                    first += len(part)
+                    left -= len(part.payload)
         return found
 
     def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[LeasedRun]) -> None:
@@ -745,35 +740,6 @@ class RunReader:
 
     def _found(self, seq: int) -> Run | None:
         return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)
-
-
-def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leased]]:
-    """Split *leases*, which are in ascending order, behind record *last*; return both parts."""
-    before, behind = [], []
-    for each in leases:
-        if each.last <= last:
-            before.append(each)
-        elif each.first > last:
-            behind.append(each)
-        else:
-            before.append(attrs.evolve(each, last=last))
-            behind.append(attrs.evolve(each, first=last + 1))
-    return before, behind
-
-
-def _cut(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove the part up to record *last* from the first lease in *leased*, and return that part."""
-    before, behind = _split([leased.popleft()], last)
-    leased.extendleft(behind)
-    return before
-
-
-def _within(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove the first leases, as long as they are consecutive, up to record *last* from *leased*; return them."""
-    found = _cut(leased, last)
-    while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
-        found += _cut(leased, last)
-    return found
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:

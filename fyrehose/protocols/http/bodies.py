@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from struct import Struct
-from typing import Protocol
 
 import attrs
 
@@ -37,27 +36,6 @@ class TooLarge(Exception):
         self.before = before or []
 
 
-class Body(Protocol):
-    """Collects the pieces of a body."""
-
-    def add(self, data: bytes) -> list[bytes]:
-        """Take the next piece of the body, and return the messages that it completes.
-
-        :raises TooLarge: a message exceeds the limit
-        """
-
-    def end(self) -> list[bytes]:
-        """Return the messages that the end of the body completes."""
-
-    @property
-    def expected(self) -> int:
-        """Return the size that the message under way may reach, in bytes; 0 if none has begun."""
-
-    @property
-    def buffered(self) -> int:
-        """Return how many bytes of the incomplete message are in memory."""
-
-
 @attrs.define(eq=False)
 class Whole:
     """A body that is one message.
@@ -71,22 +49,29 @@ class Whole:
     _data: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
+        """Take the next piece of the body; the message is complete only at its end.
+
+        :raises TooLarge: the message exceeds the limit
+        """
         if len(self._data) + len(data) > self.largest:
             raise TooLarge
         self._data += data
         return []
 
     def end(self) -> list[bytes]:
+        """Return the message, because the body is complete."""
         return [bytes(self._data)]
 
     @property
     def expected(self) -> int:
+        """Return the size that the message may reach, in bytes, as far as it is known."""
         if self.length is not None:
             return max(1, self.length)
         return SMALL if len(self._data) <= SMALL else self.largest
 
     @property
     def buffered(self) -> int:
+        """Return how many bytes of the message are in memory."""
         return len(self._data)
 
 
@@ -102,7 +87,7 @@ class LineBody:
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
-        """Return the messages that *data* completes.
+        """Take the next piece of the body, and return the messages that it completes.
 
         :raises TooLarge: a line is longer than the limit; ``before`` has the messages before it
         """
@@ -119,17 +104,20 @@ class LineBody:
         return messages
 
     def end(self) -> list[bytes]:
+        """Return the last line, if it is not empty, because the body is complete."""
         rest, self._rest = bytes(self._rest), bytearray()
         return self._messages([rest])
 
     @property
     def expected(self) -> int:
+        """Return the size that the incomplete line may reach, in bytes; 0 if none has begun."""
         if not self._rest:
             return 0
         return SMALL if len(self._rest) <= SMALL else self.largest
 
     @property
     def buffered(self) -> int:
+        """Return how many bytes of the incomplete line are in memory."""
         return len(self._rest)
 
     def _check_size(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
@@ -142,6 +130,9 @@ class LineBody:
             if len(message) > self.largest:
                 raise TooLarge(messages[:number])
         return messages
+
+
+Body = Whole | LineBody
 
 
 def split_lines(data: bytes, largest: int) -> list[bytes]:

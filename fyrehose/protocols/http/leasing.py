@@ -90,12 +90,9 @@ def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
     """
     records: list[bytes] = []
     for part in found:
-        at = 0
-        for leased in part.leases:
-            epoch, number = leased.token
-            begin = f'"token": "{epoch}.{number}", "failures": {leased.failures}, '
-            records.append(ndjson.joined(part.run.slice(at, at + len(leased)), b", ", begin))
-            at += len(leased)
+        epoch, number = part.lease.token
+        begin = f'"token": "{epoch}.{number}", "failures": {part.lease.failures}, '
+        records.append(ndjson.joined(part.run, b", ", begin))
     # Rounded down, or the worker would count on the lease for longer than it lasts.
     return b'{"lease": %d, "waited": %.3f, "records": [%b]}\n' % (
         lease,

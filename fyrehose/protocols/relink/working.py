@@ -180,14 +180,12 @@ class WorkerEndpoint(Endpoint):
         self._waiting = None
         pattern, lease = bool(self._shared.options.pattern), self._shared.options.lease
         for part in found:
-            payloads = part.run.payloads()
-            for leased in part.leases:
-                stream = leased.lane.stream if pattern else ""
-                for seq in range(leased.first, leased.last + 1):
-                    record = HeldRecord(stream, seq, leased.token, leased.failures)
-                    parts = self._parts(next(payloads), part.run.content_type)
-                    (message,) = self.link.send((RECORDS,), (record.head(lease), *parts))
-                    self._records.sent(message, record)
+            stream = part.run.stream if pattern else ""
+            for seq, payload in enumerate(part.run.payloads(), part.lease.first):
+                record = HeldRecord(stream, seq, part.lease.token, part.lease.failures)
+                parts = self._parts(payload, part.run.content_type)
+                (message,) = self.link.send((RECORDS,), (record.head(lease), *parts))
+                self._records.sent(message, record)
         if not self._over:
             self.protocol.flush()
             self.protocol.timers.start(0, self._lease)

@@ -82,7 +82,7 @@ def test_results_need_the_right_to_publish() -> None:
     broker = make()
     sharing = sharing_of(broker, "10.0.0.1")
     shared = sharing.find("work")
-    ((leased,),) = (part.leases for part in sharing.lease(shared, "w", None, 1, 0).result)
+    (leased,) = (part.lease for part in sharing.lease(shared, "w", None, 1, 0).result)
     item = Item("done", leased.first, leased.last, leased.token)
     assert failed(sharing.act(shared, [item], "w", [Run.of("audit", [b"x"], source="test")]), Forbidden)
     assert broker.bounds("audit") == (1, 1)

@@ -44,13 +44,13 @@ class World:
         return self.table.lease(shared, consumer, None, most, wait)
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
-        leases = [each for part in found for each in part.leases]
+        leases = [part.lease for part in found]
         items = [Item("done", each.first, each.last, each.token) for each in leases]
         return self.table.act(shared, items, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
-    return [seq for part in answer.result for each in part.leases for seq in range(each.first, each.last + 1)]
+    return [seq for part in answer.result for seq in range(part.lease.first, part.lease.last + 1)]
 
 
 def failure(deferred: Any) -> Any:
@@ -184,7 +184,7 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     (found,) = world.lease(shared, consumer="w1").result
     world.journal.auto, world.journal.leads_alone = False, False
     leased = world.lease(shared, consumer="w2")
-    (lease,) = found.leases
+    lease = found.lease
     extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
     assert (leased.called, extended.called) == (False, False)
     world.journal.leads_alone = True  # What was appended to find out is in the shared log.
@@ -280,7 +280,7 @@ def test_the_state_is_the_same_after_a_restart() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, 4).result
-    world.settle(shared, [LeasedRun([attrs.evolve(found.leases[0], first=2, last=3)], found.run)])
+    world.settle(shared, [LeasedRun(attrs.evolve(found.lease, first=2, last=3), found.run)])
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]
@@ -360,7 +360,7 @@ def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_nam
     world.table.delete(old)
     new = world.create()
     world.lease(new)
-    (lease,) = leased.leases
+    lease = leased.lease
     item = Item("done", lease.first, lease.last, lease.token)
     refused = world.table.act(new, [item], "w").result.refused
     assert [why for _, why in refused] == ["lease-lost"]
@@ -371,7 +371,7 @@ def test_dead_letters_are_published_again_once_although_the_subscription_is_anot
     world = World()
     for _ in range(2):
         shared = world.create(dead="dead")
-        (leased,) = world.lease(shared).result[0].leases
+        leased = world.lease(shared).result[0].lease
         world.table.act(shared, [Item("reject", 1, 1, leased.token, why="no")], "w")
         assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
         world.table.delete(shared)
