@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, execute, fail
+from twisted.internet.defer import Deferred, execute, fail, inlineCallbacks
 from zope.interface import implementer
 
-from fyrehose.broker.consumers.sharing import NoSharing, PeerBroker, Sharing
+from fyrehose.broker.consumers.sharing import PeerBroker, Sharing
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.positions import Position, takes
+from fyrehose.broker.state_stream import Steps
 from fyrehose.broker.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
@@ -29,8 +30,6 @@ from fyrehose.patterns import Pattern
 class NoSubscriptions:
     """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
 
-    sharing = NoSharing()
-
     def _refuse(self, *_arguments: Any, **_options: Any) -> Any:
         raise Forbidden("this server keeps no messages, so there are no named subscriptions")
 
@@ -38,7 +37,12 @@ class NoSubscriptions:
         return execute(self._refuse)
 
     find = attach = hold = show = forget = _refuse
-    open = acknowledge = rewind = delete = _fail
+    open = acknowledge = rewind = delete = create = _fail
+
+    @property
+    def sharing(self) -> NoSubscriptions:
+        """Return the shared subscriptions, of which there are none either."""
+        return self
 
     def listed(self) -> list[dict[str, object]]:
         return []
@@ -74,24 +78,21 @@ class Consuming:
             )
         return named
 
-    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
+    @inlineCallbacks
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Steps[Named]:
         """Return the subscription *name*; create it behind number *after* if it does not exist."""
+        # Checking the text of the pattern suffices: a rule that covers it covers every stream that it matches.
+        self.peer.check(Action.SUBSCRIBE, stream)
+        self.peer.check(Action.CONSUME, stream)
         try:
-            # Checking the text of the pattern suffices: a rule that covers it covers every stream that it matches.
-            self.peer.check(Action.SUBSCRIBE, stream)
-            self.peer.check(Action.CONSUME, stream)
-            try:
-                named = self.find(name, stream, pattern)
-            except NoSuchSubscription:
-                begin: int | Mapping[str, int] = self._begin(stream, after)
-                if pattern:
-                    matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
-                    begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
-                created = self.table.create(name, stream, begin, self.network)
-                return created.addCallback(lambda _: self.find(name, stream, pattern))
-        except FyrehoseError as refusal:
-            return fail(refusal)
-        return self.table.settled(named).addCallback(lambda _: self.find(name, stream, pattern))
+            yield self.table.settled(self.find(name, stream, pattern))
+        except NoSuchSubscription:
+            begin: int | Mapping[str, int] = self._begin(stream, after)
+            if pattern:
+                matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
+                begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
+            yield self.table.create(name, stream, begin, self.network)
+        return self.find(name, stream, pattern)
 
     def _begin(self, stream: str, after: int | None) -> int:
         oldest, last = self.table.journal.bounds(stream)

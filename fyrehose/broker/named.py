@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -29,7 +29,7 @@ from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
-from fyrehose.broker.state_stream import Checks, StateStream
+from fyrehose.broker.state_stream import Checks, StateStream, Steps
 from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
@@ -320,23 +320,22 @@ class NamedSubscriptions:
         if lease is not None:
             self.hold(named, lease.holder, lease.seconds, lease.sent)
 
-    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
+    @inlineCallbacks
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Steps[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
         :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
-        try:
-            numbers = self._numbers(named, wanted, seq)
-        except InvalidPosition as refusal:
-            return fail(refusal)
+        numbers = self._numbers(named, wanted, seq)
         self._displace(named, SubscriptionInUse(f"subscription {named.name!r} was rewound"))
         generation = wanted.generation + 1
         named.wanted = attrs.evolve(
             wanted.moved(numbers), generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
         )
-        return self._store(named).addCallback(lambda _: named.state)
+        yield self._store(named)
+        return named.state
 
     def _numbers(self, named: Named, wanted: Position, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
         """Convert *seq*, the position that a peer asks for, to a number for each stream.

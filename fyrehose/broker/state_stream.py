@@ -31,9 +31,9 @@ The keys of publishes have no checkpoints: each record stands for itself, old on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from struct import pack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -47,6 +47,9 @@ from fyrehose.records import Record, Run
 
 log = Logger()
 
+T = TypeVar("T")
+#: The result of a function that waits for Deferreds by ``yield`` (``inlineCallbacks``), and returns a T.
+Steps = Generator[Deferred[Any], Any, T]
 #: The journal's ``read``: stream, first number, size in bytes -> runs.
 Read = Callable[[str, int, int], tuple[Run, ...]]
 #: Size of one read, in bytes.

@@ -329,7 +329,7 @@ def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> No
     assert {name: named.state.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
 
 
-def test_subscriptions_with_nothing_to_read_stay_alive() -> None:
+def test_a_subscription_that_has_read_everything_counts_as_active() -> None:
     world = World()
     behind, done = world.open("behind"), world.open("done", after=None)
     created = behind.active

@@ -13,12 +13,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, inlineCallbacks
 
 from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
 from fyrehose.broker.consumers.work import Item
-from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription, Unreplicated
+from fyrehose.broker.state_stream import Steps
+from fyrehose.errors import Following, FyrehoseError, InvalidPosition, Unreplicated
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -35,19 +36,6 @@ class PeerBroker(Protocol):
     def permits(self, action: Right, stream: str) -> bool: ...
 
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]: ...
-
-
-class NoSharing:
-    """The shared subscriptions of a server that keeps no messages: there are none, and none can be created."""
-
-    def find(self, name: str) -> Any:
-        raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
-
-    def create(self, name: str, options: ShareOptions, first: int) -> Deferred[Any]:
-        return fail(Forbidden("this server keeps no messages, so there are no shared subscriptions"))
-
-    def listed(self) -> list[dict[str, object]]:
-        return []
 
 
 @attrs.frozen(eq=False)
@@ -73,25 +61,24 @@ class Sharing:
         self.peer.check(Right.CONSUME, shared.options.stream)
         return shared
 
-    def create(self, name: str, options: ShareOptions, first: int) -> Deferred[SharedSubscription]:
+    @inlineCallbacks
+    def create(self, name: str, options: ShareOptions, first: int) -> Steps[SharedSubscription]:
         """Create the subscription *name*, which begins with record *first* of each stream.
 
         :return: fires when it is durable; fails with a SubscriptionError, a PublishError or Forbidden
         """
-        try:
-            for right in (Right.SUBSCRIBE, Right.CONSUME):
-                self.peer.check(right, options.stream)
-            if options.dead is not None:
-                self.peer.check(Right.PUBLISH, options.dead)
-            streams = [options.stream]
-            if options.pattern:
-                pattern = Pattern.of_peer(options.stream)
-                ends = self.table.journal.ends()
-                streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
-        except FyrehoseError as refusal:
-            return fail(refusal)
+        for right in (Right.SUBSCRIBE, Right.CONSUME):
+            self.peer.check(right, options.stream)
+        if options.dead is not None:
+            self.peer.check(Right.PUBLISH, options.dead)
+        streams = [options.stream]
+        if options.pattern:
+            pattern = Pattern.of_peer(options.stream)
+            ends = self.table.journal.ends()
+            streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
         floors = {stream: self._floor(stream, first) for stream in streams}
-        return self.table.create(name, attrs.evolve(options, creator=self.network), floors)
+        shared: SharedSubscription = yield self.table.create(name, attrs.evolve(options, creator=self.network), floors)
+        return shared
 
     def _floor(self, stream: str, first: int) -> int:
         oldest, last = self.table.journal.bounds(stream)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -32,10 +32,9 @@ from fyrehose.broker.consumers.progress import (
 )
 from fyrehose.broker.consumers.work import Item, Work, WorkOutcome
 from fyrehose.broker.lags import SubscriptionLags
-from fyrehose.broker.state_stream import Checks, StateStream
+from fyrehose.broker.state_stream import Checks, StateStream, Steps
 from fyrehose.errors import (
     Following,
-    FyrehoseError,
     NoRoomForSubscription,
     NoSuchSubscription,
     PublishError,
@@ -214,59 +213,52 @@ class SharedSubscriptions:
         if isinstance(refusal, Following | Unreplicated):
             raise refusal
 
-    def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
+    @inlineCallbacks
+    def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Steps[SharedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
 
         :param floors: by stream, the number behind which it begins
         :return: fires when it is durable; fails with a SubscriptionError or a PublishError
         """
-        present = self.entries.get(name)
-        try:
+        self._check_leading()
+        while name in self._creating:
+            self._creating[name].append(Deferred())
+            yield self._creating[name][-1]
             self._check_leading()
-            if present is not None:
-                if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
-                    raise SubscriptionConflict(
-                        f"subscription {name!r} exists with other options; delete it, or use another name"
-                    )
-                return succeed(present)
-            self._check_durable()
-            if name in self._creating:
-                self._creating[name].append(Deferred())
-                return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
-            if self.taken(name):
-                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
-            if len(self.entries) + len(self._creating) >= self.most:
-                raise TooManyNamedSubscriptions(
-                    f"the server has its {self.most} shared subscriptions; delete some, or raise "
-                    "server.named-subscriptions"
+        present = self.entries.get(name)
+        if present is not None:
+            if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
+                raise SubscriptionConflict(
+                    f"subscription {name!r} exists with other options; delete it, or use another name"
                 )
-            if not self.budget.keep(ENTRY_BYTES * options.window):
-                raise NoRoomForSubscription(
-                    f"the memory budget has no room for a window of {options.window} records; choose a smaller "
-                    "window, or raise server.memory"
-                )
-        except FyrehoseError as refusal:
-            return fail(refusal)
+            return present
+        self._check_durable()
+        if self.taken(name):
+            raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
+        if len(self.entries) + len(self._creating) >= self.most:
+            raise TooManyNamedSubscriptions(
+                f"the server has its {self.most} shared subscriptions; delete some, or raise server.named-subscriptions"
+            )
+        if not self.budget.keep(ENTRY_BYTES * options.window):
+            raise NoRoomForSubscription(
+                f"the memory budget has no room for a window of {options.window} records; choose a smaller "
+                "window, or raise server.memory"
+            )
         self.budget.forget(ENTRY_BYTES * options.window)  # Only a check: _add() charges it for good.
         self._creating[name] = []
         # Higher than the epochs of an earlier subscription of this name: each of them took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1]
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
         begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
-        payload = progress.pack(name, self.stream.checkpoint, **begun)
-        streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
-
-        def created(_: Any) -> SharedSubscription:
+        try:
+            yield self._change(progress.pack(name, self.stream.checkpoint, **begun))
+            streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
             return self._add(name, SavedShare(options, epoch, False, streams, redriven), new=True)
-
-        def ended(result: Any) -> Any:
+        finally:
             for waiting in self._creating.pop(name):
                 waiting.callback(None)
             if not self._creating:
                 self._appeared.clear()
-            return result
-
-        return self._change(payload).addCallback(created).addBoth(ended)
 
     def _check_durable(self) -> None:
         """Check that acknowledged changes survive the loss of this server, as rules 8, 10 and 11 of the lanes need it.
@@ -344,10 +336,11 @@ class SharedSubscriptions:
             if self._matches(shared, stream) and stream not in shared.work.lanes:
                 self._add_lane(shared, stream, StreamProgress())
 
-    def delete(self, shared: SharedSubscription) -> Deferred[None]:
+    @inlineCallbacks
+    def delete(self, shared: SharedSubscription) -> Steps[None]:
         """Delete *shared*; fires when that is durable."""
-        payload = progress.pack(shared.name, self.stream.checkpoint, set=None)
-        return self._forgetting(shared, [payload], lambda: self._forget(shared))
+        yield self._forget_records(shared, [progress.pack(shared.name, self.stream.checkpoint, set=None)])
+        self._forget(shared)
 
     def _forget(self, shared: SharedSubscription) -> None:
         if self.entries.get(shared.name) is shared:
@@ -360,75 +353,61 @@ class SharedSubscriptions:
         for waiting in list(shared.waiting):
             self._fail(shared, waiting, gone)
 
-    def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
+    @inlineCallbacks
+    def pause(self, shared: SharedSubscription, paused: bool) -> Steps[None]:
         """Stop leasing (*paused*), or lease again; fires when that is durable."""
+        yield self._change(progress.pack(shared.name, self.stream.checkpoint, paused=paused))
+        shared.group.paused = paused
+        self.wake(shared)
 
-        def written(_: Any) -> None:
-            shared.group.paused = paused
-            self.wake(shared)
-
-        payload = progress.pack(shared.name, self.stream.checkpoint, paused=paused)
-        return self._change(payload).addCallback(written)
-
-    def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Deferred[Any]:
+    @inlineCallbacks
+    def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Steps[None]:
         """Forget everything about the streams in *seqs*, and continue behind these numbers, in a new epoch."""
-        epoch = shared.group.epoch + 1
-        payloads = [
-            progress.pack(shared.name, self.stream.checkpoint, stream=stream, rewind=seq, epoch=epoch)
-            for stream, seq in seqs.items()
-        ]
+        if not seqs:
+            return
+        group, epoch = shared.group, shared.group.epoch + 1
+        yield self._forget_records(
+            shared,
+            [
+                progress.pack(shared.name, self.stream.checkpoint, stream=stream, rewind=seq, epoch=epoch)
+                for stream, seq in seqs.items()
+            ],
+        )
+        for stream, seq in seqs.items():
+            old = shared.work.lanes.pop(stream)
+            counts = old.appended()  # committed() may not have been called for all of this commit yet.
+            old.abandon()
+            self._remove_lane(shared, stream)
+            self._add_lane(shared, stream, attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={}))
+        group.epoch = group.stored_epoch = max(epoch, group.epoch)
+        group.before = 0  # So tokens from before the rewind are refused.
+        self.wake(shared)
 
-        def written() -> None:
-            """Replace the lanes of the rewound streams once the rewind is durable, and serve those that wait."""
-            group = shared.group
-            for stream, seq in seqs.items():
-                old = shared.work.lanes.pop(stream)
-                counts = old.appended()  # committed() may not have been called for all of this commit yet.
-                old.abandon()
-                done = attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={})
-                self._remove_lane(shared, stream)
-                self._add_lane(shared, stream, done)
-            group.epoch = group.stored_epoch = max(epoch, group.epoch)
-            group.before = 0  # So tokens from before the rewind are refused.
-            self.wake(shared)
-
-        return self._forgetting(shared, payloads, written) if payloads else succeed(None)
-
-    def _forgetting(
-        self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
-    ) -> Deferred[Any]:
-        """Append a rewind or a deletion, and call *then* when it is durable.
-
-        From now on until then, no change of a record may be appended.
-        """
+    @inlineCallbacks
+    def _forget_records(self, shared: SharedSubscription, payloads: Sequence[bytes]) -> Steps[None]:
+        """Append a rewind or a deletion; fires when it is durable, and until then no change of a record is appended."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
-            return fail(SubscriptionConflict(f"shared subscription {shared.name!r} {why}"))
+            raise SubscriptionConflict(f"shared subscription {shared.name!r} {why}")
         shared.group.rewinding = True
-
-        def written(_: Any) -> None:
-            shared.group.rewinding = False
-            then()
-
-        def refused(failure: Failure) -> Failure:
+        try:
+            yield self._change(*payloads)
+        except Exception:
             shared.group.rewinding = False
             for lane in shared.work.lanes.values():
                 lane.resume()
-            return failure
+            raise
+        shared.group.rewinding = False
 
-        return self._change(*payloads).addCallbacks(written, refused)
-
-    def redrive(self, shared: SharedSubscription, publish: Publish) -> Deferred[tuple[int, int]]:
+    @inlineCallbacks
+    def redrive(self, shared: SharedSubscription, publish: Publish) -> Steps[tuple[int, int]]:
         """Publish the next dead letters to the streams that they come from, and note that in the same commit.
 
         :param publish: publishes with the rights of the peer
         :return: fires with the number of dead letters that were published, and about how many are left, when that is
             durable; fails with a SubscriptionError or a PublishError
         """
-        try:
-            dead = self._redrivable(shared)
-        except SubscriptionError as refusal:
-            return fail(refusal)
+        dead = self._redrivable(shared)
         runs, seq, last = [], shared.redriven, self.journal.bounds(dead)[1]
         for run in self.journal.read(dead, seq + 1, REDRIVE_BYTES):
             for record in run.records():
@@ -442,19 +421,16 @@ class SharedSubscriptions:
             if len(runs) == MOST_REDRIVEN:
                 break
         if seq == shared.redriven:
-            return succeed((0, 0))
+            return 0, 0
         shared.redriving = True
 
-        def written(_: Any) -> tuple[int, int]:
-            shared.redriving, shared.redriven = False, max(shared.redriven, seq)
-            return len(runs), max(0, last - seq)
-
-        def refused(failure: Failure) -> Failure:
+        try:
+            payload = progress.pack(shared.name, self.stream.checkpoint, redriven=seq)
+            yield self._change(payload, runs=runs, publish=publish)
+        finally:
             shared.redriving = False
-            return failure
-
-        payload = progress.pack(shared.name, self.stream.checkpoint, redriven=seq)
-        return self._change(payload, runs=runs, publish=publish).addCallbacks(written, refused)
+        shared.redriven = max(shared.redriven, seq)
+        return len(runs), max(0, last - seq)
 
     def _redrivable(self, shared: SharedSubscription) -> str:
         """Return the stream of the dead letters of *shared*, after checking that they can be published again.
@@ -476,15 +452,14 @@ class SharedSubscriptions:
                 )
         return dead
 
-    def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Deferred[Any]:
+    @inlineCallbacks
+    def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Steps[None]:
         """Append a change of a whole subscription, such as its deletion, and publish *runs* in the same commit."""
         self._changing += 1
-
-        def settled(result: Any) -> Any:
+        try:
+            yield (publish or self.publish)(runs, [self.stream.draft(*payloads)])
+        finally:
             self._changing -= 1
-            return result
-
-        return (publish or self.publish)(runs, [self.stream.draft(*payloads)]).addBoth(settled)
 
     # Leasing.
 

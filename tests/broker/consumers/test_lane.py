@@ -138,7 +138,7 @@ def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> No
     assert world.lane.holds(1, (1, 2))
 
 
-def test_only_the_last_token_counts() -> None:
+def test_only_the_token_of_the_last_lease_settles_a_record() -> None:
     world = World()
     world.lease()
     world.fail(1)

@@ -150,7 +150,7 @@ def test_memory_of_a_subscription_is_charged_and_released() -> None:
     assert world.broker.budget.kept == 0
 
 
-def test_a_name_belongs_to_one_subscription() -> None:
+def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     world = World()
     world.create()
     world.broker.named.open("exclusive", "s", 0)
@@ -310,7 +310,7 @@ def test_a_pattern_without_streams_is_rewound() -> None:
     assert seqs(world.lease(shared)) == [1]
 
 
-def test_what_is_settled_by_the_commit_of_a_rewind_counts() -> None:
+def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     world = World()
     shared = world.create()
     found = world.lease(shared, 2).result

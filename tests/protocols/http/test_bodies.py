@@ -27,7 +27,7 @@ def collect(body: Body, chunks: list[bytes]) -> list[bytes]:
         (b"a\rb\r\r\n\xff\x00\n", [b"a\rb\r", b"\xff\x00"]),
     ],
 )
-def test_lines_are_messages(data: bytes, messages: list[bytes]) -> None:
+def test_each_line_of_a_body_is_a_message(data: bytes, messages: list[bytes]) -> None:
     for chunks in every_chunking(data):
         assert collect(LineBody(100), list(chunks)) == messages
 
@@ -123,7 +123,7 @@ def is_json(message: bytes) -> bool:
     "message",
     [b"{}", b' {"a": [1, -2.5e9, null, "\xc3\xa4", "\\ud800"]} \n', b'"text"', b"7", b"1" * 5_000, b"true"],
 )
-def test_json_is_recognised(message: bytes) -> None:
+def test_valid_json_keeps_its_content_type(message: bytes) -> None:
     assert is_json(message)
 
 

@@ -637,7 +637,7 @@ def test_head_request_waits_for_the_record_too() -> None:
         "GET /streams/s/live?at-least=1",
     ],
 )
-def test_invalid_waiting_is_refused(line: str) -> None:
+def test_invalid_parameters_of_a_read_that_waits_are_refused(line: str) -> None:
     assert World().ask(line)[0] == 400
 
 

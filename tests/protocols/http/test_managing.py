@@ -112,11 +112,11 @@ def test_invalid_positions_are_refused(body: bytes) -> None:
         ("POST /subscriptions/a/ack", 411),
     ],
 )
-def test_other_requests_are_refused(line: str, status: int) -> None:
+def test_unknown_paths_and_wrong_methods_of_subscriptions_are_refused(line: str, status: int) -> None:
     assert refused(line)[0] == status
 
 
-def test_bodies_are_limited() -> None:
+def test_body_above_the_limit_of_subscription_requests_is_refused() -> None:
     large = b" " * (LARGEST + 1)
     assert refused("POST /subscriptions/a/ack", body=large)[0] == 413
     chunk = b"%x\r\n%b\r\n" % (len(large), large)
@@ -158,7 +158,7 @@ def test_a_page_of_a_listed_origin_may_send_every_method_of_a_subscription() -> 
     assert {method for methods in METHODS.values() for method in methods} <= set(origins.METHODS)
 
 
-def test_a_creation_has_defaults() -> None:
+def test_request_to_create_a_shared_subscription_has_defaults() -> None:
     assert creation({"stream": "s", "shared": True}) == Creation(ShareOptions(stream="s"), 1)
     fields = {"match": "l.*", "shared": True, "lease": 9, "limit": 0, "dead": "d", "key": "topic", "from": 7}
     options = ShareOptions(stream="l.*", pattern=True, lease=9, limit=0, dead="d", key="topic")
@@ -171,7 +171,7 @@ def test_a_request_for_records_has_defaults() -> None:
     assert lease_request(fields) == LeaseRequest("w", 3, 9, 0.5)
 
 
-def test_a_pause_is_true_or_false() -> None:
+def test_request_to_pause_has_true_or_false() -> None:
     assert paused({"paused": True}) is True
     assert paused({"paused": False}) is False
 

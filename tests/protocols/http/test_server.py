@@ -657,7 +657,7 @@ def test_a_token_that_has_ended_is_refused_with_401_and_the_reason(make: Make) -
     assert "with its token: it ended" in answer.json["error"]
 
 
-def test_live_answer_ends_with_its_token(make: Make) -> None:
+def test_live_answer_ends_when_its_token_expires(make: Make) -> None:
     server = make()
     server.broker.guard.now = lambda: 1_000 + server.clock.seconds()
     server.broker.guard.change(signing(Rule(rights={Action.SUBSCRIBE: ("*",)})))
