@@ -48,16 +48,14 @@ class HttpTailer:
     """Reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
-    :ivar position: number of the last record passed to ``take``; before the first one, the number before it; None: not
-        known yet
     :ivar absent: whether the stream did not exist when the server began to send records
-    :ivar positions: the position in each stream that matches the pattern
+    :ivar positions: by stream, the number of the last record that was passed to ``take``, or the number behind which
+        the client begins
     """
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
     authority: str
-    position: int | None = attrs.field(default=None, init=False)
     absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
@@ -117,8 +115,8 @@ class HttpTailer:
         if name is not None:
             self._takeover = takeover
             self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name)
-        elif self._pattern is None:
-            self.position = after
+        elif self._pattern is None and after is not None:
+            self.positions[stream] = after
 
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close`.
@@ -175,7 +173,7 @@ class HttpTailer:
             return None
         if self._pattern is not None:
             return "GET", "/streams?" + urlencode({"match": self._pattern, "limit": MOST_LISTED}, errors=ESCAPED)
-        if self.position is None:
+        if self._stream not in self.positions:
             return "HEAD", self.path
         return None
 
@@ -189,12 +187,12 @@ class HttpTailer:
             fields |= {} if self._after is None else {"from": self._after + 1}
             fields |= {"takeover": 1} if self._takeover else {}
         elif self._pattern is None:
-            fields |= {"from": (self.position or 0) + 1}
+            fields |= {"from": self.positions.get(self._stream, 0) + 1}
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def ends_at(self, last: int) -> None:
         """Record that the stream ends at number *last*, behind which the client begins."""
-        self.position = last
+        self.positions[self._stream] = last
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
         """Record the last number of each matching stream; report the records that were missed without a connection."""
@@ -215,7 +213,7 @@ class HttpTailer:
         self._problem = self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
-            self.position, self._generation = None, generation
+            self._generation = generation
             self.positions.clear()
         if self._connected is not None and not self._connected.called:
             self._connected.callback(None)
@@ -242,55 +240,37 @@ class HttpTailer:
 
     def received(self, records: list[dict[str, Any]]) -> None:
         """Pass the received *records*, JSON objects of :mod:`fyrehose.ndjson`, on to ``take``."""
-        if self._pattern is not None:
-            for stream, group in groupby(records, lambda record: str(record["stream"])):
-                self._received_in(stream, list(group))
-            return
-        position = self.position or 0
-        fresh = [record for record in records if record["seq"] > position]
-        for run in runs_of(self._stream, fresh):
-            self.position = run.last_seq
-            taken = self._take(run)
-            if self._acknowledger is not None:
-                self._acknowledge(run, taken)
+        for stream, group in groupby(records, lambda record: str(record["stream"])):
+            stream = stream if self._pattern is not None else self._stream
+            known = self.positions.get(stream, 0)
+            for run in runs_of(stream, [record for record in group if record["seq"] > known]):
+                if known and run.first_seq > known + 1 and self._reconnected:
+                    self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
+                known = self.positions[stream] = run.last_seq
+                taken = self._take(run)
+                if self._acknowledger is not None:
+                    self._acknowledge(run, taken)
 
     def missing(self, first: int, last: int, stream: str | None = None) -> None:
         """Report records that the stream no longer has, or that were published while there was no connection.
 
         :param stream: their stream, if the client follows a pattern
         """
-        if stream is None:
-            self.position = last
-        else:
-            self.positions[stream] = last
+        self.positions[stream or self._stream] = last
         if self._lost is not None:
             self._lost(first, last, *(() if stream is None else (stream,)))
 
     # Internals.
 
-    def _received_in(self, stream: str, records: list[dict[str, Any]]) -> None:
-        known = self.positions.get(stream, 0)
-        fresh = [record for record in records if record["seq"] > known]
-        for run in runs_of(stream, fresh):
-            if known and run.first_seq > known + 1 and self._reconnected:
-                self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
-            known = self.positions[stream] = run.last_seq
-            taken = self._take(run)
-            if self._acknowledger is not None:
-                self._acknowledge(run, taken, stream)
-
-    def _acknowledge(self, run: Run, taken: Any, stream: str | None = None) -> None:
-        """Acknowledge *run* when *taken*, the result of ``take``, has fired.
-
-        :param stream: the stream of *run*, if the client follows a pattern
-        """
+    def _acknowledge(self, run: Run, taken: Any) -> None:
+        """Acknowledge *run* when *taken*, the result of ``take``, has fired."""
         acknowledger, generation, failures = self._acknowledger, self._generation, self._failures
         assert acknowledger is not None
 
         def consumed(result: Any) -> None:
             if failures == self._failures:
                 seq = result if isinstance(result, int) else run.last_seq
-                acknowledger.acknowledge(seq, generation or 0, stream)
+                acknowledger.acknowledge(seq, generation or 0, None if self._pattern is None else run.stream)
 
         if isinstance(taken, Deferred):
             taken.addCallback(consumed)
