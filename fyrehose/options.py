@@ -181,6 +181,17 @@ def boolean(text: str) -> bool:
     return word in ("yes", "true", "on", "1")
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return the converter of an option whose value is one of *words*, at least two."""
+
+    def convert(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return convert
+
+
 def name(text: str) -> str:
     """Return *text* if it is a valid name: 1 to 255 bytes of UTF-8."""
     if not 1 <= len(text.encode(errors="replace")) <= 255:

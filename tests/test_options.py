@@ -21,6 +21,7 @@ from fyrehose.options import (
     duration,
     name,
     networks,
+    one_of,
     option,
     shown_size,
     shown_value,
@@ -240,3 +241,10 @@ def test_counted_noun_agrees_with_its_number(number: int, words: tuple[str, ...]
 )
 def test_unknown_word_is_answered_with_the_nearest_right_one(word: str, advice: str) -> None:
     assert suggestion(word, ["keep-bytes", "keep-age", "max-connections"]) == advice
+
+
+def test_value_that_is_none_of_the_words_of_an_option_is_refused() -> None:
+    convert = one_of("store", "drop", "ask")
+    assert convert("drop") == "drop"
+    with pytest.raises(ValueError, match=r"^store, drop or ask$"):
+        convert("Drop")

@@ -23,11 +23,12 @@ from fyrehose.errors import (
     StreamFull,
     TooManyStreams,
 )
+from fyrehose.options import one_of
 from fyrehose.records import MAX_NAME, Run
 
-#: The values of the option ``refused``.
+#: The values of the option ``refused``, and its converter.
 CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
-CHOICES = (CLOSE, KEEP, KEEP_FORBIDDEN)
+choice = one_of(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
 #: The most bytes of a payload that a dead letter keeps.
@@ -35,16 +36,6 @@ MOST = 1 << 20
 
 #: Refusals that stay the same at another attempt.
 _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
-
-
-def choice(text: str) -> str:
-    """Return *text* if it is a value of the option ``refused``.
-
-    :raises ValueError: it is not
-    """
-    if text not in CHOICES:
-        raise ValueError(f"expected {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {text!r}")
-    return text
 
 
 def keeps(refused: str, error: FyrehoseError) -> bool:

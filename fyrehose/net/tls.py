@@ -26,22 +26,13 @@ from fyrehose.errors import ConfigError
 from fyrehose.net.handshakes import reason_of
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.options import file_path, option
+from fyrehose.options import file_path, one_of, option
 
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 _MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
 _CLIENT_AUTH = ("none", "optional", "required")
-
-
-def _one_of(*words: str) -> Any:
-    def convert(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return text
-
-    return convert
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +43,8 @@ class TLSSettings(TCPSettings):
     tls_key: str = option("", file_path, "PEM file: the private key; default: the certificate's file")
     tls_key_passphrase: str = option("", file_path, "file whose first line is the passphrase of the private key")
     tls_authorities: str = option("", file_path, "PEM file: all authorities that may issue client certificates")
-    tls_client_auth: str = option("none", _one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
-    tls_minimum: str = option("1.2", _one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
+    tls_client_auth: str = option("none", one_of(*_CLIENT_AUTH), "client certificates: none, optional or required")
+    tls_minimum: str = option("1.2", one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
 
     def tls(self, protocol: str) -> TLS | None:
         """Return the TLS configuration of these options, or None without a certificate.

@@ -714,5 +714,5 @@ def test_number_of_remembered_events_is_the_option_resent_events(dropping: Any, 
 
 
 def test_unknown_value_of_the_option_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected store or drop, not 'yes'"):
+    with pytest.raises(ConfigError, match="expected store or drop"):
         build(LumberjackSettings, "lumberjack", {"resent": "yes"})
