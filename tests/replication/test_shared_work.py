@@ -191,7 +191,7 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     cluster.run(LEASE)
     assert lease(cluster, new, 9)[:2] == [3, 4]
     assert settle(cluster, new, 3, 4, (2, 1)) == []
-    assert shared.work.lanes["jobs"].progress.settled == 4
+    assert shared.work.lanes["jobs"].progress.counts["settled"] == 4
 
 
 def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(cluster: Cluster) -> None:
@@ -249,7 +249,7 @@ def test_each_record_has_one_worker_and_one_result_over_take_overs(cluster: Clus
     cluster.settle()
     assert pool.violations == []
     (leader,) = cluster.leaders
-    assert leader.broker.shares.entries["work"].work.lanes["jobs"].progress.settled == records
+    assert leader.broker.shares.entries["work"].work.lanes["jobs"].progress.counts["settled"] == records
     found: list[bytes] = []
     while runs := leader.journal.read("results", len(found) + 1, 1 << 20):
         found += [record.payload for run in runs for record in run.records()]

@@ -816,13 +816,11 @@ class Lane:
     def appended(self) -> StreamProgress:
         """Return the progress with all changes that were appended, durable or not, for a checkpoint (rule 18)."""
         now = self.progress
-        found = StreamProgress(
-            FinalNumbers(now.final.floor, now.final.above()), self.reach, {}, now.settled, now.dead, now.expired
-        )
+        found = StreamProgress(FinalNumbers(now.final.floor, now.final.above()), self.reach, counts=dict(now.counts))
         letters = [entry.letter for entry in self.entries.values() if entry.letter is not None]
         found.letters = [*now.letters, *letters][-KEPT_LETTERS:]
         for first, last in self._expiring:
-            found.expired += found.final.add(first, last)
+            found.end("expired", first, last)
         for fresh in self.fresh:
             if fresh.closing:
                 found.end("settled", fresh.first, fresh.last)

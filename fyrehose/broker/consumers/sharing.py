@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, fail, inlineCallbacks
 
-from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.broker.consumers.progress import FINAL, ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
 from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.state_stream import Steps
@@ -174,9 +174,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
         "delayed": delayed,
         "window_full": not group.room(),
         "oldest_unsettled_seconds": age,
-        "settled_total": sum(lane.progress.settled for lane in lanes),
-        "dead_total": sum(lane.progress.dead for lane in lanes),
-        "expired_total": sum(lane.progress.expired for lane in lanes),
+        **{f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL},
         "redelivered_total": group.redelivered,
         "late_refused_total": group.late,
         "requests_waiting": len(shared.waiting),

@@ -89,7 +89,7 @@ def test_a_million_records_behind_an_unsettled_one_slow_nothing_down() -> None:
     for _ in range(9_997):
         assert world.work_once() == 100
     lane = world.work.lanes["s"]
-    assert (lane.progress.settled, lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
+    assert (lane.progress.counts["settled"], lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
     assert calls_of(world.work_once) == first
     assert len(lane.progress.final.above()) == 1
     assert len(lane.fresh) + len(lane.entries) == 1

@@ -96,7 +96,7 @@ def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPa
         lambda self, *at: None if at[1] == 2 else real(self, *at).slice(at[1] - 1, at[1]),  # type: ignore[union-attr]
     )
     assert seqs(world.lease(shared, 3)) == [1, 3]
-    assert shared.work.lanes["s"].progress.expired == 1
+    assert shared.work.lanes["s"].progress.counts["expired"] == 1
 
 
 @pytest.mark.parametrize("key", [None, "topic"])
@@ -110,7 +110,7 @@ def test_a_gap_of_any_size_expires_at_once(key: str | None) -> None:
     world.publish(b"x", b"x")
     found = world.lease(shared, 10, wait=30)
     assert seqs(found) == [end + 1, end + 2]
-    assert shared.work.lanes["s"].progress.expired == end - 10
+    assert shared.work.lanes["s"].progress.counts["expired"] == end - 10
 
 
 def test_a_refused_append_is_tried_again_when_the_disk_has_room() -> None:
@@ -284,7 +284,7 @@ def test_the_state_is_the_same_after_a_restart() -> None:
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]
-    assert (lane.progress.settled, lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
+    assert (lane.progress.counts["settled"], lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
 
 
@@ -324,7 +324,7 @@ def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     world.journal.commit()
     assert settled.called
     assert rewound.called
-    assert shared.work.lanes["s"].progress.settled == 2
+    assert shared.work.lanes["s"].progress.counts["settled"] == 2
 
 
 def test_a_second_rewind_is_refused_while_the_first_is_written() -> None:

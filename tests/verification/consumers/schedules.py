@@ -255,7 +255,7 @@ class Server:
 
     def counts(self):
         progress = self.lane.progress
-        counts = Counter(settled=progress.settled, dead=progress.dead, expired=progress.expired)
+        counts = Counter(progress.counts)
         return +counts
 
     def handle(self, message):
