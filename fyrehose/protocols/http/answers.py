@@ -360,10 +360,10 @@ class LiveAnswer:
         self._paused = True
         self._ended = False
 
-    def start(self, subscription: ISubscription) -> None:
-        """Start sending the records of *subscription*."""
+    def start(self, subscription: ISubscription | None) -> None:
+        """Start sending the records of *subscription*; None: a subclass has subscriptions of its own."""
         self._subscription = subscription
-        self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
+        self.connection.session.send(b": from %d on\n\n" % (self.position + 1))
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
 

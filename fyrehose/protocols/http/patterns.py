@@ -67,6 +67,7 @@ class PatternAnswer(LiveAnswer):
         self._parts: dict[str, ISubscription] = {}
         self._stop_watching: Callable[[], None] = lambda: None
         self._full = False
+        self._begun = False
         #: events that were reported before the answer began; they are sent when it begins
         self._early: list[bytes] = []
 
@@ -90,12 +91,24 @@ class PatternAnswer(LiveAnswer):
             raise
         self._stop_watching = broker.watch_streams(self._created)
         self.connection.session.start(200, EVENTS, headers)
-        self.start(_All(self._parts))
+        self._begun = True
+        self.start(None)
         early, self._early = self._early, []
         for event in early:
             self._emit(event)
 
+    def pauseProducing(self) -> None:
+        super().pauseProducing()
+        for part in self._parts.values():
+            part.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        super().resumeProducing()
+        for part in list(self._parts.values()):
+            part.resumeProducing()
+
     def stopProducing(self) -> None:
+        self._begun = False
         self._stop_watching()
         self._stop_watching = lambda: None
         super().stopProducing()
@@ -149,7 +162,7 @@ class PatternAnswer(LiveAnswer):
         self._emit(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
 
     def _emit(self, event: bytes) -> None:
-        if self._subscription is None:
+        if not self._begun:
             self._early.append(event)
             return
         self.connection.session.send(event)
@@ -160,23 +173,3 @@ class PatternAnswer(LiveAnswer):
         self._parts.clear()
         for part in parts:
             part.stopProducing()
-
-
-@implementer(ISubscription)
-@attrs.frozen(eq=False)
-class _All:
-    """The subscriptions of an answer to all its streams, paused and resumed together."""
-
-    parts: dict[str, ISubscription]
-    position: int = 0
-
-    def pauseProducing(self) -> None:
-        for part in self.parts.values():
-            part.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        for part in list(self.parts.values()):
-            part.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """Do nothing: the answer itself stops its subscriptions."""
