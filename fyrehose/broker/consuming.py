@@ -51,7 +51,7 @@ class NoSubscriptions:
 @implementer(INamedSubscriptions)
 @attrs.frozen(eq=False)
 class Consuming:
-    """The named subscriptions for one peer; see :class:`fyrehose.interfaces.INamedSubscriptions`.
+    """The named subscriptions as one peer may use them; see :class:`fyrehose.interfaces.INamedSubscriptions`.
 
     :ivar peer: the rights of the peer
     :ivar network: the network of the peer, for limits; empty: the server itself
@@ -133,7 +133,7 @@ class Consuming:
         return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume, the shared ones last.
+        """Return the subscriptions that the peer may consume, as objects for JSON, the shared ones last.
 
         A peer that may consume all streams also sees the subscriptions of programs that read the journal's files.
         """

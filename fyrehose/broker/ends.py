@@ -53,7 +53,7 @@ class Ends:
     _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
 
     def begin(self) -> None:
-        """Allow :data:`READS` reads for the next answer."""
+        """Begin an answer, for which :data:`READS` reads are allowed."""
         self.left = READS
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:

@@ -110,7 +110,7 @@ class FairShare(Generic[M]):
         return free if holder is None or self.each is None else min(free, self.each - self.used_by(holder))
 
     def fits(self, size: int = 1, holder: str | None = None) -> bool:
-        """Return whether a member of *size* fits without displacing another.
+        """Return whether a member of *size* can be added without displacing another.
 
         :param holder: whose share has to have room for it, too; None: only the table
         """
@@ -155,14 +155,14 @@ class FairShare(Generic[M]):
         self.take(holder, -size)
 
     def largest(self, preferred: str = "") -> OrderedDict[M, int]:
-        """Return the members of the largest holder; *preferred* among several of the same size."""
+        """Return the members of the holder that uses most of the table; of several equal ones, those of *preferred*."""
         if not self._heap:
             return OrderedDict()
         names = self._levels[-self._heap[0]]
         return self.of(preferred if preferred in names else next(iter(names)))
 
     def first_out(self, holder: str = "") -> M | None:
-        """Return the member that goes first when *holder* needs room: the oldest of the largest holder.
+        """Return the member that is displaced first when *holder* needs room: the oldest of the largest holder.
 
         :return: None if the table is empty
         """

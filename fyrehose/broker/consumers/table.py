@@ -112,7 +112,7 @@ class SharedSubscription:
     _again: bool = False
 
     def saved(self) -> SavedShare:
-        """Return the state that a checkpoint stores: all that was appended, durable or not."""
+        """Return the state that a checkpoint stores: with all changes that were appended, durable or not."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
         return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
 
@@ -261,7 +261,7 @@ class SharedSubscriptions:
                 self._appeared.clear()
 
     def _check_durable(self) -> None:
-        """Check that acknowledged changes survive the loss of this server, as rules 8, 10 and 11 of the lanes need it.
+        """Check that an acknowledged change survives the loss of this server; otherwise a record could be leased twice.
 
         :raises SubscriptionError: a configured option lets them be lost
         """
@@ -487,7 +487,7 @@ class SharedSubscriptions:
         return found
 
     def wake(self, shared: SharedSubscription) -> None:
-        """Answer the waiting requests in their order, as long as there are records to lease."""
+        """Lease records to the requests that wait, in their order, and answer these requests."""
         shared._again = True
         if shared._waking:
             return
@@ -599,7 +599,7 @@ class SharedSubscriptions:
         runs: Sequence[Run] = (),
         publish: Publish | None = None,
     ) -> Deferred[Any]:
-        """Append *batches* and *runs*: all of them become durable, or none."""
+        """Append the changes *batches* and the messages *runs* in one commit: all become durable, or none."""
         payloads, own = [], []
         for batch in batches:
             place = {} if batch.lane is None else {"stream": batch.lane.stream}
@@ -688,7 +688,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads the runs that hold given records, and keeps the runs of the last read for the records that follow."""
+    """Reads single records, and keeps the runs of the last read, which often have the next ones, too."""
 
     journal: IJournal
     _stream: str = ""
@@ -705,7 +705,7 @@ class RunReader:
         return found
 
     def behind(self, seq: int) -> int:
-        """Return the first number behind *seq*, which :meth:`holding` did not find, whose record exists or may come."""
+        """Return the first number behind the missing record *seq* whose record exists, or may come later."""
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 
@@ -718,7 +718,7 @@ class RunReader:
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
-    """Return the keys of the records from *first* to *last*; a record without a key gets a key that no other has."""
+    """Return the keys of the records from *first* to *last*; a record without a key gets one of its own."""
     found: dict[int, str] = {}
     for run in journal.read(stream, first, 1 << 20):
         for record in run.records():

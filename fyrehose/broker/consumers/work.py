@@ -59,7 +59,7 @@ class WorkOutcome:
 
 @attrs.define(eq=False)
 class Work:
-    """The lanes of a shared subscription, as its workers use them.
+    """Handles the requests of workers to a shared subscription, which has a lane for each stream.
 
     :ivar lanes: by stream
     """
@@ -128,7 +128,7 @@ class Work:
         return self.lanes[item.stream or self.group.options.stream]
 
     def refusals(self, item: Item) -> list[tuple[Item, str]]:
-        """Return the parts of *item* that are refused, and why."""
+        """Return the parts of *item* that must be refused, each with the reason."""
         lane, seq, token = self.lane_of(item), item.first, item.token
         if item.kind not in ("done", "extend") or (item.kind == "extend" and token[0] == self.group.epoch):
             return [] if lane.holds(seq, token) else [(item, lane.why_not(seq, token) or "lease-lost")]
@@ -136,7 +136,7 @@ class Work:
         return [(attrs.evolve(item, first=first, last=last), why) for first, last, why in found]
 
     def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
-        """Apply *items*, and return the changes to append for them; dead letters were appended already.
+        """Apply the verdicts *items*, and return what to append for them; dead letters were appended already.
 
         :param whole: do nothing if one of *items* is refused
         """
@@ -186,7 +186,7 @@ class Work:
 
 
 def _without(item: Item, refused: Sequence[tuple[Item, str]]) -> Ranges:
-    """Return the ranges of *item* that were not *refused*; those that were are in order."""
+    """Return *item* as ranges without the parts that were *refused*, which are in ascending order."""
     found, at = [], item.first
     for part, _ in refused:
         if at < part.first:

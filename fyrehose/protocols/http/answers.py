@@ -167,14 +167,14 @@ class _JoinedEvent:
         return bool(self.check.text)
 
     def check_part(self, part: Run) -> None:
-        """Check whether more of *part* is UTF-8; *part* is the first unchecked part."""
+        """Check the next bytes of *part*, the first part that is not checked yet, for UTF-8."""
         if self.check.proceed(memoryview(part.payload), final=len(self.unchecked) == 1):
             del self.unchecked[0]
         if self.check.text is False:
             self.unchecked.clear()
 
     def next_record(self, part: Run, begin: bytes) -> LargeRecord:
-        """Return the next part, to be sent in pieces after the bytes *begin*."""
+        """Return the next part of the event as a record to be sent in pieces, after the bytes *begin*."""
         before = self._rest
         final = len(self.numbers) == 1
         del self.numbers[0]
@@ -239,7 +239,7 @@ class ReadAnswer:
         self.connection.detach(self)
 
     def take_turn(self) -> int:
-        """Send the next piece of the answer, or end it."""
+        """Send the next piece of the answer, or end the answer after the last one."""
         self._queued = False
         if self._paused:
             return 0
@@ -324,7 +324,7 @@ class ReadAnswer:
         return self.connection.broker.read(self.stream, start, max_bytes)
 
     def _part(self, number: int) -> Run:
-        """Return record *number*, which is a part of an event."""
+        """Read record *number*, which is a part of an event."""
         runs = self._read(number, 1)
         if not runs or runs[0].first_seq != number:
             raise JournalCorrupt(f"record {number} of stream {self.stream!r} was deleted while its event was sent")
