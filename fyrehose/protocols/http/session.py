@@ -204,11 +204,10 @@ class HttpSession(WebSession):
     """The server's side of one connection of the HTTP protocol: requests become events."""
 
     limits: RequestLimits = attrs.field(kw_only=True)
-    _request: RequestHead | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
-    _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
-    _key: str | None = attrs.field(default=None, init=False)
+    #: makes the event of messages of the present POST
+    _make_part: Callable[..., PublishPart] | None = attrs.field(default=None, init=False)
     #: splits a whole body into messages that are published together; None: messages are published as they arrive
     _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
     #: a request about named subscriptions whose body is being received
@@ -218,7 +217,7 @@ class HttpSession(WebSession):
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
-        self._request, self._body, self._managed, self._partly_published = request, None, None, False
+        self._body, self._managed, self._partly_published = None, None, False
         if self.reads_only and request.query.keys() & {"subscription", "token"}:
             detail = (
                 "a page whose origin is not listed itself cannot use named subscriptions or tokens; add it to origins"
@@ -322,12 +321,12 @@ class HttpSession(WebSession):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
         if len(content_type) > MAX_NAME:
             return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
-        self._key = request.headers.get("idempotency-key")
-        if self._key is not None and not (1 <= len(self._key) <= MAX_NAME and self._key.isascii()):
+        key = request.headers.get("idempotency-key")
+        if key is not None and not (1 <= len(key) <= MAX_NAME and key.isascii()):
             detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
             return self.refuse(400, "bad-key", detail)
         lines = kind in NDJSONS
-        self._split = split_lengths if kind == LENGTHS else split_lines if lines and self._key is not None else None
+        self._split = split_lengths if kind == LENGTHS else split_lines if lines and key is not None else None
         largest = self.limits.body if lines else self.limits.message
         if self._split is not None:
             largest = min(KEYED, self.limits.message)
@@ -338,7 +337,8 @@ class HttpSession(WebSession):
             self._body = LineBody(self.limits.message)
         else:
             self._body = Whole(largest, request.length)
-        self._content_type = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
+        stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
+        self._make_part = partial(PublishPart, request=request, stream=self._stream, content_type=stored, key=key)
         return ()
 
     def _list(self, request: RequestHead) -> Iterable[object]:
@@ -429,17 +429,9 @@ class HttpSession(WebSession):
     def _publish(self, payloads: list[bytes]) -> Iterable[object]:
         if not payloads:
             return ()
-        assert self._request is not None
+        assert self._make_part is not None, "only a POST has messages"
         self._partly_published = True
-        return (
-            PublishPart(
-                request=self._request,
-                stream=self._stream,
-                content_type=self._content_type,
-                payloads=payloads,
-                key=self._key,
-            ),
-        )
+        return (self._make_part(payloads=payloads),)
 
 
 def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int], list[str]]:
