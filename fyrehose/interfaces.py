@@ -440,8 +440,7 @@ class INamedSubscriptions(Interface):
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be one of *stream* if that is not None.
 
-        Its ``state`` is the durable :class:`~fyrehose.broker.positions.Position`, and its ``places`` the last
-        acknowledged number of each stream.
+        :return: a :class:`fyrehose.broker.subscription.Named`
         """
 
     def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
@@ -453,7 +452,7 @@ class INamedSubscriptions(Interface):
         """
 
     def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
-        """Make *consumer* the only consumer of *named*, and return its position.
+        """Make *consumer* the only consumer of *named* until ``named.detach(consumer)``, and return its position.
 
         :param consumer: its ``displaced(reason)`` is called when it has to stop
         :param owner: name of a consumer that outlives its connections
@@ -468,12 +467,6 @@ class INamedSubscriptions(Interface):
         :param seconds: after this time without an acknowledgement another consumer may continue
         :param sent: number of the last record that was sent to it, by stream
         """
-
-    def owner(named: Any) -> str:
-        """Return the name of the consumer that may continue without taking over; empty if there is none."""
-
-    def detach(named: Any, consumer: Any) -> None:
-        """Record that *consumer* has disconnected."""
 
     def acknowledge(named: Any, seq: int | Mapping[str, int], generation: int | None = None) -> Deferred[Any]:
         """Move the position of *named* forward to number *seq*.

@@ -188,7 +188,7 @@ def name(text: str) -> str:
     return text
 
 
-def choice(*words: str) -> Callable[[str], str]:
+def one_of(*words: str) -> Callable[[str], str]:
     """Return the converter of an option whose value is one of *words*."""
 
     def convert(text: str) -> str:

@@ -16,12 +16,12 @@ from fyrehose.errors import ConfigError
 from fyrehose.options import (
     boolean,
     build,
-    choice,
     count,
     counted,
     duration,
     name,
     networks,
+    one_of,
     option,
     shown_size,
     shown_value,
@@ -244,7 +244,7 @@ def test_unknown_word_is_answered_with_the_nearest_right_one(word: str, advice: 
 
 
 def test_choice_accepts_its_words_and_names_them_in_the_error() -> None:
-    convert = choice("none", "optional", "required")
+    convert = one_of("none", "optional", "required")
     assert convert("optional") == "optional"
     for text in ("", "Optional", "perhaps"):
         with pytest.raises(ValueError, match=r"^none, optional or required$"):

@@ -45,14 +45,14 @@ from typing import Protocol
 import attrs
 
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.lending import Lending
+from fyrehose.broker.lending import Lending, within
 
-#: Bytes that are read from a connection at once, as in :mod:`fyrehose.net.sockets`.
+#: The most bytes that one read from a connection returns, as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
 
 
 class Pausable(Protocol):
-    """The reading half of a transport."""
+    """A connection whose reading an account can pause and resume."""
 
     def pauseProducing(self) -> None: ...
 
@@ -64,7 +64,7 @@ class IncompleteFrame(Protocol):
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame arrives below the least rate that is accepted; time without reads does not count."""
+        """Return whether the frame arrives more slowly than accepted, not counting time without reads."""
 
     def drop(self) -> None:
         """End the connection, because memory is short and the frame is slow."""
@@ -98,7 +98,7 @@ class Share:
     turn: int = attrs.field(default=0, init=False)
 
     def next_frame(self) -> Account | None:
-        """Return the account whose frame is granted next, or None.
+        """Return the account whose incomplete frame gets memory (a grant) next; None if no account waits for one.
 
         The heads of the three queues take turns with the smallest frame that waits for a grant, so that a small frame
         need not wait for many larger ones that arrive slowly.
@@ -161,7 +161,7 @@ class Budget:
         self.spare = self.limit // 16
         self.part = self.limit // 512
         self.next_to_nothing = self.part // 16
-        self.lending = Lending(self, self.limit // 16)
+        self.lending = Lending(self, within(self.limit // 16))
         self.unread = FairShare(self.limit // 16)
 
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
@@ -175,7 +175,7 @@ class Budget:
         return Account(self, transport, share, frame)
 
     def keep(self, size: int) -> bool:
-        """Charge *size* bytes of lasting state, until :meth:`forget`.
+        """Charge *size* bytes of state that lasts as long as a peer wants, until :meth:`forget`.
 
         :return: False if more than half of the limit would be kept; then nothing is charged
         """
@@ -192,7 +192,7 @@ class Budget:
         self._free(size)
 
     def set_aside(self, size: int) -> None:
-        """Charge *size* bytes of lasting state that the caller bounds, until :meth:`put_back`."""
+        """Charge *size* bytes of state for which the caller has a limit of its own, until :meth:`put_back`."""
         self.aside += size
         self.pool -= size
 
@@ -204,21 +204,21 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """Return the bytes of all parts that are in use."""
+        """Return how many bytes of the budget are in use, for whatever purpose."""
         return self.charged + self.granted + self.kept + self.aside
 
     def _free(self, size: int) -> None:
-        """Record that *size* bytes became free, and resume waiting accounts once enough is free."""
+        """Record that *size* bytes of the budget were released; resume waiting connections once enough is free."""
         self._freed += size
         if (self._waiting or self._growing) and (self._freed >= self.part // 2 or not self.held):
             self._serve()
 
     def _serve(self, room: bool = True) -> None:
-        """Resume waiting accounts.
+        """Resume the connections that wait for memory, as far as there is some.
 
         :param room: False if the pool is as full as before, so that only grants are considered
         """
-        if self._serving:  # a resumed or dropped account may free memory at once, or wait again
+        if self._serving:  # a connection that is resumed or closed below calls this again
             self._again = True
             return
         self._serving = self._again = True
@@ -234,7 +234,7 @@ class Budget:
             self._serving = False
 
     def _resume(self) -> None:
-        """Resume accounts that wait for the spare or the pool, as many as fill the free memory with one read each."""
+        """Resume connections that were paused for memory, as many as fill the free memory with one read each."""
         resumed = 0
         for share in list(self._waiting):
             small, medium, _ = share.queues
@@ -247,9 +247,9 @@ class Budget:
                     resumed += READ
 
     def _grant(self) -> None:
-        """Grant memory to waiting frames, one address after another."""
+        """Give memory to incomplete frames that wait for it, one network after another."""
         for growing in list(self._growing):
-            if growing not in self._growing:  # its connection was dropped, for an earlier frame of this loop
+            if growing not in self._growing:  # its connection was closed to make room for an earlier frame of this loop
                 continue
             more = growing.frame - growing.granted
             if self.granted + more <= self.grants or growing is next(iter(self._with_grant)):
@@ -257,7 +257,7 @@ class Budget:
             else:
                 self._drop_slow(self.granted + more - self.grants, None)
         if self.held > self.spare and self.charged > self.pool:
-            return  # held publishes become durable soon, and then the pool has room
+            return  # publishes become durable soon, and then there is memory without a grant
         tries = len(self._waiting)
         while tries > 0:
             share = next(iter(self._waiting))
@@ -278,7 +278,7 @@ class Budget:
                 tries = len(self._waiting)
 
     def _drop_slow(self, needed: int, share: Share | None) -> None:
-        """Drop slow granted frames until *needed* bytes will be free.
+        """Close connections whose frames have memory and arrive slowly, until *needed* bytes will be free.
 
         :param share: drop only frames of this address; None: of all addresses
         """
@@ -323,7 +323,7 @@ class Account:
     _closed: bool = attrs.field(default=False, init=False)
 
     def hold(self, size: int) -> None:
-        """Charge *size* bytes of a publish, until :meth:`release`."""
+        """Charge the connection *size* bytes for a publish, until :meth:`release`."""
         budget, share = self.budget, self.share
         self.held += size
         share.held += size
@@ -331,7 +331,7 @@ class Account:
         share.charged += size
         budget.charged += size
         self._crowded = self._crowded or self.held > budget.each
-        # The frame, and with it the grant, has not changed, so nothing but the pool can have become too full.
+        # Only publishes were charged, so only the limits that count publishes can be exceeded.
         full = share.charged // 2 + budget.charged > budget.pool
         if self.paused or self._crowded or (full and not self._may_read()):
             self._update()
@@ -357,7 +357,7 @@ class Account:
             self._forget_share()
 
     def expect(self, size: int, arrived: int) -> None:
-        """Charge the incomplete frame.
+        """Charge the connection for the incomplete frame that it is receiving; call this after each read.
 
         :param size: the size of the whole frame, as far as it is known, in bytes; 0: no frame has begun
         :param arrived: the part of the frame that is in memory, in bytes
@@ -379,7 +379,7 @@ class Account:
             self.budget._free(freed)
 
     def complete(self) -> None:
-        """Release the frame, which is complete.
+        """Release the memory that was charged for a frame, because the frame is complete.
 
         Call :meth:`hold` for its contents, and then :meth:`expect`: waiting accounts are resumed only then, because
         the memory of the frame is not free before.
@@ -393,7 +393,7 @@ class Account:
             self.frame = self.arrived = 0
 
     def retry(self) -> None:
-        """Check again whether this account may continue; call this about once a second while its frame is incomplete.
+        """Check again whether a paused connection may read; call this each second while its frame is incomplete.
 
         Only this check notices that another frame has become slow and can be dropped to make room.
         """
@@ -403,7 +403,7 @@ class Account:
             self._seen = self.budget._served
 
     def close(self) -> None:
-        """Release everything except publishes, which stay charged until they are durable."""
+        """Release the memory of a lost connection; its publishes stay charged until they are durable."""
         if self._closed:
             return
         self._closed = True
@@ -419,7 +419,7 @@ class Account:
 
     @property
     def waits(self) -> bool:
-        """Return whether the account waits for memory."""
+        """Return whether the connection waits for memory of the budget."""
         return self._place is not None or self in self.budget._growing
 
     @property
@@ -438,7 +438,7 @@ class Account:
         self.budget.charged += size
 
     def _take_grant(self) -> None:
-        """Cover the whole frame by a grant, and continue."""
+        """Reserve memory for the whole incomplete frame (a grant), and resume the connection."""
         budget = self.budget
         if not self.granted:
             self._charge(-self.arrived)
@@ -451,7 +451,7 @@ class Account:
         self._proceed()
 
     def _release_grant(self) -> None:
-        """Return the memory granted for the rest of a frame to the budget."""
+        """Return the memory that was reserved for the frame (its grant) to the budget."""
         self.share.granted -= self.granted
         self.budget.granted -= self.granted
         self.granted = 0
@@ -483,7 +483,7 @@ class Account:
         return own <= budget.next_to_nothing and budget.held <= budget.spare and budget.used <= budget.limit
 
     def _wait(self) -> None:
-        """Queue the account for the spare, the pool or a grant."""
+        """Put the account into the queue for the kind of memory that it needs: the spare, the pool or a grant."""
         budget, share = self.budget, self.share
         place = 2
         if self.granted:
@@ -500,12 +500,12 @@ class Account:
             return
         slow = place > 0 and self.slow
         budget._serve(room=False)
-        # A slow frame must not wait for memory that other frames hold; it may wait for the disk.
+        # Close the connection if its frame is slow and other frames have the memory; wait if publishes have it.
         if slow and self.waits and share.charged - share.held >= share.held:
             self._drop()
 
     def _leave(self) -> None:
-        """Remove the account from its queue."""
+        """Remove the account from the queue in which it waits for memory, if any."""
         self.budget._growing.pop(self, None)
         if self._place is not None:
             del self.share.queues[self._place][self]

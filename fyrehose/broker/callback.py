@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred, succeed
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Account, Budget
@@ -92,10 +91,8 @@ class CallbackBroker:
                 raise TooManyStreams(
                     f"no room for another stream: at most {self.max_streams} are allowed; publish to one of those"
                 )
-        except FyrehoseError:
-            refused: Deferred[tuple[int, ...]] = Deferred()
-            refused.errback(Failure())
-            return refused
+        except FyrehoseError as refusal:
+            return fail(refusal)
         accepted = int(self.now() * 1_000_000)
         firsts, handled = [], []
         for run in (*runs, *own):
@@ -146,9 +143,7 @@ class CallbackBroker:
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         """Refuse: there are no streams to retire."""
-        refused: Deferred[None] = Deferred()
-        refused.errback(Failure(Forbidden("this server keeps no messages: there is nothing to retire")))
-        return refused
+        return fail(Forbidden("this server keeps no messages: there is nothing to retire"))
 
     def restrict(self, stream: str, max_payload: int) -> None:
         """Do nothing, because the limit exists for protocols that deliver the records of the stream."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, execute, fail, inlineCallbacks
 from zope.interface import implementer
 
-from fyrehose.broker.consumers.sharing import NoSharing, PeerBroker, Sharing
+from fyrehose.broker.consumers.sharing import PeerBroker, Sharing
 from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.positions import Position, takes
+from fyrehose.broker.state_stream import Steps
 from fyrehose.broker.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
@@ -29,52 +30,28 @@ from fyrehose.patterns import Pattern
 class NoSubscriptions:
     """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
 
-    sharing = NoSharing()
+    def _refuse(self, *_arguments: Any, **_options: Any) -> Any:
+        raise Forbidden("this server keeps no messages, so there are no named subscriptions")
 
-    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Any:
-        raise self._refusal()
+    def _fail(self, *_arguments: Any, **_options: Any) -> Deferred[Any]:
+        return execute(self._refuse)
 
-    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
-        return fail(self._refusal())
+    find = attach = hold = show = forget = _refuse
+    open = acknowledge = rewind = delete = create = _fail
 
-    def attach(self, named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
-        raise self._refusal()
-
-    def hold(self, named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        raise self._refusal()
-
-    def owner(self, named: Any) -> str:
-        raise self._refusal()
-
-    def detach(self, named: Any, consumer: Any) -> None:
-        raise self._refusal()
-
-    def acknowledge(self, named: Any, seq: Any, generation: int | None = None) -> Deferred[Any]:
-        return fail(self._refusal())
-
-    def rewind(self, named: Any, seq: Any) -> Deferred[Any]:
-        return fail(self._refusal())
-
-    def delete(self, named: Any) -> Deferred[None]:
-        return fail(self._refusal())
-
-    def show(self, named: Any) -> dict[str, object]:
-        raise self._refusal()
-
-    def forget(self, name: str) -> bool:
-        raise self._refusal()
+    @property
+    def sharing(self) -> NoSubscriptions:
+        """Return the shared subscriptions, of which there are none either."""
+        return self
 
     def listed(self) -> list[dict[str, object]]:
         return []
-
-    def _refusal(self) -> Forbidden:
-        return Forbidden("this server keeps no messages, so there are no named subscriptions")
 
 
 @implementer(INamedSubscriptions)
 @attrs.frozen(eq=False)
 class Consuming:
-    """The named subscriptions for one peer; see :class:`fyrehose.interfaces.INamedSubscriptions`.
+    """The named subscriptions as one peer may use them; see :class:`fyrehose.interfaces.INamedSubscriptions`.
 
     :ivar peer: the rights of the peer
     :ivar network: the network of the peer, for limits; empty: the server itself
@@ -85,9 +62,9 @@ class Consuming:
     network: str = ""
 
     @property
-    def sharing(self) -> Sharing | NoSharing:
-        shares = self.table.shares
-        return NoSharing() if shares is None else Sharing(shares, self.peer, self.network)
+    def sharing(self) -> Sharing:
+        assert self.table.shares is not None, "the broker has set it"
+        return Sharing(self.table.shares, self.peer, self.network)
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         """Return the subscription *name*, after checking the rights of the peer and the stream or pattern."""
@@ -101,24 +78,21 @@ class Consuming:
             )
         return named
 
-    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Named]:
+    @inlineCallbacks
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Steps[Named]:
         """Return the subscription *name*; create it behind number *after* if it does not exist."""
+        # Checking the text of the pattern suffices: a rule that covers it covers every stream that it matches.
+        self.peer.check(Action.SUBSCRIBE, stream)
+        self.peer.check(Action.CONSUME, stream)
         try:
-            # A rule that matches the text of a pattern matches every stream that the pattern matches.
-            self.peer.check(Action.SUBSCRIBE, stream)
-            self.peer.check(Action.CONSUME, stream)
-            try:
-                named = self.find(name, stream, pattern)
-            except NoSuchSubscription:
-                begin: int | Mapping[str, int] = self._begin(stream, after)
-                if pattern:
-                    matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
-                    begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
-                created = self.table.create(name, stream, begin, self.network)
-                return created.addCallback(lambda _: self.find(name, stream, pattern))
-        except FyrehoseError as refusal:
-            return fail(refusal)
-        return self.table.settled(named).addCallback(lambda _: self.find(name, stream, pattern))
+            yield self.table.settled(self.find(name, stream, pattern))
+        except NoSuchSubscription:
+            begin: int | Mapping[str, int] = self._begin(stream, after)
+            if pattern:
+                matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
+                begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
+            yield self.table.create(name, stream, begin, self.network)
+        return self.find(name, stream, pattern)
 
     def _begin(self, stream: str, after: int | None) -> int:
         oldest, last = self.table.journal.bounds(stream)
@@ -132,12 +106,6 @@ class Consuming:
 
     def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         self.table.hold(named, holder, seconds, sent)
-
-    def owner(self, named: Named) -> str:
-        return self.table.owner(named)
-
-    def detach(self, named: Named, consumer: Consumer) -> None:
-        self.table.detach(named, consumer)
 
     def acknowledge(
         self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
@@ -165,7 +133,7 @@ class Consuming:
         return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume, the shared ones last.
+        """Return the subscriptions that the peer may consume, as objects for JSON, the shared ones last.
 
         A peer that may consume all streams also sees the subscriptions of programs that read the journal's files.
         """

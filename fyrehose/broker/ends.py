@@ -27,7 +27,7 @@ BYTES = 64 << 10
 
 @attrs.define(slots=True)
 class End:
-    """The first and the last record of a stream, as far as they were looked up.
+    """The times of the first and the last record of a stream, and the mean size of records.
 
     :ivar first: the first number when ``oldest`` was read; 0: not yet
     :ivar last: the last number when ``newest`` was read; 0: not yet
@@ -45,7 +45,7 @@ class End:
 
 @attrs.define(eq=False)
 class Ends:
-    """Reads the ends of the streams of *broker*."""
+    """Reads the first and the last records of the streams of *broker*, and keeps what it found."""
 
     broker: IBroker
     #: how many reads are left for the present answer
@@ -53,11 +53,11 @@ class Ends:
     _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
 
     def begin(self) -> None:
-        """Allow :data:`READS` reads for the next answer."""
+        """Begin an answer, for which :data:`READS` reads are allowed."""
         self.left = READS
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
-        """Return the first and last record of *stream*, which have the numbers *first* and *last*, as far as known.
+        """Return the ages and the size of *stream*, whose records are *first* to *last*, as far as known.
 
         :param grows: the stream grows at present, so that its newest record is not looked up
         """

@@ -100,7 +100,7 @@ class FairShare(Generic[M]):
         return OrderedDict() if found is None else found.members
 
     def used_by(self, holder: str) -> int:
-        """Return the total size that counts for *holder*, with and without members."""
+        """Return how much *holder* uses of the table: the sizes of its members, and what :meth:`take` has counted."""
         found = self._holders.get(holder)
         return 0 if found is None else found.used + found.taken
 
@@ -110,7 +110,7 @@ class FairShare(Generic[M]):
         return free if holder is None or self.each is None else min(free, self.each - self.used_by(holder))
 
     def fits(self, size: int = 1, holder: str | None = None) -> bool:
-        """Return whether a member of *size* fits without displacing another.
+        """Return whether a member of *size* can be added without displacing another.
 
         :param holder: whose share has to have room for it, too; None: only the table
         """
@@ -126,7 +126,7 @@ class FairShare(Generic[M]):
         self._grow(found, size)
 
     def renew(self, member: M) -> None:
-        """Move *member* to the end of its holder's members, and the holder behind others of the same size."""
+        """Make *member* the youngest of its holder's members, so that it is displaced last."""
         found = self._holder_of[member]
         found.members.move_to_end(member)
         self._grow(found, 0)
@@ -138,7 +138,7 @@ class FairShare(Generic[M]):
             self._grow(found, -found.members.pop(member))
 
     def take(self, holder: str, size: int = 1) -> None:
-        """Count *size* for *holder* without a member, until :meth:`give`.
+        """Count *size* more for *holder*, without a member that could be displaced, until :meth:`give`.
 
         Nobody displaces that, so it does not make *holder* one of the largest.
         """
@@ -151,18 +151,18 @@ class FairShare(Generic[M]):
             del self._holders[holder]
 
     def give(self, holder: str, size: int = 1) -> None:
-        """Release *size* of what *holder* has taken."""
+        """Count *size* less for *holder*, which :meth:`take` has counted."""
         self.take(holder, -size)
 
     def largest(self, preferred: str = "") -> OrderedDict[M, int]:
-        """Return the members of the largest holder; *preferred* among several of the same size."""
+        """Return the members of the holder that uses most of the table; of several equal ones, those of *preferred*."""
         if not self._heap:
             return OrderedDict()
         names = self._levels[-self._heap[0]]
         return self.of(preferred if preferred in names else next(iter(names)))
 
     def first_out(self, holder: str = "") -> M | None:
-        """Return the member that goes first when *holder* needs room: the oldest of the largest holder.
+        """Return the member that is displaced first when *holder* needs room: the oldest of the largest holder.
 
         :return: None if the table is empty
         """

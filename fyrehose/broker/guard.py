@@ -45,7 +45,7 @@ _VERBS = {
 
 
 class Unguarded(PublishingBroker, Protocol):
-    """The broker without an access policy, as :class:`Guarded`, its front for the peers of one identity, uses it."""
+    """The methods of the broker without an access policy that :class:`Guarded` calls."""
 
     @property
     def counters(self) -> Counters: ...
@@ -143,14 +143,14 @@ class Guarded:
     _guard: Guard
     #: the rules of the policy that apply to this identity, once they were looked up
     _rules: tuple[Rule, ...] | None = attrs.field(default=None, init=False)
-    #: what these rules allow on every stream but the server's own
+    #: the actions that these rules allow on every stream but the server's own
     _everywhere: frozenset[Action] = attrs.field(default=frozenset(), init=False)
     _verdicts: dict[Action, dict[str, bool]] = attrs.field(init=False)
-    #: the network that its subscriptions count for
+    #: the network of the peers, for which their subscriptions count
     _network: str = attrs.field(init=False)
-    #: when what its signed token grants ends, in seconds since 1970 UTC; None: it has no such token
+    #: when the signed token of the peers expires, in seconds since 1970 UTC; None: they have none
     ends: float | None = attrs.field(default=None, init=False)
-    #: ends its subscriptions then
+    #: the timer that ends the subscriptions when the token expires
     _end: IDelayedCall | None = attrs.field(default=None, init=False)
     _subscribed: int = attrs.field(default=0, init=False)
 
@@ -199,7 +199,7 @@ class Guarded:
 
     @property
     def publishes(self) -> Mapping[str, bool]:
-        """Return the verdicts on publishing that are cached; the mapping changes with the policy."""
+        """Return, by stream that was checked, whether the peer may publish; the mapping changes with the policy."""
         return self._verdicts[Action.PUBLISH]
 
     @property
@@ -229,7 +229,7 @@ class Guarded:
             raise
 
     def unsubscribed(self) -> None:
-        """Release one subscription, which has ended."""
+        """Stop counting one subscription of the peer, because it has ended."""
         self.broker.subscriptions.release(self._network)
         self._subscribed -= 1
         if not self._subscribed and self._end is not None:
@@ -256,7 +256,7 @@ class Guarded:
 
     @property
     def age(self) -> float | None:
-        """Return how old what the peer reads may be; see :class:`fyrehose.interfaces.IJournal`."""
+        """Return how far this server may be behind the leader, in seconds; see :class:`.IJournal`."""
         return self.broker.age
 
     def bounds(self, stream: str) -> tuple[int, int]:
@@ -325,11 +325,11 @@ class Guarded:
         self._end = None
         self.check_end()
         _end_forbidden(self.broker)
-        if self._subscribed:  # subscriptions are left: the clock was set back, or another rule still applies
+        if self._subscribed:  # some are still allowed: the clock was set back, or another rule applies
             self._end_later()
 
     def refusal(self, action: Action, stream: str) -> Forbidden:
-        """Return the error that says that the peer may not do *action* on *stream*."""
+        """Return the error for a peer that may not do *action* on *stream*; it says why."""
         verb = _VERBS[action]
         flaw = self._guard.policy.flaw(self.identity, self._guard.now())
         if flaw:

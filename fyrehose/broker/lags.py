@@ -22,7 +22,7 @@ LOOKS = 20
 
 
 class Lagging(Protocol):
-    """A named subscription, or a shared one.
+    """A subscription whose lag is computed: a named one, or a shared one.
 
     :ivar oldest: number and time of the oldest record behind :attr:`places`, by stream, when it was last looked up
     """
@@ -37,7 +37,7 @@ class Lagging(Protocol):
 
 @attrs.define(eq=False)
 class SubscriptionLags:
-    """Finds how far subscriptions are behind.
+    """Computes how many records a subscription is behind the ends of its streams, and for how long.
 
     :ivar now: the time, in microseconds since 1970 UTC
     """

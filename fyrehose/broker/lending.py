@@ -35,26 +35,21 @@ class Borrower(Protocol):
 
 
 def within(limit: int) -> FairShare[Borrower]:
-    """Return a table of *limit* bytes, of which one network has two thirds at the most."""
+    """Return a table that lends up to *limit* bytes, and two thirds of them at most to one network."""
     return FairShare(limit, each=limit * 2 // 3)
 
 
 @attrs.define(eq=False)
 class Lending:
-    """The memory that is lent; all sizes are in bytes.
+    """Lends memory to connections that have sent a large record in part; all sizes are in bytes.
 
-    :ivar limit: the most that is lent
-    :ivar shares: what each network was lent
+    :ivar shares: how much each network was lent, see :func:`within`
     """
 
     budget: Lender
-    limit: int
-    shares: FairShare[Borrower] = attrs.field(init=False)
+    shares: FairShare[Borrower]
     #: borrowers whose peers do not read, the longest first
     _idle: OrderedDict[Borrower, None] = attrs.field(factory=OrderedDict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.shares = within(self.limit)
 
     @property
     def lent(self) -> int:

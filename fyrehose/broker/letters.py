@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fyrehose import options
 from fyrehose.errors import (
     Forbidden,
     FyrehoseError,
@@ -24,12 +23,12 @@ from fyrehose.errors import (
     StreamFull,
     TooManyStreams,
 )
+from fyrehose.options import one_of
 from fyrehose.records import MAX_NAME, Run
 
-#: The values of the option ``refused``.
+#: The values of the option ``refused``, and its converter.
 CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
-#: Converts the option ``refused``.
-choice = options.choice(CLOSE, KEEP, KEEP_FORBIDDEN)
+choice = one_of(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
 #: The most bytes of a payload that a dead letter keeps.
@@ -40,7 +39,7 @@ _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, Stre
 
 
 def keeps(refused: str, error: FyrehoseError) -> bool:
-    """Return whether a listener with the option *refused* keeps a message that was refused with *error*."""
+    """Return whether a message refused with *error* becomes a dead letter, given the option *refused*."""
     if isinstance(error, Forbidden):
         return refused == KEEP_FORBIDDEN
     return refused != CLOSE and isinstance(error, _FINAL)

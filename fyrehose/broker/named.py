@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -29,7 +29,7 @@ from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.lags import SubscriptionLags
 from fyrehose.broker.positions import SOURCE, STREAM, Position, SavedPositions
 from fyrehose.broker.quotas import NamedRoom
-from fyrehose.broker.state_stream import Checks, StateStream
+from fyrehose.broker.state_stream import Checks, StateStream, Steps
 from fyrehose.broker.subscription import Consumer, Named, PollLease
 from fyrehose.errors import (
     FyrehoseError,
@@ -173,7 +173,7 @@ class NamedSubscriptions:
         return self._store(named).addCallback(lambda _: named)
 
     def _add(self, named: Named) -> Named:
-        """Add *named* to the table."""
+        """Add *named* to the subscriptions, and its pattern, if any, to the index of patterns."""
         self.entries[named.name] = named
         if named.members is not None and named.wanted is not None:
             # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
@@ -232,7 +232,7 @@ class NamedSubscriptions:
     def attach(
         self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
     ) -> Position:
-        """Make *consumer* the consumer of *named*, and return where it begins.
+        """Make *consumer* the consumer of *named*, and return the position from which it reads.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
         :param takeover: displace the present consumer
@@ -282,15 +282,6 @@ class NamedSubscriptions:
             )
         named.lease = None
 
-    def owner(self, named: Named) -> str:
-        """Return the consumer that may continue without taking over; empty if there is none."""
-        return "" if named.wanted is None else named.wanted.owner
-
-    def detach(self, named: Named, consumer: Consumer) -> None:
-        """Record that *consumer* has disconnected."""
-        if named.consumer is consumer:
-            named.consumer = None
-
     def acknowledge(
         self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
     ) -> Deferred[Position]:
@@ -329,26 +320,25 @@ class NamedSubscriptions:
         if lease is not None:
             self.hold(named, lease.holder, lease.seconds, lease.sent)
 
-    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
+    @inlineCallbacks
+    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Steps[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
         :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
-        try:
-            numbers = self._numbers(named, wanted, seq)
-        except InvalidPosition as refusal:
-            return fail(refusal)
+        numbers = self._numbers(named, wanted, seq)
         self._displace(named, SubscriptionInUse(f"subscription {named.name!r} was rewound"))
         generation = wanted.generation + 1
         named.wanted = attrs.evolve(
             wanted.moved(numbers), generation=generation, rewinds=wanted.rewinds + 1, owner="", time=self.now()
         )
-        return self._store(named).addCallback(lambda _: named.state)
+        yield self._store(named)
+        return named.state
 
     def _numbers(self, named: Named, wanted: Position, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
-        """Return the position *seq* as numbers by stream.
+        """Convert *seq*, the position that a peer asks for, to a number for each stream.
 
         :param seq: a number of each stream, which must be 0 with a pattern; None: the end of each stream
         :raises InvalidPosition: a number is behind the end of its stream, or the stream is not one of *named*
@@ -402,7 +392,7 @@ class NamedSubscriptions:
     # Writing.
 
     def _store(self, named: Named) -> Deferred[None]:
-        """Write the wanted state of *named*, after a write of *named* that is under way."""
+        """Append the wanted state of *named*, after an append that is under way; fires when it is durable."""
         stored: Deferred[None] = Deferred()
         named.waiting.append(stored)
         if not named.writing:
@@ -461,7 +451,7 @@ class NamedSubscriptions:
             self.stream.maintain(self._must_move())
 
     def _must_move(self) -> bool:
-        """Return whether a sealed segment is kept only because it holds the last checkpoint."""
+        """Return whether a checkpoint is needed so that retention may delete the segment of the last one."""
         try:
             return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
         except JournalCorrupt:

@@ -59,7 +59,7 @@ LOG_EVERY = 60.0
 
 @attrs.define(eq=False)
 class Known:
-    """A publish with a key.
+    """A publish that was sent with a key, which is remembered.
 
     :ivar name: its stream, and its key
     :ivar first: number of its first message
@@ -79,7 +79,7 @@ class Known:
     waiting: list[Publish] | None = None
 
     def packed(self) -> bytes:
-        """Return the payload of its record."""
+        """Return the payload of the record that stores this key in the stream ``.published``."""
         stream, key = self.name
         fields = {"v": VERSION, "stream": stream, "key": key, "first": self.first, "digest": self.digest}
         return json.dumps(fields | ({"holder": self.holder} if self.holder else {})).encode()
@@ -235,7 +235,7 @@ class PublishedOnce:
             known.waiting.append(repeated)
 
     def _take_behind(self, number: int) -> Known | None:
-        """Return the key that has to be written again as record *number*, and make it the last in the order of records.
+        """Return a key whose record is too far back for a restart, to be written again as record *number*.
 
         A key that was kept long enough is forgotten instead.
         """
@@ -249,7 +249,7 @@ class PublishedOnce:
         return oldest
 
     def _stored(self, known: Known, behind: Known | None, number: int) -> list[Publish]:
-        """Remember *known*, which is durable; return the repetitions that waited for it."""
+        """Remember the key *known*, whose publish is durable; return the repeated publishes that waited for it."""
         if behind is not None:
             behind.record = number
         if known in self._in_flight:
@@ -269,7 +269,7 @@ class PublishedOnce:
             each.owner.settle((each,), error)
 
     def _recover(self, known: Known) -> None:
-        """Remember *known*, whose record was read; the record may be a repetition of an earlier one of this key."""
+        """Remember the key *known*, whose record was read at a start; the key may have been written twice."""
         before = self._known.get(known.name)
         if before is not None and before.waiting is None and before.first == known.first:
             before.record = known.record

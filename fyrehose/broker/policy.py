@@ -39,7 +39,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.broker.signed import Grant, grant_of, read_key
+from fyrehose.broker.signed import Grant, Rights, grant_of, read_key
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, in_networks, network_of
 from fyrehose.options import Network, counted, read_toml, suggestion
@@ -58,8 +58,8 @@ MAX_SIGNERS = 16
 
 
 @attrs.frozen(kw_only=True)
-class Rule:
-    """Patterns of streams, and the conditions for peers to use them; an empty condition is always met.
+class Rule(Rights):
+    """One rule: rights, and the conditions that a peer has to meet for them; an empty condition is always met.
 
     :ivar signers: keys; one of them must have signed the peer's token, which limits the rule to what the token grants
     :ivar grant: what the peer's token grants; None: the rule asks for no signed token, or is not applied to a peer yet
@@ -71,10 +71,6 @@ class Rule:
     tokens: tuple[str, ...] = ()
     signers: tuple[bytes, ...] = attrs.field(default=(), repr=False)
     grant: Grant | None = None
-    publish: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    subscribe: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    consume: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
-    administer: tuple[Pattern, ...] = attrs.field(default=(), converter=compiled)
 
     def meets(self, identity: Identity, proofs: Collection[str] = ()) -> bool:
         """Return whether *identity* meets all conditions; the cheapest conditions are checked first.
@@ -95,7 +91,7 @@ class Rule:
         return not self.networks or in_networks(identity.host, self.networks)
 
     def applied(self, identity: Identity, now: float) -> Rule | None:
-        """Return the rule as it applies to *identity*, within what its signed token grants; None: it does not apply.
+        """Return the rule limited to what the token of *identity* grants; None: it does not apply.
 
         :param now: in seconds since 1970 UTC
         """
@@ -107,13 +103,13 @@ class Rule:
         return None if grant is None else attrs.evolve(self, grant=grant)
 
     def grants(self, identity: Identity) -> list[Grant]:
-        """Return the rights of the signed token of *identity*, for each key of the rule that verifies it."""
+        """Return what the signed token of *identity* grants, once for each key of the rule that verifies it."""
         token = identity.signed
         found = [grant_of(token, key) for key in self.signers] if token is not None else []
         return [grant for grant in found if grant is not None]
 
     def proof(self, identity: Identity) -> str | None:
-        """Return the proof that this rule asks for, as *identity*, which meets the rule, has given it.
+        """Return the certificate, key or token of *identity* that this rule asks for; *identity* meets the rule.
 
         :return: None if the rule asks for no proof
         """
@@ -125,18 +121,11 @@ class Rule:
 
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
-        covered = any(pattern.covers(stream) for pattern in self.patterns(action))
-        return covered and (self.grant is None or self.grant.covers(action, stream))
+        return super().covers(action, stream) and (self.grant is None or self.grant.covers(action, stream))
 
     def covers_every(self, action: Action) -> bool:
         """Return whether the rule allows *action* on every stream but the server's own."""
-        covered = any(pattern.everything for pattern in self.patterns(action))
-        return covered and (self.grant is None or self.grant.covers_every(action))
-
-    def patterns(self, action: Action) -> tuple[Pattern, ...]:
-        """Return the patterns of the streams on which the rule allows *action*."""
-        found: tuple[Pattern, ...] = getattr(self, action.value)
-        return found
+        return super().covers_every(action) and (self.grant is None or self.grant.covers_every(action))
 
 
 @attrs.frozen
@@ -176,24 +165,16 @@ class Policy:
 
 
 #: The policy that allows every peer everything, including the server's own streams.
-OPEN = Policy((Rule(publish=(EVERY, ".*"), subscribe=(EVERY, ".*"), consume=(EVERY, ".*"), administer=(EVERY, ".*")),))
+OPEN = Policy((Rule(rights=dict.fromkeys(Action, (EVERY, ".*"))),))
 #: The policy without a file: only clients on this machine have access, to all streams but the server's own.
 LOOPBACK = Policy(
-    (
-        Rule(
-            networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
-            publish=(EVERY,),
-            subscribe=(EVERY,),
-            consume=(EVERY,),
-            administer=(EVERY,),
-        ),
-    ),
+    (Rule(rights=dict.fromkeys(Action, (EVERY,)), networks=(ip_network("127.0.0.0/8"), ip_network("::1/128"))),),
     "without --policy FILE only clients on this machine have access",
 )
 
 
 def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
-    """Return the name of *identity* as a holder of shares (:mod:`fyrehose.broker.fairness`).
+    """Return the name under which limited tables count *identity* (:mod:`fyrehose.broker.fairness`).
 
     It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
     rule names is no proof: a peer could make up any number of them.
@@ -266,10 +247,7 @@ def _rule(table: Mapping[str, Any], folder: Path) -> Rule:
         keys=tuple(_key(text) for text in texts.get("key", ())),
         tokens=tuple(_token(text) for text in texts.get("token", ())),
         signers=tuple(_signer(folder, text) for text in texts.get("signed", ())),
-        publish=texts.get("publish", ()),
-        subscribe=texts.get("subscribe", ()),
-        consume=texts.get("consume", ()),
-        administer=texts.get("administer", ()),
+        rights={action: texts[action] for action in Action if action in texts},
     )
 
 

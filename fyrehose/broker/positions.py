@@ -26,7 +26,7 @@ VERSION = 1
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """The state of a named subscription.
+    """The state of a named subscription: its stream, and the last record that was acknowledged.
 
     :ivar stream: the stream that it reads, or the pattern of the streams
     :ivar seq: number of the last acknowledged record; 0: none, or the subscription is one of a pattern
@@ -53,18 +53,18 @@ class Position:
         return self.seq if self.streams is None else self.streams.get(stream, 0)
 
     def moved(self, numbers: Mapping[str, int]) -> Position:
-        """Return the same state with these *numbers*, by stream."""
+        """Return a copy with *numbers* as the last acknowledged records, by stream."""
         if self.streams is None:
             return attrs.evolve(self, seq=numbers[self.stream])
         return attrs.evolve(self, streams={**self.streams, **numbers})
 
     def without(self, streams: Collection[str]) -> Position:
-        """Return the same state without the numbers of *streams*."""
+        """Return a copy that has forgotten the positions in *streams*."""
         known = self.streams or {}
         return attrs.evolve(self, streams={stream: seq for stream, seq in known.items() if stream not in streams})
 
     def since(self, before: Position | None) -> Position:
-        """Return this state without those numbers of ``streams`` that *before*, which was written last, has, too."""
+        """Return a copy with only those positions of a pattern that differ from *before*, which was written last."""
         if self.streams is None or before is None or before.streams is None or before.stream != self.stream:
             return self
         streams = self.streams.keys() | before.streams.keys()

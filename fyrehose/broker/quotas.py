@@ -207,7 +207,7 @@ class NamedRoom:
         return self.counts.fits(count, creator or None) and 2 * (self.budget.kept + ENTRY * count) <= self.budget.limit
 
     def check(self, name: str, creator: str, count: int) -> None:
-        """Check that there is room for subscription *name* of *creator*.
+        """Check that the limits leave room for subscription *name*, which *creator* is about to create.
 
         :param count: 1 for the subscription, and 1 for each stream of its pattern
         :raises TooManyNamedSubscriptions: the limit of the server or of *creator* is reached
@@ -226,7 +226,7 @@ class NamedRoom:
         )
 
     def count(self, named: Named) -> None:
-        """Count *named* as it is now, and charge the memory budget for it, as long as the budget has room.
+        """Update the count and the memory charge of *named*, whose number of streams may have changed.
 
         A subscription that is being deleted counts for its creator until it is forgotten.
         """
@@ -244,7 +244,7 @@ class NamedRoom:
             named.charged = wanted
 
     def forget(self, named: Named) -> None:
-        """Forget *named*, which was deleted."""
+        """Stop counting *named*, which was deleted, and release its memory."""
         self.counts.give(named.creator, named.counted)
         self.budget.forget(named.charged)
         named.counted = named.charged = 0

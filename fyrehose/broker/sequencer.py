@@ -21,7 +21,7 @@ class Sequencer:
     _floor: int = attrs.field(default=0, init=False)
 
     def reserve(self, wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Reserve numbers in every stream of *wanted*, or in none if one of them has too few left."""
+        """Reserve the next numbers of each (stream, count) in *wanted*, or none if a stream has too few left."""
         ends: dict[str, int] = {}
         firsts = []
         for stream, count in wanted:

@@ -16,7 +16,7 @@ import hmac
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fyrehose.identity import Action
 from fyrehose.options import why_unreadable
 from fyrehose.patterns import Pattern, compiled
 
-#: The longest token, in characters: connections keep theirs.
+#: The longest token, in characters; the server keeps the token of each connection in memory.
 MAX_TOKEN = 2_048
 #: The shortest key, in characters; a shorter one could be guessed from one token.
 SHORTEST_KEY = 32
@@ -37,26 +37,38 @@ _HEADER = b'{"alg":"HS256","typ":"JWT"}'
 _SIGNED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}")
 
 
+def _compiled(rights: Mapping[Action, Iterable[str | Pattern]]) -> dict[Action, tuple[Pattern, ...]]:
+    return {action: compiled(patterns) for action, patterns in rights.items()}
+
+
 @attrs.frozen(kw_only=True)
-class Grant:
+class Rights:
+    """The actions that a rule or a token allows, and on which streams.
+
+    :ivar rights: the patterns of the streams, by action
+    """
+
+    rights: Mapping[Action, tuple[Pattern, ...]] = attrs.field(factory=dict, converter=_compiled)
+
+    def covers(self, action: Action, stream: str) -> bool:
+        """Return whether *action* on *stream* is among the rights."""
+        return any(pattern.covers(stream) for pattern in self.rights.get(action, ()))
+
+    def covers_every(self, action: Action) -> bool:
+        """Return whether *action* on every stream but the server's own is among the rights."""
+        return any(pattern.everything for pattern in self.rights.get(action, ()))
+
+
+@attrs.frozen(kw_only=True)
+class Grant(Rights):
     """The rights that a token grants its holder.
 
-    :ivar rights: patterns of streams, by action
     :ivar expires: when the rights end, in seconds since 1970 UTC
     :ivar flaw: why the token grants nothing, although its signature is valid; empty: it grants its rights
     """
 
-    rights: Mapping[Action, tuple[Pattern, ...]] = attrs.field(factory=dict, eq=False)
     expires: float = 0.0
     flaw: str = ""
-
-    def covers(self, action: Action, stream: str) -> bool:
-        """Return whether the token grants *action* on *stream*."""
-        return any(pattern.covers(stream) for pattern in self.rights.get(action, ()))
-
-    def covers_every(self, action: Action) -> bool:
-        """Return whether the token grants *action* on every stream but the server's own."""
-        return any(pattern.everything for pattern in self.rights.get(action, ()))
 
 
 def is_signed(token: str) -> bool:
@@ -82,7 +94,7 @@ def read_key(path: Path) -> bytes:
 
 
 def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> str:
-    """Return a token.
+    """Return a token that grants *rights* until *expires*, signed with *key*.
 
     :param rights: patterns of streams, by action
     :param expires: when it ends, in seconds since 1970 UTC
@@ -120,13 +132,13 @@ def _grant(claims: Mapping[str, Any]) -> Grant:
         return Grant(flaw='it has no end: "exp" must be a number of seconds since 1970 UTC')
     if claims.keys() & {"nbf", "aud"}:
         return Grant(flaw='it has "nbf" or "aud", which this server does not check')
-    rights: dict[Action, tuple[Pattern, ...]] = {}
+    rights: dict[Action, list[str]] = {}
     for action in Action:
         patterns = claims.get(action.value, [])
         patterns = patterns if isinstance(patterns, list) else [patterns]
         if not all(isinstance(each, str) and each for each in patterns):
             return Grant(flaw=f'its "{action.value}" is no list of patterns')
-        rights[action] = compiled(patterns)
+        rights[action] = patterns
     if sum(map(len, rights.values())) > MAX_PATTERNS:
         return Grant(flaw=f"it has more than {MAX_PATTERNS} patterns")
     return Grant(rights=rights, expires=float(expires))

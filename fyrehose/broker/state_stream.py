@@ -31,9 +31,9 @@ The keys of publishes have no checkpoints: each record stands for itself, old on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from struct import pack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -47,6 +47,9 @@ from fyrehose.records import Record, Run
 
 log = Logger()
 
+T = TypeVar("T")
+#: The result of a function that waits for Deferreds by ``yield`` (``inlineCallbacks``), and returns a T.
+Steps = Generator[Deferred[Any], Any, T]
 #: The journal's ``read``: stream, first number, size in bytes -> runs.
 Read = Callable[[str, int, int], tuple[Run, ...]]
 #: Size of one read, in bytes.
@@ -54,10 +57,10 @@ READ_SIZE = 4 << 20
 
 
 class Replayable(Protocol):
-    """A state that is replayed from the records of its stream."""
+    """State in memory that is rebuilt at a start from the records of its stream."""
 
     def clear(self) -> None:
-        """Forget everything, because a replay begins."""
+        """Forget the whole state, because it is about to be rebuilt from the stream."""
 
     def begin(self, newest: Record) -> int:
         """Return the number of the record at which a replay has to begin; it may be older than the stream.
@@ -75,7 +78,7 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """The progress of a replay.
+    """How far a stream was replayed, and what was missing.
 
     :ivar last: the number up to which the stream was replayed; 0: nothing was
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
@@ -90,7 +93,7 @@ class Replayed:
 
 
 def records(read: Read, stream: str, start: int, last: int) -> Iterator[Record]:
-    """Yield the records from *start* to the end of the last run that begins at or below *last*."""
+    """Yield the records of *stream* from number *start* to at least *last*."""
     while start <= last:
         runs = read(stream, start, READ_SIZE)
         if not runs:
@@ -116,30 +119,34 @@ def last_record(read: Read, stream: str, bounds: tuple[int, int], source: str) -
     return None
 
 
-def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
-    """Apply the records of *stream* to *state*, from the last checkpoint on.
+def replay(
+    state: Replayable,
+    read: Read,
+    bounds: tuple[int, int],
+    stream: str,
+    source: str,
+    found: Replayed | None = None,
+) -> Replayed:
+    """Apply the records of *stream* to *state*, from the last checkpoint on, and count those that are missing.
 
     :param bounds: the oldest and the last number of the stream
+    :param found: the result of an earlier replay, which this one continues; None: begin at the checkpoint
     :raises JournalCorrupt: a record cannot be read, or is invalid
     """
-    state.clear()
-    found = Replayed(last=bounds[1])
-    newest = last_record(read, stream, bounds, source)
-    if newest is not None:
+    oldest, last = bounds
+    if found is None:
+        state.clear()
+        found = Replayed(last=last)
+        newest = last_record(read, stream, bounds, source)
+        if newest is None:
+            return found
         try:
-            begin = max(1, state.begin(newest))
+            expected = max(1, state.begin(newest))
         except ValueError as damage:
             raise JournalCorrupt(f"record {newest.seq} of stream {stream} cannot be replayed: {damage}") from damage
-        _apply(state, read, (begin, bounds[1]), max(begin, bounds[0]), (stream, source), found)
-    return found
-
-
-def _apply(
-    state: Replayable, read: Read, span: tuple[int, int], start: int, names: tuple[str, str], found: Replayed
-) -> None:
-    """Apply the records of *span* to *state*, and count the missing ones; none before *start* exists any more."""
-    (expected, last), (stream, source) = span, names
-    for record in records(read, stream, start, last):
+    else:
+        expected = found.last + 1
+    for record in records(read, stream, max(expected, oldest), last):
         found.missing += record.seq - expected
         expected = record.seq + 1
         if record.source != source:
@@ -151,6 +158,7 @@ def _apply(
             raise JournalCorrupt(f"record {record.seq} of stream {stream} cannot be replayed: {damage}") from damage
     found.missing += max(0, last + 1 - expected)
     found.last = max(last, expected - 1)
+    return found
 
 
 @attrs.define(eq=False)
@@ -193,13 +201,9 @@ class StateStream:
 
         :raises JournalCorrupt: a record cannot be read, or is invalid
         """
-        bounds = self.bounds(self.name)
-        stale, self._stale = self._stale, True  # If this replay fails, the next one begins at the checkpoint.
-        if stale or not self._found.last:
-            self._found = replay(self.state, self.read, bounds, self.name, self.source)
-        else:
-            span = self._found.last + 1, bounds[1]
-            _apply(self.state, self.read, span, max(span[0], bounds[0]), (self.name, self.source), self._found)
+        before = None if self._stale or not self._found.last else self._found
+        self._stale = True  # If this replay fails, the next one begins at the checkpoint.
+        self._found = replay(self.state, self.read, self.bounds(self.name), self.name, self.source, before)
         self._stale, self.checkpoint = False, self._found.checkpoint
         return self._found
 
@@ -216,7 +220,7 @@ class StateStream:
     # Writing.
 
     def draft(self, *payloads: bytes) -> Run:
-        """Return records as a draft, to be published in one batch with the messages that they belong to."""
+        """Return records of *payloads*, to be published in one batch with the messages that they belong to."""
         self._stale = True
         self._bytes_since += sum(map(len, payloads))
         return Run(
@@ -228,7 +232,7 @@ class StateStream:
         )
 
     def append(self, payload: bytes) -> Deferred[Any]:
-        """Append one record in a publish of its own."""
+        """Append one record by itself, without messages of peers; fires when it is durable."""
         assert self.publish is not None, "the stream publishes nothing by itself"
         return self.publish([self.draft(payload)])
 

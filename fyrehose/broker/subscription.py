@@ -62,8 +62,8 @@ class Named:
     members: set[str] | None = None
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     writing: bool = False
-    #: the network that the subscription counts for, its size when it was counted last, and its charge to the memory
-    #: budget, in bytes (see NamedRoom)
+    #: kept by NamedRoom: the network that the subscription counts for, how many entries were counted for it, and how
+    #: many bytes of the memory budget it is charged
     creator: str = ""
     counted: int = 0
     charged: int = 0
@@ -73,13 +73,23 @@ class Named:
 
     @property
     def state(self) -> Position:
-        """Return the durable state.
+        """Return the state that is on disk.
 
         :raises NoSuchSubscription: the subscription was deleted
         """
         if self.stored is None:
             raise NoSuchSubscription(f"subscription {self.name!r} was deleted")
         return self.stored
+
+    @property
+    def owner(self) -> str:
+        """Return the name of the consumer that may continue without taking over; empty if there is none."""
+        return "" if self.wanted is None else self.wanted.owner
+
+    def detach(self, consumer: Consumer) -> None:
+        """Record that *consumer* has disconnected; do nothing if it is not the present consumer."""
+        if self.consumer is consumer:
+            self.consumer = None
 
     @property
     def places(self) -> Mapping[str, int]:
@@ -91,5 +101,5 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Return how much the subscription counts towards the limit: 1, and 1 for each stream of its pattern."""
+        """Return how many entries count towards the limit: 1, and 1 for each stream of its pattern."""
         return 1 + len(self.members or ())

@@ -146,7 +146,7 @@ def _policy(config: Config) -> Iterator[Finding]:
     for number, rule in enumerate(config.policy.rules, 1):
         proven = rule.certificates or rule.keys or rule.tokens or rule.signers
         if not proven and any(network in _EVERYBODY for network in rule.networks):
-            may = [action for action in Action if rule.patterns(action)]
+            may = [action for action in Action if rule.rights.get(action)]
             what = f"rule {number} lets every address {' and '.join(may)}"
             yield Finding(Level.WARNING, "policy", what, where, "name networks, or ask for a certificate or a token")
     for table in read_toml("--policy", config.policy_file).get("allow", ()):

@@ -19,7 +19,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Watchers:
-    """Deferreds that fire when their conditions hold, such as "the window has room"."""
+    """Deferreds of callers that wait for a condition, such as "the window has room"."""
 
     #: the conditions, in the order of the calls of when()
     _waiting: dict[Deferred[None], Callable[[], bool]] = attrs.field(factory=dict, init=False)
@@ -69,7 +69,7 @@ class ClientConnection(Protocol):
                 self.handle(event)
 
     def flush(self) -> None:
-        """Write all pending output of the session."""
+        """Write the bytes that the session has to send."""
         self.transport.writeSequence(self.session.data_to_send())
 
 

@@ -106,9 +106,9 @@ class SessionFactory(Factory):
         broker.counters.declare(self.protocol_name, (*EVENTS, *self.events), (*REFUSALS, *self.refusals))
         #: open connections, in the order of their last activity; without refused ones that are kept open for a while
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
-        self.latest: SessionProtocol | None = None  #: the last of them
+        self.latest: SessionProtocol | None = None  #: the one that was active last
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
-        #: the same by network, in the order of their last activity
+        #: the open connections of each network, in the order of their last activity
         self._by_network: FairShare[SessionProtocol] = FairShare()
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
@@ -118,7 +118,7 @@ class SessionFactory(Factory):
     noisy = False
 
     def configure(self, settings: Any) -> None:
-        """Use *settings*: the limits of connections from now on, all other settings for new connections."""
+        """Apply changed *settings*: limits of connections at once, all others to new connections."""
         self.settings = settings
         self.holding.change(settings.refusal_delay)
 
@@ -142,7 +142,7 @@ class SessionFactory(Factory):
         self.holding.handshakes.count(protocol.network)
 
     def _delay(self, host: str, seconds: float) -> HeldConnection | None:
-        """Delay a connection of *host* for *seconds*: nothing is read from it before its handshake begins."""
+        """Return a protocol that holds a connection of *host* for *seconds*, and reads nothing before its handshake."""
         network, most = network_of(host), self.settings.max_connections
         waiting = len(self.connections) + len(self.holding)
         if self.holding.crowded(network) or waiting >= most + spare(most):
@@ -187,7 +187,7 @@ class SessionFactory(Factory):
         self.holding.hold(protocol, protocol.network, seconds, self._most_held)
 
     def lost(self, protocol: SessionProtocol) -> None:
-        """Remove *protocol*, which is disconnected."""
+        """Stop counting the connection *protocol*, which is lost."""
         if protocol in self.connections:
             self._remove(protocol)
         else:
@@ -200,7 +200,7 @@ class SessionFactory(Factory):
             drained.callback(None)
 
     def drain(self) -> Deferred[None]:
-        """Close every connection once its publishes are acknowledged.
+        """Close every connection of the listener, each once its publishes are acknowledged.
 
         :return: fires when all connections are closed
         """
@@ -273,7 +273,7 @@ class SessionFactory(Factory):
         return max(LEAST_READ, min(self.largest_read, self._reads // self._counted))
 
     def _share_reads(self) -> None:
-        """Adapt the read size of all connections, if their number has changed by an eighth."""
+        """Set how much each connection reads at once, if the number of connections has changed by an eighth."""
         count = len(self.connections)
         if 8 * abs(count - self._counted) < self._counted:
             return

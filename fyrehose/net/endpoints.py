@@ -79,7 +79,7 @@ class TCPService(Service):
         return len(self.factory.connections)
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options that *settings* change and a running listener cannot: fixed ones, and TLS on or off."""
+        """Return the options that *settings* change and a running listener cannot, such as TLS on or off."""
         on = isinstance(settings, TLSSettings) and bool(settings.tls_certificate)
         names = [field.name for field in attrs.fields(type(settings)) if field.name.startswith("tls_")]
         now, then = (attrs.asdict(each, recurse=False) for each in (self.factory.settings, settings))
@@ -87,7 +87,7 @@ class TCPService(Service):
         return changed + (names if on != (self._outer is not None) else [])
 
     def prepare(self, settings: Any) -> Callable[[], None]:
-        """See :meth:`IReloading.prepare`: limits apply from then on, all other settings to new connections."""
+        """Check *settings*, and return a function that applies them: limits at once, all others to new connections."""
         tls = None if self._outer is None else self._outer.prepare(settings)
 
         def apply() -> None:

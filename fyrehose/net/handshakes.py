@@ -36,14 +36,14 @@ class Handshake:
             self._timer = clock.callLater(timeout, self._time_out, transport)
 
     def end(self) -> bool:
-        """Stop the timer; return whether the handshake was in progress."""
+        """Record the end of the handshake: stop its timer; return whether it was still in progress."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
         return timer is not None
 
     def lost(self, reason: Failure) -> bool:
-        """Count a handshake that the loss of the connection has ended.
+        """Count and log the failure of a handshake that was in progress when the connection was lost.
 
         Each cause is logged once in :data:`LOG_EVERY` for each network.
 

@@ -40,7 +40,7 @@ MOST_OF_ONE = 250
 
 
 class Holdable(Protocol):
-    """A connection that can be held."""
+    """A connection that the server keeps open for a while without reading from it."""
 
     def end_delay(self) -> None:
         """Close or admit the connection, because its delay has passed."""
@@ -51,14 +51,14 @@ class Holdable(Protocol):
 
 @attrs.define(eq=False)
 class Delays:
-    """Recent refusals of each network, and the delay that follows from their number.
+    """Counts the recent refusals of each network, and computes the delay of its next connections.
 
     :ivar longest: the longest delay, in seconds; 0: there is none
     """
 
     clock: IReactorTime
     longest: float = LONGEST
-    #: number and time of the latest refusals, by network
+    #: by network, how often it was refused lately, and when it was refused last
     _refusals: OrderedDict[str, tuple[int, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def count(self, network: str) -> float:
@@ -109,7 +109,7 @@ class Holding:
         self.handshakes = Delays(self.clock, self.longest)
 
     def change(self, longest: float) -> None:
-        """Use another longest delay, for connections that are refused from now on."""
+        """Change the longest delay, for connections that are refused from now on."""
         self.longest = self.refusals.longest = self.handshakes.longest = longest
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Holding:
         return len(self._held) + len(self._closing)
 
     def hold(self, connection: Holdable, network: str, seconds: float, most: int) -> None:
-        """End the delay of *connection* after *seconds*; abort one if more than *most* connections are held."""
+        """Hold *connection* for *seconds*, and then end its delay; abort one if more than *most* are held."""
         if self.stopped or seconds <= 0:
             self._closing.add(connection)
             connection.end_delay()
@@ -134,7 +134,7 @@ class Holding:
         return not self._by_network.fits(1, network)
 
     def await_close(self, connection: Holdable) -> None:
-        """Count *connection*, which is closing, until it is lost."""
+        """Count *connection*, which is being closed, as open until it is lost."""
         self._closing.add(connection)
 
     def lost(self, connection: Holdable) -> None:

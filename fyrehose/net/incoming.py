@@ -41,7 +41,7 @@ class Reading:
 
     @property
     def paused(self) -> bool:
-        """Return whether any party has paused it."""
+        """Return whether any party has paused reading."""
         return self._pauses > 0
 
     def pauseProducing(self) -> None:
@@ -58,7 +58,7 @@ class Reading:
 
 @attrs.define(eq=False)
 class FrameWatch:
-    """Watch the frames of one connection, one after the other.
+    """Watches whether the frames of one connection arrive in time, one after the other.
 
     :ivar clock: the reactor, or a Clock
     :ivar timeout: how long a frame may take, in seconds
@@ -72,15 +72,16 @@ class FrameWatch:
     late: Callable[[RemoteProtocolError], object]
     give_way: Callable[[RemoteProtocolError], object]
     account: Account | None = None
+    #: when the frame began, or reading was resumed last; None: no frame is incomplete
     _since: float | None = attrs.field(default=None, init=False)
-    _arrived: int = attrs.field(default=0, init=False)  #: bytes since then
-    _due: float = attrs.field(default=0.0, init=False)  #: the time after which the frame is behind if no more arrives
-    _behind_at: float | None = attrs.field(default=None, init=False)  #: when it was first observed to be behind
+    _arrived: int = attrs.field(default=0, init=False)  #: bytes of the frame since its first read
+    _due: float = attrs.field(default=0.0, init=False)  #: when the frame falls behind if no more arrives
+    _behind_at: float | None = attrs.field(default=None, init=False)  #: when the frame was first seen to be behind
     _paused_at: float | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
 
     def received(self, size: int, incomplete: bool, another: bool) -> None:
-        """Record that *size* bytes arrived.
+        """Record that the connection has received *size* bytes.
 
         :param incomplete: True if a frame is incomplete now
         :param another: True if another frame was incomplete before
@@ -99,7 +100,7 @@ class FrameWatch:
             self._timer = self.clock.callLater(self.timeout, self._check)
 
     def pause(self) -> None:
-        """Record that reading is paused."""
+        """Record that the server has paused reading, so that the time does not count for the frame."""
         self._paused_at = self.clock.seconds()
         if self._timer is not None and self._waits and self._timer.getTime() > self._paused_at + RETRY:
             self._timer.reset(RETRY)
@@ -114,7 +115,7 @@ class FrameWatch:
             self._since = now
 
     def close(self) -> None:
-        """Stop watching, and cancel the timer."""
+        """Stop watching the frame, and cancel its timer."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

@@ -36,7 +36,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 @attrs.define(eq=False)
 class Timers:
-    """The timers of a connection, at most one for each function that they call.
+    """The timers of a connection: each calls a function, and a function has one timer at most.
 
     :ivar clock: the reactor, or a Clock
     """

@@ -38,7 +38,7 @@ def certificate_of(transport: Any) -> Any:
 
 
 def identify(transport: Any) -> Identity:
-    """Return the identity of the peer of *transport*; with TLS it is complete only after the handshake."""
+    """Return the identity of the peer of *transport*; its certificate is known only after the TLS handshake."""
     return attrs.evolve(identity_at(transport.getPeer()), certificates=certificate_names(transport))
 
 

@@ -58,7 +58,7 @@ class AnyServer:
         raise failed
 
     def prefer(self, url: str) -> bool:
-        """Connect to the server of *url* next, if it is one of the given ones; return whether it is.
+        """Choose the server of *url* for the next connection; return False if it is none of the given servers.
 
         :param url: the address of the leader, as a server names it
         """

@@ -32,10 +32,10 @@ def remove_stale_socket(path: str) -> None:
             probe.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         for stale in (path, f"{path}.lock"):
-            with suppress(OSError):  # listening reports the reason
+            with suppress(OSError):  # if the file stays, listening fails, and reports why
                 Path(stale).unlink()
     except (OSError, ValueError):
-        return  # a process listens there, or connecting does not tell
+        return  # a process listens there, or the attempt to connect does not show whether one does
 
 
 def check_adopted(descriptor: int, family: int) -> None:

@@ -26,7 +26,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.net.handshakes import reason_of
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.options import choice, file_path, option
+from fyrehose.options import file_path, one_of, option
 
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -43,9 +43,9 @@ class TLSSettings(TCPSettings):
     tls_key_passphrase: str = option("", file_path, "file whose first line is the passphrase of the private key")
     tls_authorities: str = option("", file_path, "PEM file: all authorities that may issue client certificates")
     tls_client_auth: str = option(
-        "none", choice("none", "optional", "required"), "client certificates: none, optional or required"
+        "none", one_of("none", "optional", "required"), "client certificates: none, optional or required"
     )
-    tls_minimum: str = option("1.2", choice(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
+    tls_minimum: str = option("1.2", one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
 
     def tls(self, protocol: str) -> TLS | None:
         """Return the TLS configuration of these options, or None without a certificate.
@@ -118,7 +118,7 @@ class TLSSettings(TCPSettings):
 @implementer(IOpenSSLServerConnectionCreator)
 @attrs.define(eq=False)
 class TLS:
-    """Creates the server side of TLS connections."""
+    """Creates the server side of TLS connections, by the settings and the certificate of a listener."""
 
     settings: TLSSettings
     protocol: str
@@ -153,7 +153,7 @@ class TLSFactory(TLSMemoryBIOFactory):
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))
 
     def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
-        """Return *protocol* behind TLS; refused connections get no handshake, delayed ones get it after the delay."""
+        """Wrap *protocol* into TLS, unless the connection was refused; a delayed one is wrapped after its delay."""
         if isinstance(protocol, DelayedConnection):
             build = protocol.build
             protocol.build = lambda: self._with_tls(build())

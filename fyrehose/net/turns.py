@@ -44,7 +44,7 @@ class TurnEnds:
         finally:
             self._reads = False
         if self._calls:
-            # Functions that are added by these functions run at the end of the next turn, after the sockets were read.
+            # A function that one of these calls adds runs at the end of the next turn, after the sockets were read.
             calls, self._calls = self._calls, []
             for function in calls:
                 try:

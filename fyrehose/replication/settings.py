@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, choice, count, duration, file_path, option, size, within
+from fyrehose.options import build, count, duration, file_path, one_of, option, size, within
 from fyrehose.replication.members import MAX_MEMBERS, MAX_NAME, is_name
 
 #: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
@@ -59,7 +59,7 @@ class ReplicationSettings:
     members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
     acknowledge: str = option(
         "both",
-        choice("both", "local"),
+        one_of("both", "local"),
         "when messages are acknowledged: both (disk and shared log), or local (this disk only)",
     )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)

@@ -51,7 +51,7 @@ def hosts_of(endpoint: str | None, names: tuple[str, ...]) -> frozenset[str] | N
 
 
 def foreign_host(hosts: frozenset[str]) -> str:
-    """Return the answer to a request whose host is not among *hosts*."""
+    """Return the error text for a request whose ``Host`` is not among *hosts*."""
     return f"unknown host: request this server as {' or '.join(sorted(hosts))}"
 
 

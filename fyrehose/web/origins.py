@@ -47,7 +47,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 @attrs.frozen
 class PageVerdict:
-    """The decision whether a request is served, given the web page that sent it.
+    """The decision whether a request of a web page is served.
 
     :ivar refusal: why the request is refused; empty: it is served
     :ivar headers: headers for the answer
@@ -72,7 +72,7 @@ class Origins:
     allowed: Collection[str] = ()
 
     def judge(self, method: str, headers: Mapping[str, str]) -> PageVerdict:
-        """Return whether a request is served.
+        """Decide whether a request is served, by the page that sent it.
 
         :param method: of the request, or the one that a preflight asks for
         :param headers: by lower-case name
@@ -93,7 +93,7 @@ class Origins:
         return PageVerdict(headers=_headers(EVERY), reads_only=True)
 
     def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
-        """Return the headers of the answer to a preflight request, on which *verdict* was passed."""
+        """Return the headers of the answer to a preflight request, which *verdict* allows."""
         methods, allowed = (READING, ("Last-Event-ID",)) if verdict.reads_only else (METHODS, ALLOWED)
         return {
             **verdict.headers,

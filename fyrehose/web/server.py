@@ -55,7 +55,7 @@ BATCHES = 4
 
 
 class WebProtocol(SessionProtocol):
-    """One connection; subclasses add a handler for each event of their session."""
+    """One connection of a listener that speaks HTTP; subclasses add a handler for each event of their session."""
 
     session: WebSession
     settings: WebSettings
@@ -118,7 +118,7 @@ class WebProtocol(SessionProtocol):
         super().drop(error)
 
     def forbid(self, error: Forbidden) -> None:
-        """Answer 401 or 403, or 429 for too many subscriptions; the connection stays open."""
+        """Answer a forbidden request with 401 or 403, or 429 for too many subscriptions; the connection stays open."""
         if self.session.answering and not self.session.streaming:
             status = self.forbidden_status(error)
             self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error), HEADERS[status]))

@@ -172,13 +172,13 @@ class WebSession(ByteSession):
 
     @property
     def partly_processed(self) -> bool:
-        """Return whether an incomplete body has caused events: the owner of the session then answers later errors."""
+        """Return whether events of an incomplete body were returned, so that the session must not answer for it."""
         return False
 
     # Input.
 
     def receive_data(self, data: bytes) -> list[object]:
-        """Return the events that *data* completes."""
+        """Return the events of the requests that *data* completes, or a part of their bodies."""
         if self.over or self._rest_dropped:
             return []
         self._reader.add(data)
@@ -190,7 +190,7 @@ class WebSession(ByteSession):
         return events
 
     def receive_eof(self) -> list[object]:
-        """Return the events caused by the end of input: the peer will not send more."""
+        """Record that the peer will send nothing more, and return the events that follow from that."""
         self._eof = True
         if self.over:
             self._broken, self._reader = True, RequestReader()  # frees the bytes that will not be read

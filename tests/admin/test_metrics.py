@@ -193,7 +193,7 @@ def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     watched.publish(b"a", b"b", b"c")
     sharing = watched.broker.named.sharing
     shared = sharing.create("work", ShareOptions(stream="s"), 1).result
-    leased = sharing.lease(shared, "w", None, 2, 0).result[0].leases[0]
+    leased = sharing.lease(shared, "w", None, 2, 0).result[0].lease
     sharing.act(shared, [Item("reject", leased.first, leased.first, leased.token)], "w")
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_subscriptions") == {(): 1}

@@ -286,7 +286,7 @@ def test_a_stream_is_empty_when_nothing_of_it_is_served_or_on_its_way_to_the_dis
     assert not broker.is_empty("s")
 
 
-def test_defaults_are_those_of_the_configuration() -> None:
+def test_defaults_of_the_broker_equal_those_of_the_server_options() -> None:
     options = ServerSettings()
     broker, _, _ = make()
     assert (broker.max_streams, broker.budget.limit) == (options.max_streams, options.memory)

@@ -151,7 +151,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert READ == 256 << 10
 
 
-def test_a_read_is_as_large_as_the_sockets_make_it() -> None:
+def test_the_budget_counts_on_reads_of_the_size_that_sockets_use() -> None:
     assert READ == sockets.READ
 
 
@@ -607,7 +607,7 @@ def test_a_frame_that_turns_out_larger_than_its_grant_waits_behind_older_grants(
 
 
 @pytest.mark.parametrize(("size", "granted"), [(6 * MIB, True), (6 * MIB + 1, False)])
-def test_an_address_gets_grants_only_while_half_of_its_own_grants_is_still_free(size: int, granted: bool) -> None:
+def test_an_address_gets_another_grant_only_if_the_free_rest_is_half_of_its_grants(size: int, granted: bool) -> None:
     budget = Budget(limit=64 * MIB)
     first, second = Peer(budget, size=4 * MIB), Peer(budget, size=size)
     assert first.send(MIB) == MIB

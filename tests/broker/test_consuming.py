@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
@@ -101,6 +102,8 @@ def test_subscriptions_count_for_the_network_of_their_creator() -> None:
 def test_a_server_without_messages_has_no_subscriptions() -> None:
     named = NoSubscriptions()
     assert refused(named.open("n", "s", 0))
-    assert named.listed() == []
-    with pytest.raises(Forbidden):
-        named.find("n")
+    assert refused(named.sharing.create("n", ShareOptions(stream="s"), 1))
+    assert named.listed() == named.sharing.listed() == []
+    for table in (named, named.sharing):
+        with pytest.raises(Forbidden):
+            table.find("n")

@@ -128,7 +128,7 @@ def test_size_taken_without_a_member_is_counted_and_never_displaced() -> None:
     assert (table.used, table.used_by("x"), dict(table._holders)) == (0, 0, {}), "the holder is forgotten"
 
 
-def test_a_renewed_member_is_its_holders_last_and_its_holder_the_last_of_equals() -> None:
+def test_a_renewed_member_and_its_holder_are_displaced_last() -> None:
     table = filled(("1", "x"), ("2", "x"), ("3", "y"), ("4", "y"))
     table.renew("1")
     assert list(table.of("x")) == ["2", "1"]

@@ -72,7 +72,7 @@ def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
     assert "positions" not in describe(world.table, named)
 
 
-def test_one_look_reads_a_limited_number_of_streams_and_the_next_continues() -> None:
+def test_one_check_reads_a_limited_number_of_streams_and_the_next_continues() -> None:
     world = World()
     for number in range(LOOKS):
         world.publish(1, f"logs.{number}")
@@ -83,7 +83,7 @@ def test_one_look_reads_a_limited_number_of_streams_and_the_next_continues() -> 
     assert len(named.oldest) == LOOKS + 2
 
 
-def test_oldest_times_of_streams_that_were_read_are_forgotten() -> None:
+def test_age_of_the_oldest_record_is_dropped_when_everything_is_acknowledged() -> None:
     world = World()
     named = world.open("logs.*", pattern=True)
     world.clock.advance(CHECK)

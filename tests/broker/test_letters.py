@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.broker.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, choice, halves, keeps, letter
-from fyrehose.errors import Forbidden, InvalidName, NewStreamRateExceeded, PayloadTooLarge, ReadOnly
+from fyrehose.broker.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, halves, keeps, letter
+from fyrehose.errors import ConfigError, Forbidden, InvalidName, NewStreamRateExceeded, PayloadTooLarge, ReadOnly
 from fyrehose.errors import TooManyStreamsFromPeer as TooMany
+from fyrehose.options import build
+from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import MAX_NAME, Run
 
 
@@ -49,6 +51,9 @@ def test_splitting_a_publish_in_halves_keeps_the_order_of_messages() -> None:
     assert found == [[b"1", b"2"], [b"3", b"4", b"5"]]
 
 
-def test_unknown_value_of_the_option_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^close, dead-letter or dead-letter\+policy$"):
-        choice("drop")
+def test_error_of_an_unknown_choice_says_what_is_expected() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(FiggSettings, "figg", {"refused": "keep"})
+    assert str(caught.value) == (
+        "invalid value 'keep' for option figg.refused: expected close, dead-letter or dead-letter+policy"
+    )

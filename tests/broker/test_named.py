@@ -162,9 +162,9 @@ def test_a_second_consumer_is_refused() -> None:
     world.named.attach(named, first)
     with pytest.raises(SubscriptionInUse, match="has a consumer"):
         world.named.attach(named, Consumer())
-    world.named.detach(named, Consumer())
+    named.detach(Consumer())
     assert named.consumer is first
-    world.named.detach(named, first)
+    named.detach(first)
     world.named.attach(named, Consumer())
     assert first.reasons == []
 
@@ -192,7 +192,7 @@ def test_another_owner_gets_a_new_generation() -> None:
     world = World()
     named, first = world.open(), Consumer()
     before = world.named.attach(named, first, owner="link")
-    world.named.detach(named, first)
+    named.detach(first)
     after = world.named.attach(named, Consumer())
     assert (after.owner, after.generation) == ("", before.generation + 1)
 
@@ -329,7 +329,7 @@ def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> No
     assert {name: named.state.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
 
 
-def test_subscriptions_with_nothing_to_read_stay_alive() -> None:
+def test_a_subscription_that_has_read_everything_counts_as_active() -> None:
     world = World()
     behind, done = world.open("behind"), world.open("done", after=None)
     created = behind.active

@@ -38,7 +38,7 @@ def failure(published: Any) -> Any:
     return failures[0].value if failures else None
 
 
-def test_a_repetition_gets_the_same_number_and_stores_nothing() -> None:
+def test_a_repeated_publish_gets_the_same_number_and_stores_nothing() -> None:
     broker = make()
     broker.publish([draft(b"before")])
     assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
@@ -74,7 +74,7 @@ def test_the_same_key_may_be_used_in_two_streams() -> None:
     assert broker.bounds("t") == (1, 1)
 
 
-def test_a_key_with_other_messages_is_refused() -> None:
+def test_a_known_key_with_other_messages_is_refused() -> None:
     broker = make()
     broker.publish_once([draft(b"ab")], "k")
     for other in (draft(b"a", b"b"), draft(b"ac"), Run.of("s", [b"ab"], source="test", content_type="text/plain")):
@@ -82,7 +82,7 @@ def test_a_key_with_other_messages_is_refused() -> None:
     assert broker.bounds("s") == (1, 1)
 
 
-def test_a_repetition_waits_until_the_first_is_durable() -> None:
+def test_a_repeated_publish_waits_until_the_first_is_durable() -> None:
     journal = MemoryJournal(auto=False)
     broker = make(journal)
     first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")

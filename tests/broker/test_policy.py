@@ -99,11 +99,11 @@ def test_patterns_match_streams(pattern: str, stream: str, covers: bool) -> None
 @given(name=TEXT, parts=st.lists(TEXT, min_size=1, max_size=4))
 def test_each_star_of_a_pattern_matches_any_text(name: str, parts: list[str]) -> None:
     plain = name.replace("*", "")
-    assert Rule(publish=(plain,)).covers(PUBLISH, plain)
-    assert not Rule(publish=(plain,)).covers(PUBLISH, plain + "x")
+    assert Rule(rights={PUBLISH: (plain,)}).covers(PUBLISH, plain)
+    assert not Rule(rights={PUBLISH: (plain,)}).covers(PUBLISH, plain + "x")
     whole = "".join(parts).replace("*", "")
     pattern = "*".join(part.replace("*", "") for part in parts)
-    assert Rule(publish=(pattern,)).covers(PUBLISH, whole) or whole.startswith(".") != pattern.startswith(".")
+    assert Rule(rights={PUBLISH: (pattern,)}).covers(PUBLISH, whole) or whole.startswith(".") != pattern.startswith(".")
 
 
 def test_actions_are_allowed_separately_and_rules_add_up() -> None:
@@ -153,9 +153,9 @@ def test_a_policy_is_read_from_a_file(tmp_path: Path) -> None:
             Rule(
                 networks=(ip_network("10.1.0.0/16"), ip_network("127.0.0.1/32")),
                 certificates=("beats-*",),
-                publish=("lumberjack", "logs.*"),
+                rights={PUBLISH: ("lumberjack", "logs.*")},
             ),
-            Rule(keys=(KEY,), publish=("eventbus",), subscribe=("*",)),
+            Rule(keys=(KEY,), rights={PUBLISH: ("eventbus",), SUBSCRIBE: ("*",)}),
         )
     )
 

@@ -68,7 +68,7 @@ def test_a_held_connection_is_closed_when_its_delay_is_over() -> None:
     assert len(holding) == 0
 
 
-def test_a_lost_connection_is_forgotten() -> None:
+def test_a_lost_connection_is_not_held_any_more() -> None:
     clock = Clock()
     holding = Holding(clock)
     held = hold(holding)

@@ -39,7 +39,7 @@ def transport(address: Any, certificate: str | None = None) -> Any:
     ("address", "host"),
     [(IPv4Address("TCP", "10.0.0.1", 9), "10.0.0.1"), (IPv6Address("TCP", "::1", 9), "::1")],
 )
-def test_the_host_of_an_address_is_named(address: Any, host: str) -> None:
+def test_a_peer_is_identified_by_the_host_of_its_address(address: Any, host: str) -> None:
     assert identify(StringTransport(peerAddress=address)) == identify(transport(address)) == Identity(host=host)
     assert host_of(address) == host
 
@@ -71,7 +71,7 @@ def test_long_names_are_skipped_and_their_number_is_bounded(tmp_path: Path) -> N
     assert names == ("short", *many[: MOST_NAMES - 1])
 
 
-def test_identity_by_address_alone() -> None:
+def test_a_peer_without_a_host_counts_as_one_on_this_machine() -> None:
     assert identity_at(IPv4Address("TCP", "10.0.0.1", 5)) == Identity(host="10.0.0.1")
     for nothing in (UNIXAddress("/run/figg"), None):
         assert identity_at(nothing) == Identity(), "it is on this machine"

@@ -84,7 +84,7 @@ def test_the_next_attempt_connects_to_the_leader_that_a_server_has_named(url: st
         "http://a@b:1",
     ],
 )
-def test_no_address_is_followed_that_was_not_given(url: str) -> None:
+def test_an_address_that_was_not_given_is_never_connected_to(url: str) -> None:
     servers, tried = made("a", "b", addresses=("10.0.0.1:8117", "10.0.0.2:8117"))
     assert not follow_leader(servers, url)
     connected(servers)

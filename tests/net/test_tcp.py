@@ -701,7 +701,7 @@ class TestSilence:
         said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.timeout to allow more"
         assert log_lines == [said]
 
-    def test_one_byte_ends_the_silent_timeout(self) -> None:
+    def test_one_received_byte_ends_the_timeout_of_silent_connections(self) -> None:
         server = make(timeout=30.0)
         protocol, transport = server.connect()
         server.clock.advance(29)

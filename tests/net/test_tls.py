@@ -260,11 +260,8 @@ def test_contradicting_options_are_refused(authority: Authority) -> None:
 
 def test_tls_options_are_converted_from_text() -> None:
     assert build(TLSSettings, "toy", {"tls-minimum": "1.3"}).tls_minimum == "1.3"
-    for wrong, said in (
-        ({"tls-minimum": "1.1"}, "1.2 or 1.3"),
-        ({"tls-client-auth": "perhaps"}, "optional or required"),
-    ):
-        with pytest.raises(ConfigError, match=said):
+    for wrong in ({"tls-minimum": "1.1"}, {"tls-client-auth": "perhaps"}):
+        with pytest.raises(ConfigError, match=r"expected .* or "):
             build(TLSSettings, "toy", wrong)
 
 

@@ -62,9 +62,8 @@ class Worker:
 
     def leased(self, found: Any, sent: float) -> None:
         for part in found:
-            for each in part.leases:
-                for seq in range(each.first, each.last + 1):
-                    self.holds(seq, each.token, sent)
+            for seq in range(part.lease.first, part.lease.last + 1):
+                self.holds(seq, part.lease.token, sent)
 
     def holds(self, seq: int, token: tuple[int, int], sent: float) -> None:
         self.held[seq] = token, sent + LEASE
@@ -73,8 +72,8 @@ class Worker:
             self.pool.violations.append(f"{self.name} and {others} hold record {seq}")
 
     def extended(self, answer: Any, sent: float) -> None:
-        for action, token in answer[1]:
-            self.holds(action.first, token, sent)
+        for item, token in answer.extended:
+            self.holds(item.first, token, sent)
 
     def settled(self, answer: Any, seq: int) -> None:
         self.held.pop(seq, None)
@@ -146,14 +145,14 @@ def lease(cluster: Cluster, server: Server, most: int, wait: float = 1) -> list[
     sharing, found = server.broker.named.sharing, []
     sharing.lease(sharing.find("work"), "w", None, most, wait).addCallback(found.append)
     cluster.run(wait + 2, until=lambda: bool(found))
-    return [seq for part in found[0] for each in part.leases for seq in range(each.first, each.last + 1)]
+    return [seq for part in found[0] for seq in range(part.lease.first, part.lease.last + 1)]
 
 
 def settle(cluster: Cluster, server: Server, first: int, last: int, token: tuple[int, int]) -> list[str]:
     sharing, found = server.broker.named.sharing, []
     sharing.act(sharing.find("work"), [Item("done", first, last, token)], "w").addCallback(found.append)
     cluster.run(2, until=lambda: bool(found))
-    return [why for _, why in found[0][0]]
+    return [why for _, why in found[0].refused]
 
 
 def test_a_leader_that_was_cut_off_leases_nothing_when_another_one_may_lead(cluster: Cluster) -> None:
@@ -192,7 +191,7 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     cluster.run(LEASE)
     assert lease(cluster, new, 9)[:2] == [3, 4]
     assert settle(cluster, new, 3, 4, (2, 1)) == []
-    assert shared.work.lanes["jobs"].progress.settled == 4
+    assert shared.work.lanes["jobs"].progress.counts["settled"] == 4
 
 
 def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(cluster: Cluster) -> None:
@@ -250,7 +249,7 @@ def test_each_record_has_one_worker_and_one_result_over_take_overs(cluster: Clus
     cluster.settle()
     assert pool.violations == []
     (leader,) = cluster.leaders
-    assert leader.broker.shares.entries["work"].work.lanes["jobs"].progress.settled == records
+    assert leader.broker.shares.entries["work"].work.lanes["jobs"].progress.counts["settled"] == records
     found: list[bytes] = []
     while runs := leader.journal.read("results", len(found) + 1, 1 << 20):
         found += [record.payload for run in runs for record in run.records()]

@@ -11,6 +11,7 @@ from fyrehose import plugins
 from fyrehose.broker.policy import LOOPBACK
 from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import ConfigError
+from fyrehose.identity import Action
 from fyrehose.journal.settings import Durability
 from fyrehose.patterns import compiled
 from fyrehose.server.config import (
@@ -253,7 +254,7 @@ def test_the_policy_is_read_and_its_path_is_kept(tmp_path: Path, monkeypatch: py
     (tmp_path / "policy.toml").write_text('[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "*"\n')
     config = resolve("data", [], {}, "policy.toml", "json")
     assert config.policy_file == tmp_path / "policy.toml"
-    assert [rule.publish for rule in config.policy.rules] == [compiled(["*"])]
+    assert [rule.rights[Action.PUBLISH] for rule in config.policy.rules] == [compiled(["*"])]
     assert config.log_format == "json"
     config = resolve("data", [], {})
     assert (config.policy, config.policy_file, config.log_format) == (LOOPBACK, None, "text")

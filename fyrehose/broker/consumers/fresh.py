@@ -13,7 +13,7 @@ import attrs
 
 @attrs.define(eq=False)
 class FreshLease:
-    """The lease of the records from *first* to *last*, which nobody had before.
+    """The lease of the records from *first* to *last*, which were never leased before.
 
     It holds for those records for which a :class:`FreshRange` still refers to it.
     """
@@ -42,7 +42,7 @@ class FreshRange:
 
 @attrs.define(eq=False)
 class FreshRanges:
-    """The ranges of one stream, in the order of their numbers; they do not overlap."""
+    """The records of one stream that are in their first lease, as ranges in ascending order that do not overlap."""
 
     _firsts: list[int] = attrs.field(factory=list, init=False)
     _ranges: list[FreshRange] = attrs.field(factory=list, init=False)
@@ -54,12 +54,12 @@ class FreshRanges:
         return iter(self._ranges)
 
     def add(self, added: FreshRange) -> None:
-        """Add a range behind all others."""
+        """Add a range whose numbers are higher than those of all others."""
         self._firsts.append(added.first)
         self._ranges.append(added)
 
     def find(self, seq: int) -> FreshRange | None:
-        """Return the range that has record *seq*."""
+        """Return the range that includes record *seq*; None if no range does."""
         at = bisect_right(self._firsts, seq) - 1
         return self._ranges[at] if at >= 0 and seq <= self._ranges[at].last else None
 
@@ -69,7 +69,7 @@ class FreshRanges:
         return self._ranges[begin : self._split(last + 1)]
 
     def _split(self, seq: int) -> int:
-        """Split the range that record *seq* is inside of; return the index of the first range from *seq* on."""
+        """Let a range begin at *seq*, if one includes it; return the index of the first range from *seq* on."""
         at = bisect_right(self._firsts, seq - 1)
         if at and self._ranges[at - 1].last >= seq:
             before = self._ranges[at - 1]

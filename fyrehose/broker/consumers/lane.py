@@ -52,12 +52,12 @@ UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
-#: A heap of times is rebuilt when it has more entries than this, and two for each record: most of them are outdated.
+#: A heap of times is rebuilt without outdated entries when it has more than two for each record, and this many more.
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
 
-#: Epoch of the server, and number of the delivery.
+#: The token of a lease: the epoch of the server, and how many leases the record has had.
 Token = tuple[int, int]
 
 
@@ -77,7 +77,7 @@ class Lease:
 
 @attrs.define(eq=False)
 class OpenRecord:
-    """A record that the lane tracks by itself: it is not final, and not in a range of records in their first lease.
+    """One record that is not final, with its lease; records in their first lease are in :class:`FreshRanges` instead.
 
     :ivar ended: how many of its leases have ended, and how many of them failed; durable
     :ivar ending: the next value of ``ended``, while that is being written
@@ -220,11 +220,11 @@ class Group:
         return self.epoch if self._beginning else self.stored_epoch
 
     def in_grace(self) -> bool:
-        """Return whether records that the server before may have leased still wait (rule 12)."""
+        """Return whether records that the server before may have leased still have to wait (rule 12)."""
         return self.now() < self.hold_until
 
     def room(self) -> int:
-        """Return how many new records may be leased (rule 16)."""
+        """Return how many records that were never leased the window still allows to lease (rule 16)."""
         return max(0, self.options.window - self.open)
 
     def committed(self, batch: LaneChange) -> None:
@@ -271,14 +271,14 @@ class Lane:
     _delayed: list[tuple[float, int]] = attrs.field(factory=list, init=False)
     _ends: list[tuple[float, int]] = attrs.field(factory=list, init=False)
     _queues: dict[str, deque[int]] = attrs.field(factory=dict, init=False)  #: by key, the records that are not final
-    _blind: set[int] = attrs.field(factory=set, init=False)  #: deleted records whose key is unknown
+    _blind: set[int] = attrs.field(factory=set, init=False)  #: open records that were deleted before their key was read
     _known_keys: dict[int, str] = attrs.field(factory=dict, init=False)
     _oldest: int = attrs.field(default=0, init=False)
     _holding: bool = attrs.field(default=True, init=False)
     _abandoned: bool = attrs.field(default=False, init=False)
-    #: ranges that expire without an entry, because they were never leased; their change is being written
+    #: ranges that were never leased and expire, while that is being written
     _expiring: list[tuple[int, int]] = attrs.field(factory=list, init=False)
-    #: such ranges whose change could not be written, and is to be appended again
+    #: ranges that were never leased, and whose expiry could not be written and is tried again
     _unwritten: list[tuple[int, int]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -291,7 +291,7 @@ class Lane:
         self._tick_at(self.group.hold_until)
 
     def stir(self) -> None:
-        """Note that this lane may have records to lease after a change, so that requests ask it for some."""
+        """Mark this lane as one that may have records to lease, so that the next requests look here."""
         if not self._abandoned:
             self.group.stirred.setdefault(self.stream, self)
 
@@ -311,7 +311,7 @@ class Lane:
         self.tick()
         unknown = self._blind or (
             self.keys is not None and (self._expiring or self._unwritten)
-        )  # Deleted records may have any key: rule 15 forbids leases until they are final.
+        )  # The key of a deleted record is unknown, so by rule 15 any record might have to wait for it.
         if not self.group.may_lease() or self.group.paused or unknown:
             return []
         picked: list[Leased] = []
@@ -418,7 +418,7 @@ class Lane:
         return None
 
     def _reached(self, last: int) -> int:
-        """Return the last record up to *last* that a durable reach includes (rule 11)."""
+        """Return the highest number up to *last* that a durable ``reach`` allows to lease (rule 11)."""
         return min(last, self.progress.reach)
 
     def _raise_reach(self) -> None:
@@ -426,11 +426,11 @@ class Lane:
             self._append(LaneChange(self, reach=self._next_reach()))
 
     def _next_reach(self) -> int:
-        """Return the highest number that the window allows: after a start, no more records than a window are open."""
+        """Return the next ``reach`` to append: the highest number that the window allows to lease now."""
         return self.seen + self.group.room()
 
     def _enter(self, seq: int) -> OpenRecord:
-        """Create the entry of record *seq*, and read its key."""
+        """Begin to track record *seq*: create its entry, and read its key if the subscription has keys."""
         entry = self.entries[seq] = OpenRecord(seq, ended=self.progress.ends.get(seq, (0, 0)))
         self.group.open += 1
         if self.keys is not None:
@@ -444,7 +444,7 @@ class Lane:
         return entry
 
     def _release(self, entry: OpenRecord) -> None:
-        """Let *entry* be leased again when its delay is over, if nothing else holds it."""
+        """Queue the record of *entry* for its next lease, now or when its delay is over."""
         if self.group.rewinding:
             return  # If the rewind cannot be written, resume() calls this again.
         if entry.seq < self._oldest:
@@ -519,16 +519,16 @@ class Lane:
             for entry in self._entries_in(first, last):
                 self._close(entry, "settled")
         batch.settled += ranges
-        self.reach = batch.reach = max(self.reach, self._next_reach())  # This saves an append for the reach alone.
+        self.reach = batch.reach = max(self.reach, self._next_reach())  # Or reach would need an append of its own.
 
     def _entries_in(self, first: int, last: int) -> list[OpenRecord]:
-        """Return the entries from *first* to *last*."""
+        """Return the entries of the records from *first* to *last*; records without an entry are left out."""
         if last - first < len(self.entries):
             return [self.entries[seq] for seq in range(first, last + 1) if seq in self.entries]
         return [entry for seq, entry in self.entries.items() if first <= seq <= last]
 
     def _single(self, seq: int) -> OpenRecord:
-        """Return the entry of *seq*, which is open; a record of a range in its first lease gets an entry of its own."""
+        """Return the entry of record *seq*; take the record out of its range, if it is in one."""
         for fresh in self.fresh.remove(seq, seq):
             lease = fresh.lease
             self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
@@ -596,7 +596,7 @@ class Lane:
             self._expire(self._single(seq))
 
     def withdraw(self, first: int, last: int) -> None:
-        """Take back leases whose records were sent to no worker."""
+        """End leases at once, because their records were not sent to the worker after all."""
         for seq in range(first, last + 1):
             entry = self._single(seq)
             self._end_lease(entry)
@@ -621,7 +621,7 @@ class Lane:
         self._forget_unwritten()
         self._expiring.clear()
         self.group.stirred.pop(self.stream, None)
-        self._abandoned = True  # Appends that are under way still call committed() or undone().
+        self._abandoned = True  # committed() or undone() may still be called for changes that are being written.
 
     def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
         """Yield stream, number, consumer, end and failures of each record that is leased."""
@@ -633,7 +633,7 @@ class Lane:
                 yield self.stream, seq, fresh.lease.consumer, fresh.lease.end, 0
 
     def delayed(self) -> int:
-        """Return about how many records wait for their delay, including those that were settled late meanwhile."""
+        """Return about how many returned records wait for their delay; some may have been settled late meanwhile."""
         return len(self._delayed)
 
     def available(self) -> int:
@@ -679,7 +679,7 @@ class Lane:
             self._tick_at(min([*times, self.group.hold_until if self._holding else inf]))
 
     def _ended(self, lease: FreshLease) -> list[int]:
-        """Return the records that still have *lease*, if its time is over."""
+        """Return the numbers of the records that still have *lease*; nothing if the lease was extended."""
         ranges = self.fresh.cut(lease.first, lease.last) if lease.end <= self.group.now() else []
         due = [fresh for fresh in ranges if fresh.lease is lease and not fresh.closing]
         return [seq for fresh in due for seq in range(fresh.first, fresh.last + 1)]
@@ -695,7 +695,7 @@ class Lane:
         self._append(LaneChange(self, expired=[(entry.seq, entry.seq)]))
 
     def expire_unseen(self, last: int) -> None:
-        """Let the numbers up to *last* that were never leased expire: the journal does not have their records."""
+        """Let all records up to *last* that were never leased expire, because the journal does not have them."""
         first, self.seen = self.seen + 1, max(self.seen, last)
         unwritten = [*self._unwritten, *self.progress.final.gaps(first, self.seen)]
         self._forget_unwritten()
@@ -760,14 +760,14 @@ class Lane:
                 self._oldest = 0  # So the next tick appends the range again.
 
     def _single_ends(self, batch: LaneChange) -> list[OpenRecord]:
-        """Return the entries that *batch* makes final one by one: a dead letter, and records that have expired."""
+        """Return the entries of the dead letter and of the single expired records in *batch*."""
         numbers = [first for first, last in batch.expired if first == last]
         if batch.letter is not None:
             numbers.append(batch.letter[0])
         return [self.entries[seq] for seq in numbers if seq in self.entries]
 
     def _reopen(self, entry: OpenRecord) -> None:
-        """Undo the change of *entry* whose append could not be written."""
+        """Make *entry* as it was before a change of it that could not be written."""
         if entry.ending is not None:
             entry.ending = None
         elif entry.closing:
@@ -816,13 +816,11 @@ class Lane:
     def appended(self) -> StreamProgress:
         """Return the progress with all changes that were appended, durable or not, for a checkpoint (rule 18)."""
         now = self.progress
-        found = StreamProgress(
-            FinalNumbers(now.final.floor, now.final.above()), self.reach, {}, now.settled, now.dead, now.expired
-        )
+        found = StreamProgress(FinalNumbers(now.final.floor, now.final.above()), self.reach, counts=dict(now.counts))
         letters = [entry.letter for entry in self.entries.values() if entry.letter is not None]
         found.letters = [*now.letters, *letters][-KEPT_LETTERS:]
         for first, last in self._expiring:
-            found.expired += found.final.add(first, last)
+            found.end("expired", first, last)
         for fresh in self.fresh:
             if fresh.closing:
                 found.end("settled", fresh.first, fresh.last)

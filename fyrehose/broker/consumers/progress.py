@@ -31,6 +31,8 @@ STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
 #: A checkpoint begins a new record when the last one is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
+#: The ways in which a record becomes final.
+FINAL = ("settled", "dead", "expired")
 #: The most dead letters of one stream whose details are kept; of older ones only the count.
 KEPT_LETTERS = 20
 
@@ -44,7 +46,7 @@ Ranges = list[tuple[int, int]]
 
 
 class FinalNumbers:
-    """Numbers of final records: all up to a floor, and ranges above the floor."""
+    """The numbers of the final records of a stream: all up to a floor, and ranges above the floor."""
 
     def __init__(self, floor: int = 0, above: Iterable[tuple[int, int]] = ()) -> None:
         self.floor = floor
@@ -58,7 +60,7 @@ class FinalNumbers:
         return seq <= self.floor or (at >= 0 and seq <= self._lasts[at])
 
     def above(self) -> list[tuple[int, int]]:
-        """Return the ranges above the floor."""
+        """Return the ranges of final numbers above the floor, in ascending order."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
     def all(self) -> Ranges:
@@ -128,19 +130,18 @@ class StreamProgress:
 
     :ivar reach: no record with a higher number was ever leased
     :ivar ends: for each record that is not final: how many of its leases have ended, and how many of them failed
+    :ivar counts: how many records became final in each of the ways of :data:`FINAL`
     :ivar letters: the details of the last dead letters
     """
 
     final: FinalNumbers = attrs.field(factory=FinalNumbers)
     reach: int = 0
     ends: dict[int, tuple[int, int]] = attrs.field(factory=dict)
-    settled: int = 0
-    dead: int = 0
-    expired: int = 0
+    counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(FINAL, 0))
     letters: list[DeadLetter] = attrs.field(factory=list)
 
     def apply(self, change: Mapping[str, Any]) -> None:
-        """Apply a change of this stream."""
+        """Update the progress by *change*, the fields of a record in the stream ``.shared``."""
         if "rewind" in change:
             self.final, self.reach, self.ends = FinalNumbers(change["rewind"]), change["rewind"], {}
         for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
@@ -162,24 +163,18 @@ class StreamProgress:
     def end(self, how: str, first: int, last: int) -> None:
         """Make the records from *first* to *last* final, and count those that were not.
 
-        :param how: ``settled``, ``dead`` or ``expired``
+        :param how: one of :data:`FINAL`
         """
-        count = self.final.add(first, last)
-        if how == "settled":
-            self.settled += count
-        elif how == "dead":
-            self.dead += count
-        else:
-            self.expired += count
+        self.counts[how] += self.final.add(first, last)
 
     def packed(self) -> dict[str, Any]:
-        """Return everything as an object for JSON, for a checkpoint."""
+        """Return the progress as an object for JSON, as a checkpoint stores it."""
         return {
             "floor": self.final.floor,
             "above": self.final.above(),
             "reach": self.reach,
             "ends": {str(seq): end for seq, end in self.ends.items()},
-            "counts": [self.settled, self.dead, self.expired],
+            "counts": list(self.counts.values()),
             "letters": self.letters,
         }
 
@@ -188,9 +183,8 @@ class StreamProgress:
         """Return the progress that the *fields* of :meth:`packed` describe."""
         final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
         ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
-        settled, dead, expired = fields["counts"]
-        letters = list(map(_letter, fields["letters"]))
-        return cls(final, fields["reach"], ends, settled, dead, expired, letters)
+        counts = dict(zip(FINAL, fields["counts"], strict=True))
+        return cls(final, fields["reach"], ends, counts, list(map(_letter, fields["letters"])))
 
 
 @attrs.define
@@ -322,7 +316,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:
-    """Return *ranges* for JSON: a single number stands for itself."""
+    """Return *ranges* for JSON: pairs of numbers, or only the number where a range has one record."""
     return [first if first == last else (first, last) for first, last in ranges]
 
 

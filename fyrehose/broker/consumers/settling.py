@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 
-from fyrehose.broker.consumers.progress import FinalNumbers, packed_ranges
-from fyrehose.broker.consumers.work import Item, WorkerAction
+from fyrehose.broker.consumers.progress import packed_ranges
+from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run
 
 #: The most records that one request settles or returns.
@@ -38,14 +38,14 @@ class Result:
 
 @attrs.frozen(slots=True)
 class Settling:
-    """Settle, return, reject and extend records, and publish results in the same commit."""
+    """A request to settle, return, reject and extend records, and to publish results in the same commit."""
 
     items: list[Item]
     results: list[Result]
     consumer: str = ""
 
     def runs(self, source: str, producer: str) -> list[Run]:
-        """Return the results as runs for the journal."""
+        """Return the messages that the request publishes, as runs."""
         fields = {"source": source, "producer": producer}
         return [Run.of(each.stream, [each.payload], content_type=each.content_type, **fields) for each in self.results]
 
@@ -74,51 +74,35 @@ def settling(fields: dict[str, Any]) -> Settling:
     return Settling(items, [_result(each) for each in results], consumer)
 
 
-def answer_to(
-    work: Settling,
-    pattern: bool,
-    refused: list[tuple[WorkerAction, str]],
-    extended: list[tuple[WorkerAction, tuple[int, int]]],
-) -> dict[str, object]:
+def answer_to(work: Settling, pattern: bool, outcome: WorkOutcome) -> dict[str, object]:
     """Return the answer to a request to settle."""
 
-    def places(action: WorkerAction) -> Iterator[dict[str, object]]:
-        for seq in range(action.first, action.last + 1):
-            yield {"seq": seq, **({"stream": action.lane.stream} if pattern else {})}
+    def places(item: Item) -> Iterator[dict[str, object]]:
+        for seq in range(item.first, item.last + 1):
+            yield {"seq": seq, **({"stream": item.stream} if pattern else {})}
 
-    listed = [{**place, "why": why} for action, why in refused for place in places(action)]
-    answer: dict[str, object] = {"refused": listed}
-    if refused and work.results:
+    answer: dict[str, object] = {
+        "refused": [{**place, "why": why} for item, why in outcome.refused for place in places(item)]
+    }
+    if outcome.refused and work.results:
         return {"error": "some records cannot be settled, so nothing was done or published", **answer}
-    done = {item.stream if pattern else "": FinalNumbers() for item in work.items if item.kind == "done"}
-    gone = {stream: FinalNumbers() for stream in done}
-    for action, _ in refused:
-        if action.kind == "done":
-            gone[action.lane.stream if pattern else ""].add(action.first, action.last)
-    for item in work.items:
-        if item.kind == "done":
-            stream = item.stream if pattern else ""
-            for first, last in gone[stream].gaps(item.first, item.last):
-                done[stream].add(first, last)
-    ranges = {stream: numbers.all() for stream, numbers in done.items()}
-    answer["settled"] = (
-        [
+    if pattern:
+        answer["settled"] = [
             {"stream": stream, "seq": seq}
-            for stream, found in ranges.items()
-            for first, last in found
+            for stream, ranges in outcome.settled.items()
+            for first, last in ranges
             for seq in range(first, last + 1)
         ]
-        if pattern
-        else packed_ranges(ranges.get("", []))
-    )
+    else:
+        answer["settled"] = packed_ranges(each for ranges in outcome.settled.values() for each in ranges)
     answer["extended"] = [
-        {**place, "token": f"{token[0]}.{token[1]}"} for action, token in extended for place in places(action)
+        {**place, "token": f"{epoch}.{number}"} for item, (epoch, number) in outcome.extended for place in places(item)
     ]
     return answer
 
 
 def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
-    """Yield the items of *each*: ``[seq, token]``, ``[[first, last], token]``, with a stream before, options behind.
+    """Parse ``[seq, token]`` or ``[[first, last], token]``, perhaps with a stream before and options behind.
 
     A range of records that are done becomes one item; all other records become one item each.
     """
@@ -131,7 +115,7 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
     if len(rest) not in (2, 3) or not isinstance(options, dict) or options.keys() - {"delay", "why"}:
         raise ValueError(expected)
     first, last = rest[0] if isinstance(rest[0], list) and len(rest[0]) == 2 else (rest[0], rest[0])
-    if not (_is_number(first) and _is_number(last) and 0 < first <= last <= LAST_SEQ):
+    if not (is_number(first) and is_number(last) and 0 < first <= last <= LAST_SEQ):
         raise ValueError(expected)
     if last - first >= most:
         raise ValueError(f"one request settles or returns at most {MOST_SETTLED} records")
@@ -169,6 +153,10 @@ def _result(fields: Any) -> Result:
 
 
 def only(fields: dict[str, Any], known: set[str]) -> None:
+    """Check that a JSON object has no fields but the *known* ones.
+
+    :raises ValueError: it has another one
+    """
     unknown = sorted(fields.keys() - known)
     if unknown:
         expected = f"use {', '.join(sorted(known))}" if known else "expected {}"
@@ -176,7 +164,7 @@ def only(fields: dict[str, Any], known: set[str]) -> None:
 
 
 def text_of(fields: dict[str, Any], name: str) -> str:
-    """Return the text *name* of *fields*, which come from a peer.
+    """Return the field *name* of a JSON object that a peer sent, which has to be a text.
 
     :raises ValueError: the field is missing, is no text, or is not 1 to MAX_NAME bytes of UTF-8
     """
@@ -191,17 +179,26 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 
 
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
+    """Return the field *name* of a JSON object, which has to be a number from *least* to *most*.
+
+    :raises ValueError: it is not
+    """
     value = fields[name]
-    if not (_is_number(value) and least <= value <= most):
+    if not (is_number(value) and least <= value <= most):
         raise ValueError(f'expected a number from {least} to {most} for "{name}"')
     return int(value)
 
 
 def seconds_of(value: object, name: str, most: int) -> float:
+    """Return *value*, the field *name* of a JSON object, which has to be seconds from 0 to *most*.
+
+    :raises ValueError: it is not
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f'expected seconds from 0 to {most} for "{name}"')
     return float(value)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int]:
+    """Return whether *value*, which was parsed from JSON, is a whole number; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -13,12 +13,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, inlineCallbacks
 
-from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.broker.consumers.progress import FINAL, ShareOptions
 from fyrehose.broker.consumers.table import LeasedRun, SharedSubscription, SharedSubscriptions
-from fyrehose.broker.consumers.work import Item, WorkerAction
-from fyrehose.errors import Following, Forbidden, FyrehoseError, InvalidPosition, NoSuchSubscription, Unreplicated
+from fyrehose.broker.consumers.work import Item
+from fyrehose.broker.state_stream import Steps
+from fyrehose.errors import Following, FyrehoseError, InvalidPosition, Unreplicated
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -37,25 +38,9 @@ class PeerBroker(Protocol):
     def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]: ...
 
 
-class NoSharing:
-    """The shared subscriptions of a server that keeps no messages: there are none, and none can be created."""
-
-    def find(self, name: str) -> Any:
-        raise NoSuchSubscription(f"there is no shared subscription {name[:80]!r}")
-
-    def create(self, name: str, options: ShareOptions, first: int) -> Deferred[Any]:
-        return fail(Forbidden("this server keeps no messages, so there are no shared subscriptions"))
-
-    def show(self, shared: Any) -> dict[str, object]:
-        raise NoSuchSubscription("there are no shared subscriptions")
-
-    def listed(self) -> list[dict[str, object]]:
-        return []
-
-
 @attrs.frozen(eq=False)
 class Sharing:
-    """The shared subscriptions for one peer.
+    """The shared subscriptions as one peer may use them: checks the rights of the peer.
 
     :ivar network: the network of the peer; empty: the server itself
     """
@@ -76,25 +61,24 @@ class Sharing:
         self.peer.check(Right.CONSUME, shared.options.stream)
         return shared
 
-    def create(self, name: str, options: ShareOptions, first: int) -> Deferred[SharedSubscription]:
+    @inlineCallbacks
+    def create(self, name: str, options: ShareOptions, first: int) -> Steps[SharedSubscription]:
         """Create the subscription *name*, which begins with record *first* of each stream.
 
         :return: fires when it is durable; fails with a SubscriptionError, a PublishError or Forbidden
         """
-        try:
-            for right in (Right.SUBSCRIBE, Right.CONSUME):
-                self.peer.check(right, options.stream)
-            if options.dead is not None:
-                self.peer.check(Right.PUBLISH, options.dead)
-            streams = [options.stream]
-            if options.pattern:
-                pattern = Pattern.of_peer(options.stream)
-                ends = self.table.journal.ends()
-                streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
-        except FyrehoseError as refusal:
-            return fail(refusal)
+        for right in (Right.SUBSCRIBE, Right.CONSUME):
+            self.peer.check(right, options.stream)
+        if options.dead is not None:
+            self.peer.check(Right.PUBLISH, options.dead)
+        streams = [options.stream]
+        if options.pattern:
+            pattern = Pattern.of_peer(options.stream)
+            ends = self.table.journal.ends()
+            streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
         floors = {stream: self._floor(stream, first) for stream in streams}
-        return self.table.create(name, attrs.evolve(options, creator=self.network), floors)
+        shared: SharedSubscription = yield self.table.create(name, attrs.evolve(options, creator=self.network), floors)
+        return shared
 
     def _floor(self, stream: str, first: int) -> int:
         oldest, last = self.table.journal.bounds(stream)
@@ -112,31 +96,20 @@ class Sharing:
         self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()
     ) -> Deferred[Any]:
         """Settle, extend or return *items*, and publish *runs* in the same commit."""
-        only = shared.options.stream
-        actions, unknown = [], []
         for item in items:
-            lane = shared.work.lanes.get(item.stream or only)
-            if lane is None:
-                unknown.append(item.stream or only)
-            else:
-                actions.append(WorkerAction(item.kind, lane, item.first, item.last, item.token, item.delay, item.why))
-        if unknown:
-            detail = f"stream {unknown[0][:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
-            return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
-        return self.table.act(shared, actions, consumer, runs, self.peer.publish)
+            stream = item.stream or shared.options.stream
+            if stream not in shared.work.lanes:
+                detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
+                return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
+        return self.table.act(shared, items, consumer, runs, self.peer.publish)
 
     def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
         """Return the records of *items* whose leases have not ended, because their worker has disconnected."""
-        lanes, only = shared.work.lanes, shared.options.stream
-        held = []
-        for item in items:
-            lane = lanes.get(item.stream or only)
-            if lane is not None and lane.holds(item.first, item.token):
-                held.append(item)
+        held = [item for item in items if shared.work.lane_of(item).holds(item.first, item.token)]
         return self.act(shared, held, consumer)
 
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
-        """Continue behind *seq* (None: the end) in every stream, or behind the numbers by stream."""
+        """Set the position to *seq* in every stream (None: the end), or to a number for each stream."""
         lanes, bounds = shared.work.lanes, self.table.journal.bounds
         numbers = seq if isinstance(seq, Mapping) else {each: bounds(each)[1] if seq is None else seq for each in lanes}
         for stream, number in numbers.items():
@@ -164,11 +137,11 @@ class Sharing:
         return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
-        """Describe *shared*, with its leases and its last dead letters."""
+        """Return the state of *shared*, its leases and its last dead letters as an object for JSON."""
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Describe the subscriptions that the peer may consume; none if another server leads, or may lead."""
+        """Return the subscriptions that the peer may consume, for JSON; none if another server leads, or may lead."""
         if isinstance(self.table.refusal(), Following | Unreplicated):
             return []
         permits: Callable[[Right, str], bool] = self.peer.permits
@@ -201,9 +174,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
         "delayed": delayed,
         "window_full": not group.room(),
         "oldest_unsettled_seconds": age,
-        "settled_total": sum(lane.progress.settled for lane in lanes),
-        "dead_total": sum(lane.progress.dead for lane in lanes),
-        "expired_total": sum(lane.progress.expired for lane in lanes),
+        **{f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL},
         "redelivered_total": group.redelivered,
         "late_refused_total": group.late,
         "requests_waiting": len(shared.waiting),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -30,12 +30,11 @@ from fyrehose.broker.consumers.progress import (
     ShareOptions,
     StreamProgress,
 )
-from fyrehose.broker.consumers.work import Work, WorkerAction
+from fyrehose.broker.consumers.work import Item, Work, WorkOutcome
 from fyrehose.broker.lags import SubscriptionLags
-from fyrehose.broker.state_stream import Checks, StateStream
+from fyrehose.broker.state_stream import Checks, StateStream, Steps
 from fyrehose.errors import (
     Following,
-    FyrehoseError,
     NoRoomForSubscription,
     NoSuchSubscription,
     PublishError,
@@ -68,18 +67,15 @@ Publish = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
 @attrs.frozen
 class LeasedRun:
-    """Leased records that follow each other.
+    """Leased records, and the lease of all of them."""
 
-    :ivar leases: the leases of the records of *run*, in their order
-    """
-
-    leases: list[Leased]
+    lease: Leased
     run: Run
 
 
 @attrs.define(eq=False)
 class Waiting:
-    """A request for records that waits until there are some."""
+    """A request of a worker for records, which waits until there are some to lease."""
 
     consumer: str
     request: int | None
@@ -91,7 +87,7 @@ class Waiting:
 
 @attrs.define(eq=False)
 class SharedSubscription:
-    """One shared subscription.
+    """A shared subscription: its options, its records, and the requests that wait for some.
 
     :ivar appending: how many appends are under way
     :ivar active: when something was settled last, in microseconds since 1970 UTC
@@ -116,7 +112,7 @@ class SharedSubscription:
     _again: bool = False
 
     def saved(self) -> SavedShare:
-        """Return the state that a checkpoint stores: all that was appended, durable or not."""
+        """Return the state that a checkpoint stores: with all changes that were appended, durable or not."""
         streams = {stream: lane.appended() for stream, lane in self.work.lanes.items()}
         return SavedShare(self.options, self.group.appended_epoch, self.group.paused, streams, self.redriven)
 
@@ -217,62 +213,55 @@ class SharedSubscriptions:
         if isinstance(refusal, Following | Unreplicated):
             raise refusal
 
-    def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Deferred[SharedSubscription]:
+    @inlineCallbacks
+    def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Steps[SharedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
 
         :param floors: by stream, the number behind which it begins
         :return: fires when it is durable; fails with a SubscriptionError or a PublishError
         """
-        present = self.entries.get(name)
-        try:
+        self._check_leading()
+        while name in self._creating:
+            self._creating[name].append(Deferred())
+            yield self._creating[name][-1]
             self._check_leading()
-            if present is not None:
-                if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
-                    raise SubscriptionConflict(
-                        f"subscription {name!r} exists with other options; delete it, or use another name"
-                    )
-                return self._settled(present)
-            self._check_durable()
-            if name in self._creating:
-                self._creating[name].append(Deferred())
-                return self._creating[name][-1].addCallback(lambda _: self.create(name, options, floors))
-            if self.taken(name):
-                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
-            if len(self.entries) + len(self._creating) >= self.most:
-                raise TooManyNamedSubscriptions(
-                    f"the server has its {self.most} shared subscriptions; delete some, or raise "
-                    "server.named-subscriptions"
+        present = self.entries.get(name)
+        if present is not None:
+            if attrs.evolve(present.options, creator="") != attrs.evolve(options, creator=""):
+                raise SubscriptionConflict(
+                    f"subscription {name!r} exists with other options; delete it, or use another name"
                 )
-            if not self.budget.keep(ENTRY_BYTES * options.window):
-                raise NoRoomForSubscription(
-                    f"the memory budget has no room for a window of {options.window} records; choose a smaller "
-                    "window, or raise server.memory"
-                )
-        except FyrehoseError as refusal:
-            return fail(refusal)
-        self.budget.forget(ENTRY_BYTES * options.window)  # Only a check so far: _add() charges it for good.
+            return present
+        self._check_durable()
+        if self.taken(name):
+            raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
+        if len(self.entries) + len(self._creating) >= self.most:
+            raise TooManyNamedSubscriptions(
+                f"the server has its {self.most} shared subscriptions; delete some, or raise server.named-subscriptions"
+            )
+        if not self.budget.keep(ENTRY_BYTES * options.window):
+            raise NoRoomForSubscription(
+                f"the memory budget has no room for a window of {options.window} records; choose a smaller "
+                "window, or raise server.memory"
+            )
+        self.budget.forget(ENTRY_BYTES * options.window)  # Only a check: _add() charges it for good.
         self._creating[name] = []
-        # Each epoch of an earlier subscription of this name was a record, so none is as large as this number.
+        # Higher than the epochs of an earlier subscription of this name: each of them took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1]
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
         begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
-        payload = progress.pack(name, self.stream.checkpoint, **begun)
-        streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
-
-        def created(_: Any) -> SharedSubscription:
+        try:
+            yield self._change(progress.pack(name, self.stream.checkpoint, **begun))
+            streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
             return self._add(name, SavedShare(options, epoch, False, streams, redriven), new=True)
-
-        def ended(result: Any) -> Any:
+        finally:
             for waiting in self._creating.pop(name):
                 waiting.callback(None)
             if not self._creating:
                 self._appeared.clear()
-            return result
-
-        return self._change(payload).addCallback(created).addBoth(ended)
 
     def _check_durable(self) -> None:
-        """Check that acknowledged changes survive the loss of this server, as rules 8, 10 and 11 of the lanes need it.
+        """Check that an acknowledged change survives the loss of this server; otherwise a record could be leased twice.
 
         :raises SubscriptionError: a configured option lets them be lost
         """
@@ -281,11 +270,6 @@ class SharedSubscriptions:
                 'shared subscriptions do not work with acknowledge = "local" in [replication]: a take-over may lose '
                 'what was settled, and lease it again; use acknowledge = "both"'
             )
-
-    def _settled(self, shared: SharedSubscription) -> Deferred[SharedSubscription]:
-        done: Deferred[SharedSubscription] = Deferred()
-        done.callback(shared)
-        return done
 
     def _add(self, name: str, saved: SavedShare, new: bool = False) -> SharedSubscription:
         options = saved.options
@@ -352,10 +336,11 @@ class SharedSubscriptions:
             if self._matches(shared, stream) and stream not in shared.work.lanes:
                 self._add_lane(shared, stream, StreamProgress())
 
-    def delete(self, shared: SharedSubscription) -> Deferred[None]:
+    @inlineCallbacks
+    def delete(self, shared: SharedSubscription) -> Steps[None]:
         """Delete *shared*; fires when that is durable."""
-        payload = progress.pack(shared.name, self.stream.checkpoint, set=None)
-        return self._forgetting(shared, [payload], lambda: self._forget(shared))
+        yield self._forget_records(shared, [progress.pack(shared.name, self.stream.checkpoint, set=None)])
+        self._forget(shared)
 
     def _forget(self, shared: SharedSubscription) -> None:
         if self.entries.get(shared.name) is shared:
@@ -368,75 +353,61 @@ class SharedSubscriptions:
         for waiting in list(shared.waiting):
             self._fail(shared, waiting, gone)
 
-    def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
+    @inlineCallbacks
+    def pause(self, shared: SharedSubscription, paused: bool) -> Steps[None]:
         """Stop leasing (*paused*), or lease again; fires when that is durable."""
+        yield self._change(progress.pack(shared.name, self.stream.checkpoint, paused=paused))
+        shared.group.paused = paused
+        self.wake(shared)
 
-        def written(_: Any) -> None:
-            shared.group.paused = paused
-            self.wake(shared)
-
-        payload = progress.pack(shared.name, self.stream.checkpoint, paused=paused)
-        return self._change(payload).addCallback(written)
-
-    def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Deferred[Any]:
+    @inlineCallbacks
+    def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Steps[None]:
         """Forget everything about the streams in *seqs*, and continue behind these numbers, in a new epoch."""
-        epoch = shared.group.epoch + 1
-        payloads = [
-            progress.pack(shared.name, self.stream.checkpoint, stream=stream, rewind=seq, epoch=epoch)
-            for stream, seq in seqs.items()
-        ]
+        if not seqs:
+            return
+        group, epoch = shared.group, shared.group.epoch + 1
+        yield self._forget_records(
+            shared,
+            [
+                progress.pack(shared.name, self.stream.checkpoint, stream=stream, rewind=seq, epoch=epoch)
+                for stream, seq in seqs.items()
+            ],
+        )
+        for stream, seq in seqs.items():
+            old = shared.work.lanes.pop(stream)
+            counts = old.appended()  # committed() may not have been called for all of this commit yet.
+            old.abandon()
+            self._remove_lane(shared, stream)
+            self._add_lane(shared, stream, attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={}))
+        group.epoch = group.stored_epoch = max(epoch, group.epoch)
+        group.before = 0  # So tokens from before the rewind are refused.
+        self.wake(shared)
 
-        def written() -> None:
-            """Replace the lanes of the rewound streams once the rewind is durable, and serve those that wait."""
-            group = shared.group
-            for stream, seq in seqs.items():
-                old = shared.work.lanes.pop(stream)
-                counts = old.appended()  # What the same commit has settled may be told of only after this.
-                old.abandon()
-                done = attrs.evolve(counts, final=FinalNumbers(seq), reach=seq, ends={})
-                self._remove_lane(shared, stream)
-                self._add_lane(shared, stream, done)
-            group.epoch = group.stored_epoch = max(epoch, group.epoch)
-            group.before = 0  # Tokens from before are refused.
-            self.wake(shared)
-
-        return self._forgetting(shared, payloads, written) if payloads else succeed(None)
-
-    def _forgetting(
-        self, shared: SharedSubscription, payloads: Sequence[bytes], then: Callable[[], None]
-    ) -> Deferred[Any]:
-        """Append a change that forgets records, and call *then* when it is durable.
-
-        From now on until then, no change of a record may be appended.
-        """
+    @inlineCallbacks
+    def _forget_records(self, shared: SharedSubscription, payloads: Sequence[bytes]) -> Steps[None]:
+        """Append a rewind or a deletion; fires when it is durable, and until then no change of a record is appended."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
-            return fail(SubscriptionConflict(f"shared subscription {shared.name!r} {why}"))
+            raise SubscriptionConflict(f"shared subscription {shared.name!r} {why}")
         shared.group.rewinding = True
-
-        def written(_: Any) -> None:
-            shared.group.rewinding = False
-            then()
-
-        def refused(failure: Failure) -> Failure:
+        try:
+            yield self._change(*payloads)
+        except Exception:
             shared.group.rewinding = False
             for lane in shared.work.lanes.values():
                 lane.resume()
-            return failure
+            raise
+        shared.group.rewinding = False
 
-        return self._change(*payloads).addCallbacks(written, refused)
-
-    def redrive(self, shared: SharedSubscription, publish: Publish) -> Deferred[tuple[int, int]]:
+    @inlineCallbacks
+    def redrive(self, shared: SharedSubscription, publish: Publish) -> Steps[tuple[int, int]]:
         """Publish the next dead letters to the streams that they come from, and note that in the same commit.
 
         :param publish: publishes with the rights of the peer
         :return: fires with the number of dead letters that were published, and about how many are left, when that is
             durable; fails with a SubscriptionError or a PublishError
         """
-        try:
-            dead = self._redrivable(shared)
-        except SubscriptionError as refusal:
-            return fail(refusal)
+        dead = self._redrivable(shared)
         runs, seq, last = [], shared.redriven, self.journal.bounds(dead)[1]
         for run in self.journal.read(dead, seq + 1, REDRIVE_BYTES):
             for record in run.records():
@@ -450,22 +421,19 @@ class SharedSubscriptions:
             if len(runs) == MOST_REDRIVEN:
                 break
         if seq == shared.redriven:
-            return succeed((0, 0))
+            return 0, 0
         shared.redriving = True
 
-        def written(_: Any) -> tuple[int, int]:
-            shared.redriving, shared.redriven = False, max(shared.redriven, seq)
-            return len(runs), max(0, last - seq)
-
-        def refused(failure: Failure) -> Failure:
+        try:
+            payload = progress.pack(shared.name, self.stream.checkpoint, redriven=seq)
+            yield self._change(payload, runs=runs, publish=publish)
+        finally:
             shared.redriving = False
-            return failure
-
-        payload = progress.pack(shared.name, self.stream.checkpoint, redriven=seq)
-        return self._change(payload, runs=runs, publish=publish).addCallbacks(written, refused)
+        shared.redriven = max(shared.redriven, seq)
+        return len(runs), max(0, last - seq)
 
     def _redrivable(self, shared: SharedSubscription) -> str:
-        """Return the stream of the dead letters of *shared*.
+        """Return the stream of the dead letters of *shared*, after checking that they can be published again.
 
         :raises SubscriptionError: they cannot be published again
         """
@@ -484,15 +452,14 @@ class SharedSubscriptions:
                 )
         return dead
 
-    def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Deferred[Any]:
-        """Append a change of a whole subscription, and publish *runs* in the same commit."""
+    @inlineCallbacks
+    def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Steps[None]:
+        """Append a change of a whole subscription, such as its deletion, and publish *runs* in the same commit."""
         self._changing += 1
-
-        def settled(result: Any) -> Any:
+        try:
+            yield (publish or self.publish)(runs, [self.stream.draft(*payloads)])
+        finally:
             self._changing -= 1
-            return result
-
-        return (publish or self.publish)(runs, [self.stream.draft(*payloads)]).addBoth(settled)
 
     # Leasing.
 
@@ -520,7 +487,7 @@ class SharedSubscriptions:
         return found
 
     def wake(self, shared: SharedSubscription) -> None:
-        """Answer the waiting requests in their order, as long as there are records to lease."""
+        """Lease records to the requests that wait, in their order, and answer these requests."""
         shared._again = True
         if shared._waking:
             return
@@ -551,30 +518,28 @@ class SharedSubscriptions:
                 empty = True  # Other requests would find nothing either, except for a repetition of an earlier one.
 
     def _take(self, shared: SharedSubscription, waiting: Waiting, most: int) -> list[LeasedRun]:
-        leased = deque(shared.work.lease(waiting.consumer, waiting.request, most))
         found: list[LeasedRun] = []
         left = ANSWER_BYTES
-        while leased and (left > 0 or not found):
-            first = leased[0]
-            run = self._reader.holding(first.lane.stream, first.first)
-            if run is None:
-                first.lane.missing(first.first, first.first)
-                # A gap may have any number of records, so its end is looked up.
-                first.lane.expire_unseen(self._reader.behind(first.first) - 1)
-                _cut(leased, first.first)
-                continue
-            leases = _within(leased, run.last_seq)
-            part = run.slice(first.first - run.first_seq, leases[-1].last - run.first_seq + 1)
-            if len(part.payload) > left:
-                fitting = max(not found, _fitting(part, left))
-                part, left = part.slice(0, fitting), 0
-                leases, rest = _split(leases, first.first + fitting - 1)
-                leased.extendleft(reversed(rest))
-            if leases:
-                found.append(LeasedRun(leases, part))
-            left -= len(part.payload)
-        for each in leased:
-            each.lane.withdraw(each.first, each.last)
+        for leased in shared.work.lease(waiting.consumer, waiting.request, most):
+            lane, first = leased.lane, leased.first
+            while first <= leased.last:
+                if found and left <= 0:
+                    lane.withdraw(first, leased.last)
+                    break
+                run = self._reader.holding(lane.stream, first)
+                if run is None:
+                    lane.missing(first, first)
+                    # A gap may have any number of records, so its end is looked up.
+                    lane.expire_unseen(self._reader.behind(first) - 1)
+                    first += 1
+                    continue
+                part = run.slice(first - run.first_seq, min(leased.last, run.last_seq) - run.first_seq + 1)
+                if len(part.payload) > left:
+                    part, left = part.slice(0, part.fitting(left) if not found or part.sizes[0] <= left else 0), 0
+                if len(part):
+                    found.append(LeasedRun(attrs.evolve(leased, first=first, last=first + len(part) - 1), part))
+                    first += len(part)
+                    left -= len(part.payload)
         return found
 
     def _answer(self, shared: SharedSubscription, waiting: Waiting, found: list[LeasedRun]) -> None:
@@ -597,38 +562,33 @@ class SharedSubscriptions:
     def act(
         self,
         shared: SharedSubscription,
-        actions: Sequence[WorkerAction],
+        items: Sequence[Item],
         consumer: str,
         runs: Sequence[Run] = (),
         publish: Any = None,
         proven: bool = False,
-    ) -> Deferred[tuple[list[tuple[WorkerAction, str]], list[tuple[WorkerAction, Any]]]]:
+    ) -> Deferred[WorkOutcome]:
         """Settle, extend or return records as their worker asks, and publish *runs* in the same commit.
 
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
             (rules 10 and 13)
-        :return: fires when all is durable, with the refused actions, and the extended leases.  With *runs*, nothing is
-            done if any action is refused.  Fails with a PublishError, or if the subscription was deleted meanwhile.
+        :return: fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails with a
+            PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
             return fail(SubscriptionGone(f"shared subscription {shared.name!r} was deleted"))
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
-        if not proven and not ready and any(action.kind == "extend" or action.refusals() for action in actions):
-            # While another server may have taken over and leased the record again, a lease must not be extended, and a
-            # token must not be refused, which may be one of that server.  Nor is a lease extended before the epoch of
-            # this server is durable.
+        if not proven and not ready and any(item.kind == "extend" or shared.work.refusals(item) for item in items):
+            # Another server may have taken over and leased the record again.  Until an append shows that it has not,
+            # extend no lease, and refuse no token: it may be one of that server.  Also wait until the epoch is durable.
             written = self._append(shared, [shared.group.begin()])
-            return written.addCallback(lambda _: self.act(shared, actions, consumer, runs, publish, proven=True))
-        outcome = shared.work.act(actions, consumer, whole=bool(runs))
-        answer = outcome.refused, outcome.extended
-        done: Deferred[Any] = Deferred()
-        if outcome.batches or (runs and not outcome.refused):
-            done = self._append(shared, outcome.batches, runs, publish)
-        else:
-            done.callback(None)
+            return written.addCallback(lambda _: self.act(shared, items, consumer, runs, publish, proven=True))
+        outcome = shared.work.act(items, consumer, whole=bool(runs))
         shared.active = self.now()
-        return done.addCallback(lambda _: answer)
+        if not outcome.batches and (outcome.refused or not runs):
+            return succeed(outcome)
+        return self._append(shared, outcome.batches, runs, publish).addCallback(lambda _: outcome)
 
     # Writing.
 
@@ -639,7 +599,7 @@ class SharedSubscriptions:
         runs: Sequence[Run] = (),
         publish: Publish | None = None,
     ) -> Deferred[Any]:
-        """Append *batches* and *runs*: all of them become durable, or none."""
+        """Append the changes *batches* and the messages *runs* in one commit: all become durable, or none."""
         payloads, own = [], []
         for batch in batches:
             place = {} if batch.lane is None else {"stream": batch.lane.stream}
@@ -728,7 +688,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads the runs that hold given records, and keeps the runs of the last read for the records that follow."""
+    """Reads single records, and keeps the runs of the last read, which often have the next ones, too."""
 
     journal: IJournal
     _stream: str = ""
@@ -745,7 +705,7 @@ class RunReader:
         return found
 
     def behind(self, seq: int) -> int:
-        """Return the first number behind *seq*, which :meth:`holding` did not find, whose record exists or may come."""
+        """Return the first number behind the missing record *seq* whose record exists, or may come later."""
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 
@@ -757,48 +717,8 @@ class RunReader:
         return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)
 
 
-def _split(leases: Iterable[Leased], last: int) -> tuple[list[Leased], list[Leased]]:
-    """Return the parts of *leases*, which are in order, up to record *last* and behind it."""
-    before, behind = [], []
-    for each in leases:
-        if each.last <= last:
-            before.append(each)
-        elif each.first > last:
-            behind.append(each)
-        else:
-            before.append(attrs.evolve(each, last=last))
-            behind.append(attrs.evolve(each, first=last + 1))
-    return before, behind
-
-
-def _cut(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove the part up to record *last* from the first lease in *leased*, and return that part."""
-    before, behind = _split([leased.popleft()], last)
-    leased.extendleft(behind)
-    return before
-
-
-def _within(leased: deque[Leased], last: int) -> list[Leased]:
-    """Remove the first leases, as long as they are consecutive, up to record *last* from *leased*; return them."""
-    found = _cut(leased, last)
-    while leased and leased[0].lane is found[-1].lane and leased[0].first == found[-1].last + 1 <= last:
-        found += _cut(leased, last)
-    return found
-
-
-def _fitting(run: Run, size: int) -> int:
-    """Return how many records of *run* have at most *size* bytes together."""
-    fitting = 0
-    for each in run.sizes:
-        size -= each
-        if size < 0:
-            break
-        fitting += 1
-    return fitting
-
-
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
-    """Return the keys of the records from *first* to *last*; a record without a key gets a key that no other has."""
+    """Return the keys of the records from *first* to *last*; a record without a key gets one of its own."""
     found: dict[int, str] = {}
     for run in journal.read(stream, first, 1 << 20):
         for record in run.records():

@@ -1,7 +1,7 @@
 """Requests of workers to a shared subscription, without I/O: lease records; settle, return, reject and extend them.
 
 lease(consumer, request, most) -> leased records
-act(actions, consumer)         -> what is appended, and what is refused
+act(items, consumer)           -> what is appended, and what is refused
 """
 
 from __future__ import annotations
@@ -19,44 +19,14 @@ from fyrehose.broker.consumers.progress import Ranges, merged
 MOST_CONSUMERS = 1_000
 
 
-@attrs.define(eq=False)
-class WorkerAction:
+@attrs.frozen
+class Item:
     """The verdict of a worker on a record or, if the verdict is ``done``, on consecutive records.
 
     :ivar kind: ``done``, ``failed``, ``untried``, ``reject`` or ``extend``
+    :ivar stream: the stream of the records; empty: the subscription has only one
     :ivar delay: until a returned record may be leased again, in seconds; None: longer with each failure
     :ivar why: the reason of a rejection
-    """
-
-    kind: str
-    lane: Lane
-    first: int
-    last: int
-    token: Token
-    delay: float | None = None
-    why: str = ""
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    def refusals(self) -> list[tuple[WorkerAction, str]]:
-        """Return the parts of this action that are refused, and why."""
-        lane, seq, token = self.lane, self.first, self.token
-        if self.kind not in ("done", "extend") or (self.kind == "extend" and token[0] == lane.group.epoch):
-            if lane.holds(seq, token):
-                return []
-            return [(self, lane.why_not(seq, token) or "lease-lost")]
-        found = list(lane.refusals(seq, self.last, token))
-        if len(found) == 1 and found[0][:2] == (seq, self.last):
-            return [(self, found[0][2])]
-        return [(attrs.evolve(self, first=first, last=last), why) for first, last, why in found]
-
-
-@attrs.frozen
-class Item:
-    """The verdict of a worker on consecutive records; see :class:`WorkerAction`.
-
-    :ivar stream: the stream of the records; empty: the subscription has only one
     """
 
     kind: str
@@ -67,24 +37,29 @@ class Item:
     delay: float | None = None
     why: str = ""
 
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
 
 @attrs.define
 class WorkOutcome:
-    """The outcome of a request.
+    """What a request of a worker has changed, and which of its items were refused.
 
     :ivar batches: what is to be appended together, with the results of the request
-    :ivar refused: the actions that were refused, and why
-    :ivar extended: the actions that extended a lease, each with its token
+    :ivar settled: the records that are done, by stream
+    :ivar refused: the items that were refused, and why
+    :ivar extended: the items that extended a lease, each with its token
     """
 
     batches: list[LaneChange] = attrs.field(factory=list)
-    refused: list[tuple[WorkerAction, str]] = attrs.field(factory=list)
-    extended: list[tuple[WorkerAction, Token]] = attrs.field(factory=list)
+    settled: dict[str, Ranges] = attrs.field(factory=dict)
+    refused: list[tuple[Item, str]] = attrs.field(factory=list)
+    extended: list[tuple[Item, Token]] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
 class Work:
-    """The lanes of a shared subscription, as its workers use them.
+    """Handles the requests of workers to a shared subscription, which has a lane for each stream.
 
     :ivar lanes: by stream
     """
@@ -128,7 +103,7 @@ class Work:
         return sum(lane.available() for lane in self.group.stirred.values())
 
     def tick(self) -> None:
-        """Let the lanes end the leases and delays whose time is over."""
+        """End the leases and the delays whose time is over, in all lanes."""
         now, alarms, due = self.group.now(), self.group.alarms, []
         while alarms and alarms[0][0] <= now:
             due.append(heappop(alarms)[2])
@@ -141,61 +116,82 @@ class Work:
         return request is not None and consumer in self._requests and self._requests[consumer][0] == request
 
     def _repeated(self, consumer: str) -> list[Leased]:
-        """Extend the leases of the last request of *consumer* that have not ended, and return them."""
+        """Extend the leases that the last request of *consumer* got, and return those that have not ended."""
         leased = self._requests[consumer][1]
         return [renewed for each in leased for renewed in each.lane.renew(each, consumer)]
 
-    def act(self, actions: Sequence[WorkerAction], consumer: str, whole: bool = False) -> WorkOutcome:
-        """Apply *actions*, and return the changes to append for them; dead letters were appended already.
+    def lane_of(self, item: Item) -> Lane:
+        """Return the lane of the records of *item*.
 
-        :param whole: do nothing if one of *actions* is refused
+        :raises KeyError: the stream of *item* is not one of the subscription
         """
-        for lane in dict.fromkeys(action.lane for action in actions):
+        return self.lanes[item.stream or self.group.options.stream]
+
+    def refusals(self, item: Item) -> list[tuple[Item, str]]:
+        """Return the parts of *item* that must be refused, each with the reason."""
+        lane, seq, token = self.lane_of(item), item.first, item.token
+        if item.kind not in ("done", "extend") or (item.kind == "extend" and token[0] == self.group.epoch):
+            return [] if lane.holds(seq, token) else [(item, lane.why_not(seq, token) or "lease-lost")]
+        found = lane.refusals(seq, item.last, token)
+        return [(attrs.evolve(item, first=first, last=last), why) for first, last, why in found]
+
+    def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
+        """Apply the verdicts *items*, and return what to append for them; dead letters were appended already.
+
+        :param whole: do nothing if one of *items* is refused
+        """
+        lanes = [self.lane_of(item) for item in items]
+        for lane in dict.fromkeys(lanes):
             lane.tick()
         outcome = WorkOutcome()
         done: dict[Lane, Ranges] = {}
-        others: list[WorkerAction] = []
-        for action in actions:
-            refused = action.refusals()
+        others: list[tuple[Lane, Item]] = []
+        for lane, item in zip(lanes, items, strict=True):
+            refused = self.refusals(item)
             outcome.refused += refused
-            if action.kind == "done":
-                done.setdefault(action.lane, []).extend(_without(action, refused))
+            if item.kind == "done":
+                done.setdefault(lane, []).extend(_without(item, refused))
             elif not refused:
-                others.append(action)
+                others.append((lane, item))
         if outcome.refused and whole:
             return outcome
-        batches = {lane: LaneChange(lane) for lane, ranges in done.items() if ranges}
-        for lane, batch in batches.items():
-            lane.settle(merged(done[lane]), batch)
-        for action in others:
-            self._act(action, consumer, batches, outcome)
-        self.group.late += sum(len(action) for action, _ in outcome.refused)
+        batches: dict[Lane, LaneChange] = {}
+        for lane, ranges in done.items():
+            outcome.settled[lane.stream] = merged(ranges)
+            if ranges:
+                batches[lane] = LaneChange(lane)
+                lane.settle(outcome.settled[lane.stream], batches[lane])
+        for lane, item in others:
+            self._act(lane, item, consumer, batches, outcome)
+        self.group.late += sum(len(item) for item, _ in outcome.refused)
         outcome.batches = [batch for batch in batches.values() if batch.settled or batch.ended]
         return outcome
 
-    def _act(self, action: WorkerAction, consumer: str, batches: dict[Lane, LaneChange], outcome: WorkOutcome) -> None:
-        lane, seq, token = action.lane, action.first, action.token
-        if action.kind == "extend":
+    def _act(
+        self, lane: Lane, item: Item, consumer: str, batches: dict[Lane, LaneChange], outcome: WorkOutcome
+    ) -> None:
+        seq, token = item.first, item.token
+        if item.kind == "extend":
             extended = lane.extend(seq, token, consumer)
             if extended is None:
-                outcome.refused.append((action, lane.why_not(seq, token) or "not-leading"))
+                outcome.refused.append((item, lane.why_not(seq, token) or "not-leading"))
             else:
-                outcome.extended.append((action, extended))
-        elif not lane.holds(seq, token):  # Another action of the same request has ended the lease.
-            outcome.refused.append((action, lane.why_not(seq, token) or "lease-lost"))
+                outcome.extended.append((item, extended))
+        elif not lane.holds(seq, token):  # Another item of the same request has ended the lease.
+            outcome.refused.append((item, lane.why_not(seq, token) or "lease-lost"))
         else:
             batch = batches.setdefault(lane, LaneChange(lane))
-            why = action.why or ("rejected" if action.kind == "reject" else "")
-            lane.give_back(seq, batch, failed=action.kind != "untried", delay=action.delay, why=why)
+            why = item.why or ("rejected" if item.kind == "reject" else "")
+            lane.give_back(seq, batch, failed=item.kind != "untried", delay=item.delay, why=why)
 
 
-def _without(action: WorkerAction, refused: Sequence[tuple[WorkerAction, str]]) -> Ranges:
-    """Return the ranges of *action* that were not *refused*; those that were are in order."""
-    found, at = [], action.first
+def _without(item: Item, refused: Sequence[tuple[Item, str]]) -> Ranges:
+    """Return *item* as ranges without the parts that were *refused*, which are in ascending order."""
+    found, at = [], item.first
     for part, _ in refused:
         if at < part.first:
             found.append((at, part.first - 1))
         at = part.last + 1
-    if at <= action.last:
-        found.append((at, action.last))
+    if at <= item.last:
+        found.append((at, item.last))
     return found

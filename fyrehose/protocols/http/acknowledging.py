@@ -29,14 +29,13 @@ log = Logger()
 CLOSE_TIMEOUT = 5.0
 #: How names that are not UTF-8 are encoded.
 ESCAPED = "surrogateescape"
-#: How many streams one request acknowledges, for a subscription to a pattern; its body is then small enough for any
-#: names.
+#: The most streams that one request acknowledges, so that its body is small enough for the longest names.
 MOST_STREAMS = 30
 
 
 @attrs.frozen
 class Marks:
-    """The acknowledgements of one request.
+    """The numbers that one request acknowledges.
 
     :ivar numbers: the acknowledged number of each stream; the key is None if the subscription has one stream, not a
         pattern
@@ -47,7 +46,7 @@ class Marks:
 
     @property
     def body(self) -> bytes:
-        """Return the body of the request."""
+        """Return the JSON body of the request that acknowledges these records."""
         place: dict[str, object] = {"positions": self.numbers}
         if None in self.numbers:
             place = {"seq": self.numbers[None]}
@@ -98,7 +97,7 @@ class Acknowledger:
             self._send(self._connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send the waiting acknowledgements, unless a request is open; its answer then sends them."""
+        """Send the waiting acknowledgements; if a request has no answer yet, they are sent after it."""
         if connection.idle:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
@@ -117,7 +116,7 @@ class Acknowledger:
     # Called by the connection.
 
     def _changed(self, connection: Connection | None) -> None:
-        """Record the open connection, or None; reconnect only if acknowledgements wait."""
+        """Record that *connection* is open, or, if it is None, lost; reconnect only if acknowledgements wait."""
         self._connection = connection
         if connection is None:
             if not self._waiting:
@@ -126,7 +125,7 @@ class Acknowledger:
             self._send(connection)
 
     def _answered(self, answer: ServerAnswer, connection: Connection, sent: Marks) -> None:
-        """Record the answer to the acknowledgement *sent*."""
+        """Handle the answer to the request for *sent*: forget these acknowledgements, or send them again."""
         if answer.status in TEMPORARY:
             detail = answer.detail
             log.warn("{name} does not acknowledge at present: {detail}; retrying", name=self.authority, detail=detail)

@@ -9,9 +9,11 @@ The transport pauses both, and a paused answer keeps nothing but its position.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose import ndjson
@@ -21,7 +23,7 @@ from fyrehose.journal.parts import BETWEEN, event_at, is_part
 from fyrehose.ndjson import TextCheck, TextChecks
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.protocols.http.session import PROTOCOL, HttpSession
+from fyrehose.protocols.http.session import PROTOCOL, HttpSession, Live, Read
 from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE, Encoded
 
@@ -29,24 +31,28 @@ from fyrehose.sessions import PIECE, Encoded
 KEEPALIVE = 15.0
 #: The most records that an answer sends in one turn: small records cost more than their bytes.
 TURN_RECORDS = 2_000
-#: How much a record counts in a turn besides its bytes, because encoding takes time for each record.
+#: The bytes that each record counts in a turn besides its own, because encoding takes time for each record.
 RECORD_COST = 512
 
 
-class AnsweredConnection(Protocol):
-    """The connection that an answer is sent to, which is an HttpProtocol."""
+class HttpConnection(Protocol):
+    """The methods of :class:`HttpProtocol` by which a request is answered."""
 
     factory: Any  #: its ``checks`` are shared by all readers of a large record
     broker: IBroker
     session: HttpSession
     timers: Timers
     peer: str
+    label: str
 
     @property
     def subscriber(self) -> tuple[str, str]: ...
 
     @property
     def closes_in(self) -> float | None: ...
+
+    @property
+    def answering(self) -> bool: ...
 
     def attach(self, subscription: ISubscription) -> None: ...
 
@@ -62,10 +68,24 @@ class AnsweredConnection(Protocol):
 
     def abort_answer(self, reason: Exception) -> None: ...
 
+    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
+
+    def read(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None: ...
+
+    def follow(
+        self, event: Live, after: int, headers: Mapping[str, str], place: Callable[[str], int | None]
+    ) -> None: ...
+
+    def read_arrived(self, event: Read) -> None: ...
+
+    def refuse_late(self, event: Read) -> None: ...
+
+    def displace(self, reason: Exception) -> None: ...
+
 
 @attrs.frozen
 class Form:
-    """The form of a record in an answer: a line, or a server-sent event with or without its number.
+    """How a record is written into an answer: as a line, or as a server-sent event with or without its number.
 
     :ivar before: the text before the record's JSON object
     :ivar after: the text after the record's JSON object
@@ -120,7 +140,7 @@ EVENT = Form(b"data: ", b"\n\n", numbered=True)
 #: The form of events from many streams: they have no id, because the streams have no common numbers.
 UNNUMBERED = Form(b"data: ", b"\n\n")
 
-# A delivery is encoded once for all answers that pass the same function object.
+# Function objects of the module, because a delivery is encoded only once for each function object.
 events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
@@ -147,14 +167,14 @@ class _JoinedEvent:
         return bool(self.check.text)
 
     def check_part(self, part: Run) -> None:
-        """Check whether more of *part* is UTF-8; *part* is the first unchecked part."""
+        """Check the next bytes of *part*, the first part that is not checked yet, for UTF-8."""
         if self.check.proceed(memoryview(part.payload), final=len(self.unchecked) == 1):
             del self.unchecked[0]
         if self.check.text is False:
             self.unchecked.clear()
 
     def next_record(self, part: Run, begin: bytes) -> LargeRecord:
-        """Return the next part, to be sent in pieces after the bytes *begin*."""
+        """Return the next part of the event as a record to be sent in pieces, after the bytes *begin*."""
         before = self._rest
         final = len(self.numbers) == 1
         del self.numbers[0]
@@ -184,7 +204,7 @@ class ReadAnswer:
     :ivar joins: whether the parts of an event that is larger than a record are sent as one record
     """
 
-    connection: AnsweredConnection
+    connection: HttpConnection
     stream: str
     next: int
     last: int
@@ -219,7 +239,7 @@ class ReadAnswer:
         self.connection.detach(self)
 
     def take_turn(self) -> int:
-        """Send the next piece of the answer, or end it."""
+        """Send the next piece of the answer, or end the answer after the last one."""
         self._queued = False
         if self._paused:
             return 0
@@ -304,7 +324,7 @@ class ReadAnswer:
         return self.connection.broker.read(self.stream, start, max_bytes)
 
     def _part(self, number: int) -> Run:
-        """Return record *number*, which is a part of an event."""
+        """Read record *number*, which is a part of an event."""
         runs = self._read(number, 1)
         if not runs or runs[0].first_seq != number:
             raise JournalCorrupt(f"record {number} of stream {self.stream!r} was deleted while its event was sent")
@@ -331,19 +351,19 @@ class LiveAnswer:
     answer sends its first records, and the subscription delivers the others in its next turn.
     """
 
-    #: how a record is sent, and the function that encodes deliveries for all answers of this form
+    #: the form of the records, and its function that encodes a delivery for all answers at once
     form, encode = EVENT, staticmethod(events)
 
-    def __init__(self, connection: AnsweredConnection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.connection = connection
         self._subscription: ISubscription | None = None
         self._paused = True
         self._ended = False
 
-    def start(self, subscription: ISubscription) -> None:
-        """Start sending the records of *subscription*."""
+    def start(self, subscription: ISubscription | None) -> None:
+        """Start sending the records of *subscription*; None: a subclass has subscriptions of its own."""
         self._subscription = subscription
-        self.connection.session.send(b": from %d on\n\n" % (subscription.position + 1))
+        self.connection.session.send(b": from %d on\n\n" % (self.position + 1))
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
 

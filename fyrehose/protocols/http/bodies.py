@@ -1,19 +1,27 @@
 """Split the body of a POST into messages: the whole body is one, or each line is one, or a length precedes each one.
 
-Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.
+Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.  Of messages that
+are said to be JSON, only those that a reader can parse are stored as ``application/json``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from struct import Struct
-from typing import Protocol
 
 import attrs
+
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.records import Column, column_of
+from fyrehose.web.session import JSON
 
 #: The expected size of a message of unknown length, in bytes; a message that grows larger is expected to reach the
 #: limit.
 SMALL = 64 << 10
-#: The size of the length field before each message of a body with lengths, in bytes.
+#: The largest message that is parsed, in bytes: parsing a larger one would block the reactor for too long.
+MOST_PARSED = 4 << 20
+#: The length field before each message of a body with lengths.
 _LENGTH = Struct(">I")
 
 
@@ -26,27 +34,6 @@ class TooLarge(Exception):
 
     def __init__(self, before: list[bytes] | None = None) -> None:
         self.before = before or []
-
-
-class Body(Protocol):
-    """Collects the pieces of a body."""
-
-    def add(self, data: bytes) -> list[bytes]:
-        """Return the messages that *data* completes.
-
-        :raises TooLarge: a message exceeds the limit
-        """
-
-    def end(self) -> list[bytes]:
-        """Return the messages that the end of the body completes."""
-
-    @property
-    def expected(self) -> int:
-        """Return the size that the incomplete message may reach, in bytes; 0 if no message is incomplete."""
-
-    @property
-    def buffered(self) -> int:
-        """Return the bytes of the incomplete message that are in memory."""
 
 
 @attrs.define(eq=False)
@@ -62,22 +49,29 @@ class Whole:
     _data: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
+        """Take the next piece of the body; the message is complete only at its end.
+
+        :raises TooLarge: the message exceeds the limit
+        """
         if len(self._data) + len(data) > self.largest:
             raise TooLarge
         self._data += data
         return []
 
     def end(self) -> list[bytes]:
+        """Return the message, because the body is complete."""
         return [bytes(self._data)]
 
     @property
     def expected(self) -> int:
+        """Return the size that the message may reach, in bytes, as far as it is known."""
         if self.length is not None:
             return max(1, self.length)
         return SMALL if len(self._data) <= SMALL else self.largest
 
     @property
     def buffered(self) -> int:
+        """Return how many bytes of the message are in memory."""
         return len(self._data)
 
 
@@ -93,7 +87,7 @@ class LineBody:
     _rest: bytearray = attrs.field(factory=bytearray, init=False)
 
     def add(self, data: bytes) -> list[bytes]:
-        """Return the messages that *data* completes.
+        """Take the next piece of the body, and return the messages that it completes.
 
         :raises TooLarge: a line is longer than the limit; ``before`` has the messages before it
         """
@@ -110,17 +104,20 @@ class LineBody:
         return messages
 
     def end(self) -> list[bytes]:
+        """Return the last line, if it is not empty, because the body is complete."""
         rest, self._rest = bytes(self._rest), bytearray()
         return self._messages([rest])
 
     @property
     def expected(self) -> int:
+        """Return the size that the incomplete line may reach, in bytes; 0 if none has begun."""
         if not self._rest:
             return 0
         return SMALL if len(self._rest) <= SMALL else self.largest
 
     @property
     def buffered(self) -> int:
+        """Return how many bytes of the incomplete line are in memory."""
         return len(self._rest)
 
     def _check_size(self, line: bytes | bytearray, before: list[bytes] | None = None) -> None:
@@ -133,6 +130,9 @@ class LineBody:
             if len(message) > self.largest:
                 raise TooLarge(messages[:number])
         return messages
+
+
+Body = Whole | LineBody
 
 
 def split_lines(data: bytes, largest: int) -> list[bytes]:
@@ -167,3 +167,25 @@ def split_lengths(data: bytes, largest: int) -> list[bytes]:
         messages.append(data[begin:end])
         at = end
     return messages
+
+
+def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> Iterator[tuple[str | None, Column]]:
+    """Yield groups of consecutive *messages* with their content type; None for messages said to be JSON that are not.
+
+    A message is JSON if it is one JSON text in UTF-8 (RFC 8259) of at most :data:`MOST_PARSED` bytes.
+
+    :param content_type: the content type that the publisher states
+    """
+    if content_type is None or content_type.partition(";")[0].strip().lower() != JSON:
+        yield content_type, column_of(messages)
+    elif max(map(len, messages)) <= MOST_PARSED:
+        column, start = column_of(messages), 0
+        for count, _, parses in kernel.split(column.lengths, column.payload, (), 0):
+            yield content_type if parses else None, column.part(start, start + count)
+            start += count
+    else:
+        for large, group in groupby(messages, lambda message: len(message) > MOST_PARSED):
+            if large:
+                yield None, column_of(group)
+            else:
+                yield from by_content_type(content_type, list(group))

@@ -21,11 +21,9 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import attrs
-import h11
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -33,9 +31,8 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting, stopped
-from fyrehose.net.several import follow_leader
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
-from fyrehose.protocols.http.requests import TEMPORARY
+from fyrehose.protocols.http.requests import MOST_DETAIL, TEMPORARY, HttpClient
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 
@@ -43,8 +40,6 @@ log = Logger()
 
 #: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
 MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
-#: The part of an error's body that is kept, in bytes.
-MOST_ERROR = 4 << 10
 
 
 @implementer(ITailer)
@@ -53,16 +48,14 @@ class HttpTailer:
     """Reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
-    :ivar position: number of the last record passed to ``take``; before the first one, the number before it; None: not
-        known yet
     :ivar absent: whether the stream did not exist when the server began to send records
-    :ivar positions: the position in each stream that matches the pattern
+    :ivar positions: by stream, the number of the last record that was passed to ``take``, or the number behind which
+        the client begins
     """
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
     authority: str
-    position: int | None = attrs.field(default=None, init=False)
     absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
@@ -72,7 +65,7 @@ class HttpTailer:
     _takeover: bool = attrs.field(default=False, init=False)
     #: the generation of the named subscription when the server began to send records; None before that
     _generation: int | None = attrs.field(default=None, init=False)
-    #: number of records that failed; records passed on before the last failure are not acknowledged any more
+    #: number of failed records; a record that was passed on before the last failure is not acknowledged
     _failures: int = attrs.field(default=0, init=False)
     _reconnected: bool = attrs.field(default=False, init=False)
     #: which matching streams the server does not send, and why; empty if it sends all
@@ -122,8 +115,8 @@ class HttpTailer:
         if name is not None:
             self._takeover = takeover
             self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name)
-        elif self._pattern is None:
-            self.position = after
+        elif self._pattern is None and after is not None:
+            self.positions[stream] = after
 
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close`.
@@ -175,12 +168,12 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """Return method and target of the request that asks where to begin; None: the records are requested at once."""
+        """Return method and target of the request that finds the end of the stream; None: no such request is needed."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
             return "GET", "/streams?" + urlencode({"match": self._pattern, "limit": MOST_LISTED}, errors=ESCAPED)
-        if self.position is None:
+        if self._stream not in self.positions:
             return "HEAD", self.path
         return None
 
@@ -194,12 +187,12 @@ class HttpTailer:
             fields |= {} if self._after is None else {"from": self._after + 1}
             fields |= {"takeover": 1} if self._takeover else {}
         elif self._pattern is None:
-            fields |= {"from": (self.position or 0) + 1}
+            fields |= {"from": self.positions.get(self._stream, 0) + 1}
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def ends_at(self, last: int) -> None:
-        """Begin behind record *last*, the last one of the stream."""
-        self.position = last
+        """Record that the stream ends at number *last*, behind which the client begins."""
+        self.positions[self._stream] = last
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
         """Record the last number of each matching stream; report the records that were missed without a connection."""
@@ -220,7 +213,7 @@ class HttpTailer:
         self._problem = self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
-            self.position, self._generation = None, generation
+            self._generation = generation
             self.positions.clear()
         if self._connected is not None and not self._connected.called:
             self._connected.callback(None)
@@ -246,56 +239,38 @@ class HttpTailer:
         self._partial = reason
 
     def received(self, records: list[dict[str, Any]]) -> None:
-        """Pass on *records*, objects of :mod:`fyrehose.ndjson`."""
-        if self._pattern is not None:
-            for stream, group in groupby(records, lambda record: str(record["stream"])):
-                self._received_in(stream, list(group))
-            return
-        position = self.position or 0
-        fresh = [record for record in records if record["seq"] > position]
-        for run in runs_of(self._stream, fresh):
-            self.position = run.last_seq
-            taken = self._take(run)
-            if self._acknowledger is not None:
-                self._acknowledge(run, taken)
+        """Pass the received *records*, JSON objects of :mod:`fyrehose.ndjson`, on to ``take``."""
+        for stream, group in groupby(records, lambda record: str(record["stream"])):
+            stream = stream if self._pattern is not None else self._stream
+            known = self.positions.get(stream, 0)
+            for run in runs_of(stream, [record for record in group if record["seq"] > known]):
+                if known and run.first_seq > known + 1 and self._reconnected:
+                    self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
+                known = self.positions[stream] = run.last_seq
+                taken = self._take(run)
+                if self._acknowledger is not None:
+                    self._acknowledge(run, taken)
 
     def missing(self, first: int, last: int, stream: str | None = None) -> None:
         """Report records that the stream no longer has, or that were published while there was no connection.
 
         :param stream: their stream, if the client follows a pattern
         """
-        if stream is None:
-            self.position = last
-        else:
-            self.positions[stream] = last
+        self.positions[stream or self._stream] = last
         if self._lost is not None:
             self._lost(first, last, *(() if stream is None else (stream,)))
 
     # Internals.
 
-    def _received_in(self, stream: str, records: list[dict[str, Any]]) -> None:
-        known = self.positions.get(stream, 0)
-        fresh = [record for record in records if record["seq"] > known]
-        for run in runs_of(stream, fresh):
-            if known and run.first_seq > known + 1 and self._reconnected:
-                self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
-            known = self.positions[stream] = run.last_seq
-            taken = self._take(run)
-            if self._acknowledger is not None:
-                self._acknowledge(run, taken, stream)
-
-    def _acknowledge(self, run: Run, taken: Any, stream: str | None = None) -> None:
-        """Acknowledge *run* when *taken*, the result of ``take``, has fired.
-
-        :param stream: the stream of *run*, if the client follows a pattern
-        """
+    def _acknowledge(self, run: Run, taken: Any) -> None:
+        """Acknowledge *run* when *taken*, the result of ``take``, has fired."""
         acknowledger, generation, failures = self._acknowledger, self._generation, self._failures
         assert acknowledger is not None
 
         def consumed(result: Any) -> None:
             if failures == self._failures:
                 seq = result if isinstance(result, int) else run.last_seq
-                acknowledger.acknowledge(seq, generation or 0, stream)
+                acknowledger.acknowledge(seq, generation or 0, None if self._pattern is None else run.stream)
 
         if isinstance(taken, Deferred):
             taken.addCallback(consumed)
@@ -313,7 +288,7 @@ class HttpTailer:
 
 
 def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
-    """Yield objects of :mod:`fyrehose.ndjson` as runs: consecutive ones whose labels are equal are one run."""
+    """Convert JSON objects of records to runs: consecutive records whose labels are equal become one run."""
 
     def kind(item: tuple[int, dict[str, Any]]) -> tuple[Any, ...]:
         at, record = item
@@ -343,21 +318,18 @@ def _payload(record: dict[str, Any]) -> bytes:
     return record["payload"].encode() if "payload" in record else b64decode(record["payload_base64"])
 
 
-class _Connection(Protocol):
+class _Connection(HttpClient):
     """One connection: asks for the end of the stream, if the client begins there, and then follows the stream."""
 
-    transport: Any
-
     def __init__(self, tailer: HttpTailer) -> None:
+        super().__init__(tailer.endpoint, tailer.authority)
         self._tailer = tailer
-        self._http = h11.Connection(h11.CLIENT)
         self._live = False  #: whether the answer under way is the one with records
         self._asked = False  #: whether the request that finds where to begin was sent
         self._listing = False  #: whether the answer under way is a list of streams
-        self._status = 0
         self._error = bytearray()
         self._events = bytearray()
-        self._searched = 0  #: bytes of the answer that were searched, and have no end of an event
+        self._searched = 0  #: how many bytes of the incomplete event were searched for its end
 
     def connectionMade(self) -> None:
         self._tailer.connection_changed(self)
@@ -366,35 +338,17 @@ class _Connection(Protocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._tailer.connection_changed(None)
 
-    def dataReceived(self, data: bytes) -> None:
-        """Handle the head, the body and the end of the answer; close the connection if they are invalid."""
-        try:
-            self._http.receive_data(data)
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Response):
-                    self._answered(event.status_code, {bytes(name): bytes(value) for name, value in event.headers})
-                elif isinstance(event, h11.Data):
-                    self._body(bytes(event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    self._ended()
-                elif isinstance(event, h11.ConnectionClosed):
-                    break
-        except (h11.ProtocolError, ValueError, KeyError, TypeError) as error:
-            self._tailer.refused(0, f"{self._tailer.authority} is not a Fyrehose http listener: {error}")
-            self.transport.abortConnection()
+    def answer_invalid(self, error: Exception) -> None:
+        self._tailer.refused(0, f"{self._tailer.authority} is not a Fyrehose http listener: {error}")
 
     def _request(self) -> None:
         question = None if self._asked else self._tailer.question
         self._live, self._asked = question is None, True
         method, target = ("GET", self._tailer.target) if question is None else question
-        headers = [("Host", self._tailer.authority), ("Accept", "text/event-stream, application/x-ndjson")]
-        request = h11.Request(method=method, target=target, headers=headers)
-        self.transport.write((self._http.send(request) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+        self.request(method, target, headers=(("Accept", "text/event-stream, application/x-ndjson"),))
 
-    def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status, self._listing = status, False
-        if status == 503:
-            follow_leader(self._tailer.endpoint, headers.get(b"location", b"").decode("latin-1"))
+    def head_received(self, headers: dict[bytes, bytes]) -> None:
+        status, self._listing = self.status, False
         if self._live and status == 200:
             self._tailer.absent = headers.get(b"fyrehose-last") == b"0"
             generation = headers.get(b"fyrehose-generation")
@@ -406,9 +360,9 @@ class _Connection(Protocol):
         elif not self._live and status == 404 and b"json" in headers.get(b"content-type", b""):
             self._tailer.ends_at(0)  # The stream does not exist yet.
 
-    def _body(self, data: bytes) -> None:
-        if self._status != 200:
-            self._error += data[: MOST_ERROR - len(self._error)]
+    def body_received(self, data: bytes) -> None:
+        if self.status != 200:
+            self._error += data[: MOST_DETAIL - len(self._error)]
             return
         self._events += data
         if len(self._events) > MOST_EVENT:
@@ -444,21 +398,20 @@ class _Connection(Protocol):
                 self._tailer.ended(data["error"])
         self._tailer.received(records)
 
-    def _ended(self) -> None:
-        """Handle the end of an answer: request the records after the first one, otherwise close the connection."""
+    def answer_ended(self) -> None:
+        """Send the request for records after the one that found the end of the stream; otherwise close."""
         if self._listing:
             self._tailer.listed(json.loads(self._events)["streams"])
             self._events.clear()
-        if not self._live and (self._listing or self._tailer.question is None) and self._http.our_state is h11.DONE:
-            self._http.start_next_cycle()
+        if not self._live and (self._listing or self._tailer.question is None) and self.next_request():
             self._request()
             return
-        if self._status != 200:
+        if self.status != 200:
             try:
                 detail = str(json.loads(self._error)["error"])
             except (ValueError, KeyError, TypeError):
                 detail = "its answer is not that of a Fyrehose http listener; check the port and --protocol"
             self._tailer.refused(
-                self._status, f"{self._tailer.authority} refused the request with status {self._status}: {detail}"
+                self.status, f"{self._tailer.authority} refused the request with status {self.status}: {detail}"
             )
         self.transport.loseConnection()

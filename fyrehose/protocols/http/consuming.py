@@ -1,5 +1,7 @@
-"""Requests that consume a named subscription: each opens it, waits if no record is there, and is answered with records.
+"""Requests that wait for records: those that consume a named subscription, and reads with ``at-least``.
 
+GET ?at-least=SEQ           wait -> the record has come: answer, so that clients read their own writes at any server
+                                 -> the time is over: 503
 GET ?subscription=S         open -> attach -> wait -> records behind the position
 GET /live?subscription=S    Last-Event-ID acknowledges -> open -> attach -> events behind the position
     with a pattern          the same, from the position of each matching stream
@@ -7,46 +9,18 @@ GET /live?subscription=S    Last-Event-ID acknowledges -> open -> attach -> even
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose.errors import Forbidden, SubscriptionError
-from fyrehose.interfaces import IBroker, INamedSink, ISubscription
-from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.http.session import Follow, Live, Read
+from fyrehose.interfaces import INamedSink, ISubscription
+from fyrehose.protocols.http.answers import HttpConnection
+from fyrehose.protocols.http.session import Live, Read
 from fyrehose.records import Delivery
-
-
-class ConsumingConnection(Protocol):
-    """The connection that a request came from, which is an HttpProtocol."""
-
-    broker: IBroker
-    timers: Timers
-
-    @property
-    def subscriber(self) -> tuple[str, str]: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def answering(self) -> bool: ...
-
-    def read(self, event: Read, first: int, headers: Mapping[str, str]) -> None: ...
-
-    def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None: ...
-
-    def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None: ...
-
-    def follow_all(self, event: Follow, place: Callable[[str], int | None], headers: Mapping[str, str]) -> None: ...
-
-    def displace(self, reason: Exception) -> None: ...
-
-    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
 
 
 @implementer(INamedSink)
@@ -57,8 +31,8 @@ class Consumption:
     :ivar event: the request; its ``subscription`` is not None
     """
 
-    connection: ConsumingConnection
-    event: Read | Live | Follow
+    connection: HttpConnection
+    event: Read | Live
     _named: Any = attrs.field(default=None, init=False)
     _position: Any = attrs.field(default=None, init=False)
     #: the subscriptions that report new records while the request waits for one
@@ -70,7 +44,8 @@ class Consumption:
     def start(self) -> None:
         """Open the subscription, create it if necessary, and answer when that is durable."""
         event, broker = self.event, self.connection.broker
-        opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, self._matching)
+        matching = event.pattern is not None
+        opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, matching)
         if isinstance(event, Live) and event.last_event is not None:
             seen = event.last_event
 
@@ -86,12 +61,12 @@ class Consumption:
         self._stop_waiting()
         named, self._named = self._named, None
         if named is not None:
-            self.connection.broker.named.detach(named, self)
+            named.detach(self)
             if isinstance(self.event, Read):
                 self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
 
     def sent(self, stream: str, seq: int) -> None:
-        """Record that the whole answer was sent; record *seq* of *stream* is its last one."""
+        """Record that the answer was sent completely, and that record *seq* of *stream* was its last one."""
         self._sent[stream] = seq
 
     def displaced(self, reason: SubscriptionError) -> None:
@@ -115,7 +90,7 @@ class Consumption:
         self._answer()
 
     def skipped(self, first: int, last: int) -> None:
-        """Do nothing: a delivery follows."""
+        """Do nothing: the delivery that follows answers the request."""
 
     def ended(self, reason: Exception) -> None:
         self._stop_waiting()
@@ -129,19 +104,12 @@ class Consumption:
             return
         self._position = connection.broker.named.attach(named, self, takeover=event.takeover, holder=self._holder)
         self._named = named
-        if isinstance(event, Follow):
-            connection.follow_all(event, self._place, self._headers)
-        elif isinstance(event, Live):
-            connection.follow(event, self._position.seq, self._headers)
+        if isinstance(event, Live):
+            connection.follow(event, self._position.seq, self._headers, self._place)
         elif not event.wait or any(self._unread(stream) for stream in self._streams):
             self._answer()
         else:
             self._wait(event.wait)
-
-    @property
-    def _matching(self) -> bool:
-        """Return whether the subscription is to a pattern, not to one stream."""
-        return isinstance(self.event, Follow) or (isinstance(self.event, Read) and self.event.pattern)
 
     @property
     def _holder(self) -> str:
@@ -168,9 +136,9 @@ class Consumption:
         return int(max(0, last - max(self._position.last(stream), oldest - 1)))
 
     def _wait(self, seconds: float) -> None:
-        """Answer when there is a record, or after *seconds*."""
+        """Answer as soon as there is a record to read, or after *seconds*."""
         broker = self.connection.broker
-        if self._matching:
+        if self.event.pattern is not None:
             self._stop_watching = broker.watch_streams(self._created)
         for stream in self._streams:
             self._watch(stream)
@@ -193,17 +161,19 @@ class Consumption:
         self._stop_waiting()
         if not isinstance(self.event, Read):
             return
-        if self._matching:
+        if self.event.pattern is not None:
             parts = self._parts(self.event.limit)
-            self._sent = {stream: last for stream, _, last in parts}
-            self.connection.read_all(self.event, parts, self._headers)
         else:
-            if self.event.limit:
-                self._sent = {self.event.stream: self.connection.broker.bounds(self.event.stream)[1]}
-            self.connection.read(self.event, self._position.seq + 1, self._headers)
+            stream, (oldest, last) = self.event.stream, self.connection.broker.bounds(self.event.stream)
+            parts = [(stream, max(self._position.seq + 1, oldest), last)]
+        self._sent = {stream: last for stream, _, last in parts if self.event.limit}
+        self.connection.read(self.event, parts, self._headers)
 
     def _parts(self, limit: int) -> list[tuple[str, int, int]]:
-        """Return the ranges of records to answer with; the streams with the fewest records go first."""
+        """Share *limit* records between the streams of a pattern; those with the fewest unread records go first.
+
+        :return: each stream, with the numbers of its first and its last record to send
+        """
         unread = sorted((count, stream) for stream in self._streams if (count := self._unread(stream)))
         parts = []
         for at, (count, stream) in enumerate(unread):
@@ -223,3 +193,62 @@ class Consumption:
             watching()
         for each in waiting:
             each.stopProducing()
+
+
+@implementer(INamedSink)
+@attrs.define(eq=False)
+class Arrival:
+    """One read that waits for record ``at_least`` of its stream; while it waits, it counts as a subscription."""
+
+    connection: HttpConnection
+    event: Read
+    _waiting: ISubscription | None = attrs.field(default=None, init=False)
+
+    def start(self) -> None:
+        """Answer now if the record is durable, or else as soon as it is.
+
+        :raises Forbidden: the peer may not read the stream, or has the largest permitted number of subscriptions
+        """
+        if self._is_here():
+            self.connection.read_arrived(self.event)
+            return
+        self._waiting = self.connection.broker.subscribe(self.event.stream, self.event.at_least - 1, self)
+        self.connection.timers.start(self.event.wait, self._late)
+        self._waiting.resumeProducing()
+
+    @property
+    def waits(self) -> bool:
+        """Return whether the read waits for its record."""
+        return self._waiting is not None
+
+    def end(self) -> None:
+        """Stop waiting for the record, without an answer."""
+        waiting, self._waiting = self._waiting, None
+        self.connection.timers.stop(self._late)
+        if waiting is not None:
+            waiting.stopProducing()
+
+    def _is_here(self) -> bool:
+        return bool(self.connection.broker.bounds(self.event.stream)[1] >= self.event.at_least)
+
+    def _late(self) -> None:
+        self.end()
+        self.connection.refuse_late(self.event)
+
+    # Called by the broker.
+
+    @property
+    def subscriber(self) -> tuple[str, str]:
+        return self.connection.subscriber
+
+    def deliver(self, delivery: Delivery) -> None:
+        if self._is_here():
+            self.end()
+            self.connection.read_arrived(self.event)
+
+    def skipped(self, first: int, last: int) -> None:
+        """Do nothing: a delivery follows, which ends the wait."""
+
+    def ended(self, reason: Exception) -> None:
+        self.end()
+        self.connection.displace(reason)

@@ -6,11 +6,10 @@ names     -> a turn: the bounds, and the two ends of some streams -> ... -> one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from fyrehose.broker.ends import Ends
@@ -22,75 +21,51 @@ from fyrehose.patterns import Pattern
 MOST_COMPARED = 2_000
 
 
-@attrs.define(eq=False)
-class Matching:
-    """Finds the streams that a pattern covers.
+def _next_turn(timers: Timers) -> Deferred[None]:
+    """Return a Deferred that fires in the next turn of the reactor, or never if the connection of *timers* ends."""
+    turn: Deferred[None] = Deferred()
+    timers.start(0, lambda: turn.callback(None))
+    return turn
 
-    :ivar streams: all names, which do not change meanwhile
+
+async def matching(timers: Timers, pattern: Pattern, streams: Collection[str]) -> list[str]:
+    """Return the names among *streams* that *pattern* covers, in their order.
+
+    :param streams: all names, which do not change meanwhile
     """
-
-    timers: Timers
-    pattern: Pattern
-    streams: Collection[str]
-    _left: Iterator[str] = attrs.field(init=False)
-    _compared: int = attrs.field(default=0, init=False)
-    _found: list[str] = attrs.field(factory=list, init=False)
-    _done: Deferred[list[str]] = attrs.field(factory=Deferred, init=False)
-
-    def start(self) -> Deferred[list[str]]:
-        """Return a Deferred that fires with the names that match, in their order."""
-        self._left = iter(self.streams)
-        self._turn()
-        return self._done
-
-    def _turn(self) -> None:
-        self._found += filter(self.pattern.covers, islice(self._left, MOST_COMPARED))
-        self._compared += MOST_COMPARED
-        if self._compared < len(self.streams):
-            self.timers.start(0, self._turn)
-        else:
-            self._done.callback(self._found)
+    names = iter(streams)
+    found: list[str] = []
+    for compared in range(0, len(streams), MOST_COMPARED):
+        if compared:
+            await _next_turn(timers)
+        found += filter(pattern.covers, islice(names, MOST_COMPARED))
+    return found
 
 
-@attrs.define(eq=False)
-class Listing:
-    """Describes streams.
+async def described(
+    broker: IBroker, timers: Timers, ends: Ends, names: Sequence[str], now: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Return an object for each stream of *names*: its numbers, its size and its ages.
 
-    :ivar broker: the broker with the peer's permissions
-    :ivar names: the streams
-    :ivar now: the time, in seconds since 1970 UTC
+    :param broker: the broker with the peer's permissions
+    :param now: returns the time, in seconds since 1970 UTC
     """
-
-    broker: IBroker
-    timers: Timers
-    ends: Ends
-    names: Sequence[str]
-    now: Callable[[], float]
-    _listed: list[dict[str, Any]] = attrs.field(factory=list, init=False)
-    _done: Deferred[list[dict[str, Any]]] = attrs.field(factory=Deferred, init=False)
-
-    def start(self) -> Deferred[list[dict[str, Any]]]:
-        """Return a Deferred that fires with the objects, in the order of the names."""
-        self._turn()
-        return self._done
-
-    def _turn(self) -> None:
-        self.ends.begin()
-        while len(self._listed) < len(self.names) and self.ends.left > 1:
-            self._listed.append(self._describe(self.names[len(self._listed)]))
-        if len(self._listed) < len(self.names):
-            self.timers.start(0, self._turn)
-        else:
-            self._done.callback(self._listed)
-
-    def _describe(self, name: str) -> dict[str, Any]:
-        first, last = self.broker.bounds(name)
-        end, now = self.ends.of(name, first, last, False), self.now()
-        return {
-            "name": name,
-            "first": first,
-            "last": last,
-            "bytes": 0 if first > last else None if end.mean is None else round(end.mean * (last - first + 1)),
-            "oldest_age": None if end.oldest is None else max(0.0, round(now - end.oldest, 6)),
-            "newest_age": None if end.newest is None else max(0.0, round(now - end.newest, 6)),
-        }
+    found: list[dict[str, Any]] = []
+    ends.begin()
+    for name in names:
+        if ends.left <= 1:
+            await _next_turn(timers)
+            ends.begin()
+        first, last = broker.bounds(name)
+        end = ends.of(name, first, last, False)
+        found.append(
+            {
+                "name": name,
+                "first": first,
+                "last": last,
+                "bytes": 0 if first > last else None if end.mean is None else round(end.mean * (last - first + 1)),
+                "oldest_age": None if end.oldest is None else max(0.0, round(now() - end.oldest, 6)),
+                "newest_age": None if end.newest is None else max(0.0, round(now() - end.newest, 6)),
+            }
+        )
+    return found

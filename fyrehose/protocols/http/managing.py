@@ -6,7 +6,11 @@
     POST   /subscriptions/S/rewind      {"seq": N}, {"seq": "start"} or {"seq": "latest"}: set the position
            of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
-    PUT, and POST /subscriptions/S/lease, settle, pause and redrive: see working.py
+    PUT    /subscriptions/S             {"stream": "orders", "shared": true, "lease": 30, ...}: create a shared one
+    POST   /subscriptions/S/lease       {"consumer": "w1", "most": 10, "wait": 30}: lease its records
+    POST   /subscriptions/S/settle      {"done": [[7, "3.1"]], "failed": ..., "publish": [...]}: settle, return, extend
+    POST   /subscriptions/S/pause       {"paused": true}: lease nothing more
+    POST   /subscriptions/S/redrive     {}: publish its dead letters again
 
 Each of these paths may begin with ``/streams/NAME``; the subscription must then be one to that stream.
 """
@@ -14,12 +18,15 @@ Each of these paths may begin with ``/streams/NAME``; the subscription must then
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
-from fyrehose.protocols.http.working import BODIES, Work
+from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.broker.consumers.settling import is_number, number_of, only, seconds_of, settling, text_of
+from fyrehose.errors import InvalidPattern
+from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ
 from fyrehose.web.session import RequestHead
 
@@ -28,6 +35,12 @@ LARGEST = 64 << 10
 #: The permitted methods of each path, by the last part of the path.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
 METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
+#: The most records that one request leases.
+MOST_LEASED = 1_000
+#: The longest time that a request waits for a record, in seconds.
+LONGEST_WAIT = 300
+#: The least and the largest value of each numeric option of a shared subscription.
+BOUNDS = {"lease": (1, 3_600), "limit": (0, 1_000), "window": (1, 100_000), "most": (1, 10_000)}
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -40,6 +53,7 @@ class Manage:
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, or for a pattern the position in each stream; None: the end of the stream
     :ivar generation: the generation that the consumer knows; None: any
+    :ivar work: the parsed body of a request about a shared subscription, see :data:`BODIES`
     """
 
     request: RequestHead
@@ -48,12 +62,14 @@ class Manage:
     stream: str | None = None
     seq: int | Mapping[str, int] | None = None
     generation: int | None = None
-    #: the parsed body of a request about a shared subscription
-    work: Work | None = None
+    work: Any = None
 
 
 def manage(request: RequestHead) -> Manage | None:
-    """Return the event of *request*, without the fields of its body; None if its path is not about subscriptions."""
+    """Parse the path of *request*; return None if it is not about subscriptions.
+
+    :return: the event, which lacks the fields of the body, see :func:`with_body`
+    """
     path = request.path
     stream = None
     if path[0] == "streams" and len(path) > 2:
@@ -67,51 +83,118 @@ def manage(request: RequestHead) -> Manage | None:
 
 
 def allowed(event: Manage) -> tuple[str, ...]:
-    """Return the methods that the path of *event* permits."""
+    """Return the HTTP methods that the path of *event* permits."""
     return METHODS["" if not event.name else event.action if event.action in METHODS else "S"]
 
 
 def with_body(event: Manage, body: bytes) -> Manage:
-    """Return *event* with the fields of its *body*.
+    """Return a copy of *event* that includes the fields of the request's *body*.
 
     :raises ValueError: the body is invalid; the message says what is expected
     """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
     if event.action in BODIES:
-        return attrs.evolve(event, work=BODIES[event.action](_object(body)))
+        if not isinstance(fields, dict):
+            raise ValueError("invalid body: expected a JSON object")
+        return attrs.evolve(event, work=BODIES[event.action](fields))
     expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}, or {{"positions": {{"STREAM": N, ...}}}}'
     if event.action == "rewind":
         expected += ', or {"seq": "start"} or {"seq": "latest"}'
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
     if not isinstance(fields, dict) or fields.keys() - {"generation"} not in ({"seq"}, {"positions"}):
         raise ValueError(f"invalid body: expected {expected}")
-    seq, generation, positions = fields.get("seq"), fields.get("generation"), fields.get("positions", {})
-    if event.action == "rewind" and seq in ("start", "latest"):
-        return attrs.evolve(event, seq=0 if seq == "start" else None)
-    if "seq" in fields:
-        positions = {"": seq}
-    if not isinstance(positions, dict) or not all(map(_is_place, positions.values())):
+    place, generation = fields.get("seq", fields.get("positions")), fields.get("generation")
+    if event.action == "rewind" and place in ("start", "latest"):
+        return attrs.evolve(event, seq=0 if place == "start" else None)
+    numbers = [place] if "seq" in fields else place.values() if isinstance(place, dict) else [None]
+    if not all(is_number(number) and 0 <= number <= LAST_SEQ for number in numbers):
         raise ValueError(f"invalid body: expected {expected}")
-    if generation is not None and not _is_number(generation):
+    if generation is not None and not is_number(generation):
         raise ValueError("invalid generation: expected the number in the header Fyrehose-Generation")
-    return attrs.evolve(event, seq=seq if "seq" in fields else positions, generation=generation)
+    return attrs.evolve(event, seq=place, generation=generation)
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise ValueError("invalid body: expected a JSON object")
-    return fields
+@attrs.frozen(slots=True)
+class Creation:
+    """A request to create a shared subscription, which begins with record *first* of each stream."""
+
+    options: ShareOptions
+    first: int
 
 
-def _is_place(value: object) -> bool:
-    return isinstance(value, int) and _is_number(value) and 0 <= value <= LAST_SEQ
+@attrs.frozen(slots=True)
+class LeaseRequest:
+    """A request to lease up to *most* records to *consumer*, waiting up to *wait* seconds for the first one."""
+
+    consumer: str
+    request: int | None
+    most: int
+    wait: float
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def creation(fields: dict[str, Any]) -> Creation:
+    """Parse a request to create a shared subscription, whose body is the JSON object *fields*.
+
+    :raises ValueError: it is invalid; the message says what is expected
+    """
+    known = {"stream", "match", "shared", "dead", "key", "from", *BOUNDS}
+    only(fields, known)
+    if fields.get("shared") is not True:
+        raise ValueError('expected "shared": true; an exclusive subscription is created when it is first read')
+    if ("stream" in fields) is ("match" in fields):
+        raise ValueError('expected either "stream", a name, or "match", a pattern such as "logs.*"')
+    stream = text_of(fields, "match" if "match" in fields else "stream")
+    if "match" in fields:
+        try:
+            Pattern.of_peer(stream)
+        except InvalidPattern as error:
+            raise ValueError(str(error)) from error
+    numbers: dict[str, Any] = {name: number_of(fields, name, *BOUNDS[name]) for name in BOUNDS if name in fields}
+    dead, key = (None if fields.get(name) is None else text_of(fields, name) for name in ("dead", "key"))
+    if dead == stream:
+        raise ValueError('"dead" is the stream itself: its dead letters would be leased again')
+    options = ShareOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
+    return Creation(options, number_of(fields, "from", 0, LAST_SEQ) if "from" in fields else 1)
+
+
+def lease_request(fields: dict[str, Any]) -> LeaseRequest:
+    """Parse a request for records to lease, whose body is the JSON object *fields*.
+
+    :raises ValueError: it is invalid
+    """
+    only(fields, {"consumer", "request", "most", "wait"})
+    request = number_of(fields, "request", 0, LAST_SEQ) if fields.get("request") is not None else None
+    most = number_of(fields, "most", 1, MOST_LEASED) if "most" in fields else 1
+    wait = seconds_of(fields.get("wait", 0), "wait", LONGEST_WAIT)
+    return LeaseRequest(text_of(fields, "consumer"), request, most, wait)
+
+
+def paused(fields: dict[str, Any]) -> bool:
+    """Return True if the request asks to pause the subscription, False if it asks to resume it.
+
+    :raises ValueError: the body is invalid
+    """
+    only(fields, {"paused"})
+    if not isinstance(fields.get("paused"), bool):
+        raise ValueError('expected {"paused": true} or {"paused": false}')
+    return bool(fields["paused"])
+
+
+def _redrive(fields: dict[str, Any]) -> None:
+    """Check a request to publish dead letters again.
+
+    :raises ValueError: the body is invalid
+    """
+    only(fields, set())
+
+
+#: The function that parses the body of each action on a shared subscription.
+BODIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "create": creation,
+    "lease": lease_request,
+    "settle": settling,
+    "pause": paused,
+    "redrive": _redrive,
+}

@@ -18,7 +18,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.answers import UNNUMBERED, AnsweredConnection, LiveAnswer, unnumbered
+from fyrehose.protocols.http.answers import UNNUMBERED, HttpConnection, LiveAnswer, unnumbered
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
 from fyrehose.records import Delivery
 
@@ -31,7 +31,7 @@ MOST_STREAMS = 1_000
 @implementer(IConnectedSink)
 @attrs.frozen(eq=False)
 class _Part:
-    """Receives the deliveries of one stream, and passes them to the answer."""
+    """The sink of one stream in an answer about many: passes its deliveries on to the answer."""
 
     answer: PatternAnswer
     stream: str
@@ -60,13 +60,14 @@ class PatternAnswer(LiveAnswer):
 
     form, encode = UNNUMBERED, staticmethod(unnumbered)
 
-    def __init__(self, connection: AnsweredConnection, pattern: Pattern) -> None:
+    def __init__(self, connection: HttpConnection, pattern: Pattern) -> None:
         super().__init__(connection)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None
         self._parts: dict[str, ISubscription] = {}
         self._stop_watching: Callable[[], None] = lambda: None
         self._full = False
+        self._begun = False
         #: events that were reported before the answer began; they are sent when it begins
         self._early: list[bytes] = []
 
@@ -90,19 +91,31 @@ class PatternAnswer(LiveAnswer):
             raise
         self._stop_watching = broker.watch_streams(self._created)
         self.connection.session.start(200, EVENTS, headers)
-        self.start(_All(self._parts))
+        self._begun = True
+        self.start(None)
         early, self._early = self._early, []
         for event in early:
             self._emit(event)
 
+    def pauseProducing(self) -> None:
+        super().pauseProducing()
+        for part in self._parts.values():
+            part.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        super().resumeProducing()
+        for part in list(self._parts.values()):
+            part.resumeProducing()
+
     def stopProducing(self) -> None:
+        self._begun = False
         self._stop_watching()
         self._stop_watching = lambda: None
         super().stopProducing()
         self._end_parts()
 
     def skipped_in(self, stream: str, first: int, last: int) -> None:
-        """Report a gap in *stream*."""
+        """Send an event that records *first* to *last* of *stream* are missing."""
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         gap = json.dumps({"stream": stream, "first": first, "last": last}).encode()
         self._emit(b"event: gap\ndata: %b\n\n" % gap)
@@ -149,7 +162,7 @@ class PatternAnswer(LiveAnswer):
         self._emit(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
 
     def _emit(self, event: bytes) -> None:
-        if self._subscription is None:
+        if not self._begun:
             self._early.append(event)
             return
         self.connection.session.send(event)
@@ -160,23 +173,3 @@ class PatternAnswer(LiveAnswer):
         self._parts.clear()
         for part in parts:
             part.stopProducing()
-
-
-@implementer(ISubscription)
-@attrs.frozen(eq=False)
-class _All:
-    """The subscriptions of one answer, which are paused and resumed together."""
-
-    parts: dict[str, ISubscription]
-    position: int = 0
-
-    def pauseProducing(self) -> None:
-        for part in self.parts.values():
-            part.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        for part in list(self.parts.values()):
-            part.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """Do nothing: the answer itself stops its subscriptions."""

@@ -40,7 +40,7 @@ class _Batch:
     key: str = attrs.field(factory=lambda: str(uuid4()))
 
     def send(self, connection: Connection) -> Deferred[ServerAnswer]:
-        """Send the request; sent again, it has the same key and the same bytes."""
+        """Send the messages as one POST; a repetition has the same key and the same bytes."""
         kind = NDJSON if _is_line(self.payloads[0]) else "application/octet-stream"
         headers = (("Content-Type", kind), ("Idempotency-Key", self.key))
         target = f"/streams/{quote(self.stream, safe='', errors=ESCAPED)}"

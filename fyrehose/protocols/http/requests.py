@@ -33,7 +33,7 @@ MOST_DETAIL = 4 << 10
 
 
 def sent_again(failure: Failure) -> None:
-    """Ignore that a connection was lost before the answer arrived; for clients that send the request again."""
+    """Ignore the loss of a connection before its answer, as an errback of clients that send the request again."""
     failure.trap(*LOST)
 
 
@@ -54,8 +54,74 @@ class ServerAnswer:
         return reason[:MOST_DETAIL]
 
 
-class Connection(Protocol):
-    """One connection to a server, with one request at a time.
+class HttpClient(Protocol):
+    """One connection of a client over HTTP, with one request at a time; subclasses handle the parts of the answers.
+
+    :ivar status: the status of the last answer
+    """
+
+    transport: Any
+
+    def __init__(self, endpoint: Any, authority: str, token: str | None = None) -> None:
+        self.status = 0
+        self._endpoint, self._authority = endpoint, authority
+        self._headers = [("Host", authority), *([("Authorization", f"Bearer {token}")] if token else [])]
+        self._http = h11.Connection(h11.CLIENT)
+
+    def request(
+        self, method: str, target: str, body: bytes | None = None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """Send a request, which is the first one, or follows a complete answer."""
+        size = [] if body is None else [("Content-Length", str(len(body)))]
+        events: list[h11.Event] = [h11.Request(method=method, target=target, headers=[*self._headers, *size, *headers])]
+        events += [] if body is None else [h11.Data(data=body)]
+        self.transport.write(b"".join(self._http.send(event) or b"" for event in (*events, h11.EndOfMessage())))
+
+    def dataReceived(self, data: bytes) -> None:
+        """Pass on the head, the body and the end of the answer; abort a connection whose answer is invalid."""
+        try:
+            self._http.receive_data(data)
+            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+                if isinstance(event, h11.Response):
+                    self.status = event.status_code
+                    headers = {bytes(name): bytes(value) for name, value in event.headers}
+                    if self.status == 503:
+                        follow_leader(self._endpoint, headers.get(b"location", b"").decode("latin-1"))
+                    self.head_received(headers)
+                elif isinstance(event, h11.Data):
+                    self.body_received(bytes(event.data))
+                elif isinstance(event, h11.EndOfMessage):
+                    self.answer_ended()
+                elif isinstance(event, h11.ConnectionClosed):
+                    break
+        except (h11.ProtocolError, ValueError, KeyError, TypeError) as error:
+            self.answer_invalid(error)
+            self.transport.abortConnection()
+
+    def next_request(self) -> bool:
+        """Return whether the connection can be used for another request, after the end of an answer."""
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    # Hooks for subclasses.
+
+    def head_received(self, headers: dict[bytes, bytes]) -> None:
+        """Handle the headers of an answer, by lower-case name."""
+
+    def body_received(self, data: bytes) -> None:
+        """Handle a part of an answer's body; a ValueError, KeyError or TypeError means that it is invalid."""
+
+    def answer_ended(self) -> None:
+        """Handle the end of an answer."""
+
+    def answer_invalid(self, error: Exception) -> None:
+        """Report that the server does not answer as expected."""
+
+
+class Connection(HttpClient):
+    """One connection to a server, which collects each answer and fires a Deferred with it.
 
     :param endpoint: where the connection was made to; if this names several servers, an answer may name the leader for
         the next connection
@@ -65,8 +131,6 @@ class Connection(Protocol):
     :ivar usable: whether the connection can send another request once the last one is answered
     """
 
-    transport: Any
-
     def __init__(
         self,
         endpoint: Any,
@@ -74,12 +138,11 @@ class Connection(Protocol):
         token: str | None = None,
         changed: Callable[[Connection | None], object] = lambda connection: None,
     ) -> None:
+        super().__init__(endpoint, authority, token)
         self.usable = True
-        self._endpoint, self._authority, self._changed = endpoint, authority, changed
-        self._headers = [("Host", authority), *([("Authorization", f"Bearer {token}")] if token else [])]
-        self._http = h11.Connection(h11.CLIENT)
+        self._changed = changed
         self._waiting: Deferred[ServerAnswer] | None = None
-        self._status, self._body = 0, bytearray()
+        self._body = bytearray()
 
     def connectionMade(self) -> None:
         self._changed(self)
@@ -100,11 +163,8 @@ class Connection(Protocol):
         self, method: str, target: str, body: bytes | None = None, headers: tuple[tuple[str, str], ...] = ()
     ) -> Deferred[ServerAnswer]:
         """Send a request, while the connection is idle; the Deferred fails with one of LOST if no answer arrives."""
-        size = [] if body is None else [("Content-Length", str(len(body)))]
-        events: list[h11.Event] = [h11.Request(method=method, target=target, headers=[*self._headers, *size, *headers])]
-        events += [] if body is None else [h11.Data(data=body)]
         waiting = self._waiting = Deferred(lambda _: self.transport.abortConnection())
-        self.transport.write(b"".join(self._http.send(event) or b"" for event in (*events, h11.EndOfMessage())))
+        self.request(method, target, body, headers)
         return waiting
 
     def leave(self) -> None:
@@ -112,34 +172,20 @@ class Connection(Protocol):
         self.usable = False
         self.transport.loseConnection()
 
-    def dataReceived(self, data: bytes) -> None:
-        """Fire the Deferred of :meth:`ask` when the answer is complete; abort a connection that sends no HTTP."""
-        try:
-            self._http.receive_data(data)
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-                if isinstance(event, h11.Response):
-                    self._status = event.status_code
-                    if self._status == 503:
-                        follow_leader(self._endpoint, dict(event.headers).get(b"location", b"").decode("latin-1"))
-                elif isinstance(event, h11.Data):
-                    self._body += event.data
-                    if len(self._body) > LARGEST:
-                        raise h11.RemoteProtocolError(f"the answer exceeds {LARGEST} bytes")
-                elif isinstance(event, h11.EndOfMessage):
-                    self._answered()
-                elif isinstance(event, h11.ConnectionClosed):
-                    break
-        except h11.ProtocolError as error:
-            log.warn("{name} does not answer as HTTP: {error}", name=self._authority, error=str(error))
-            self.transport.abortConnection()
+    def body_received(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > LARGEST:
+            raise ValueError(f"the answer exceeds {LARGEST} bytes")
 
-    def _answered(self) -> None:
-        answer = ServerAnswer(self._status, bytes(self._body))
+    def answer_ended(self) -> None:
+        """Fire the Deferred of :meth:`ask`."""
+        answer = ServerAnswer(self.status, bytes(self._body))
         self._body.clear()
-        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
-            self._http.start_next_cycle()
-        else:
+        if not self.next_request():
             self.leave()
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.called:
             waiting.callback(answer)
+
+    def answer_invalid(self, error: Exception) -> None:
+        log.warn("{name} does not answer as HTTP: {error}", name=self._authority, error=str(error))

@@ -34,11 +34,10 @@ from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
 from fyrehose.options import exact_size, fixed, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
-from fyrehose.protocols.http.arriving import Arrival
-from fyrehose.protocols.http.consuming import Consumption
-from fyrehose.protocols.http.documents import by_content_type
-from fyrehose.protocols.http.leasing import Leasing
-from fyrehose.protocols.http.listing import Listing, Matching
+from fyrehose.protocols.http.bodies import by_content_type
+from fyrehose.protocols.http.consuming import Arrival, Consumption
+from fyrehose.protocols.http.leasing import carry_out
+from fyrehose.protocols.http.listing import described, matching
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
@@ -47,7 +46,6 @@ from fyrehose.protocols.http.session import (
     PROTOCOL,
     REFUSALS,
     BodyRefused,
-    Follow,
     HttpSession,
     List,
     Live,
@@ -57,8 +55,6 @@ from fyrehose.protocols.http.session import (
     RequestLimits,
     Retire,
 )
-from fyrehose.protocols.http.uploads import Upload
-from fyrehose.protocols.http.working import BODIES
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
@@ -98,13 +94,54 @@ class HttpSettings(WebSettings):
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
     )
-    #: largest body of lines with a Content-Length; it is stored as it arrives, so only its answer needs memory
+    #: largest body of lines with a Content-Length; its messages are stored as they arrive, and take no memory later
     max_body: int = fixed(16 << 30)
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:
             most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
+
+
+#: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
+MOST_RANGES = 1_000
+
+
+@attrs.define(eq=False)
+class Upload:
+    """The progress of a POST: which of its messages are durable, and whether it was refused.
+
+    :ivar complete: whether the whole body was received
+    :ivar refusal: why the rest of the body is refused; None if it is not
+    :ivar pending: publishes that are not durable yet
+    :ivar count: durable messages
+    :ivar ranges: first and last number of each contiguous range of durable messages
+    """
+
+    stream: str
+    complete: bool = False
+    refusal: RequestRefused | None = None
+    pending: int = 0
+    count: int = 0
+    ranges: list[tuple[int, int]] = attrs.field(factory=list)
+
+    def add_durable(self, first: int, count: int) -> None:
+        """Record that one publish of *count* messages became durable, starting at number *first*."""
+        self.pending -= 1
+        self.count += count
+        begin = first
+        if self.ranges and (self.ranges[-1][1] + 1 == first or len(self.ranges) > MOST_RANGES):
+            begin, _ = self.ranges.pop()
+        self.ranges.append((begin, first + count - 1))
+
+    def answer(self) -> dict[str, Any]:
+        """Return the JSON object that answers the POST."""
+        answer: dict[str, Any] = {"stream": self.stream, "count": self.count}
+        if self.ranges:
+            answer |= {"first": self.ranges[0][0], "last": self.ranges[-1][1]}
+        if 1 < len(self.ranges) <= MOST_RANGES:  # Other publishers used the numbers in between.
+            answer["ranges"] = self.ranges
+        return answer
 
 
 class HttpProtocol(WebProtocol):
@@ -122,7 +159,7 @@ class HttpProtocol(WebProtocol):
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | Arrival | None = None
-        self._leasing: Leasing | None = None
+        self._leasing: Deferred[Any] | None = None  #: a request that waits for records to lease
         self._input_ended = False
         self.label = f"connection {next(factory.labels)}"
 
@@ -176,7 +213,7 @@ class HttpProtocol(WebProtocol):
             self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
-        """Refuse the rest of a body."""
+        """Refuse a POST because of a later part of its body; its answer counts the messages before that part."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
@@ -205,9 +242,8 @@ class HttpProtocol(WebProtocol):
         self._authenticate(event.request)
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
-        elif event.pattern:
-            self.session.start(200, NDJSON, self._fresh())
-            self.session.end()
+        elif event.pattern is not None:  # a HEAD
+            self._send_records(event, [], {})
         elif event.at_least:
             self._consumption = Arrival(self, event)
             self._consumption.start()
@@ -218,7 +254,8 @@ class HttpProtocol(WebProtocol):
         if not self.broker.exists(event.stream):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
         else:
-            self._send_records(event, event.first, {})
+            first, last = self.broker.bounds(event.stream)
+            self._send_records(event, [(event.stream, max(event.first, first), last)], {})
 
     def _fresh(self) -> dict[str, str]:
         """Return the header that says how old the answer may be; none if the server is not in a cluster."""
@@ -227,54 +264,34 @@ class HttpProtocol(WebProtocol):
             return {}
         return {"Fyrehose-Age": "unknown" if age == inf else f"{max(0.0, age):.3f}"}
 
-    def _send_records(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
-        oldest, last = self.broker.bounds(event.stream)
-        first = max(first, oldest)
-        bounds = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last)}
-        self.session.start(200, NDJSON, {**bounds, **self._fresh(), **headers})
-        if first > last or not event.limit or event.request.method == "HEAD":
-            self.session.end()
-            self._end_consumption()
-            return
-        self._streamed = ReadAnswer(self, event.stream, first, last, event.limit, joins=event.joins)
-        self.attach(self._streamed)
+    def _send_records(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
+        """Start an answer with the records of some streams.
 
-    def read_all(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
-        """Answer with the records of several streams.
-
-        :param parts: each stream, and the numbers of its first and last record to send
+        :param parts: each stream, and the numbers of its first and its last record to send
         """
+        if event.pattern is None:
+            oldest, last = self.broker.bounds(event.stream)
+            headers = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last), **headers}
         self.session.start(200, NDJSON, {**self._fresh(), **headers})
-        if parts:
-            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:])
-            self.attach(self._streamed)
-        else:
+        parts = [(stream, first, last) for stream, first, last in parts if first <= last]
+        if not parts or not event.limit or event.request.method == "HEAD":
             self.session.end()
             self._end_consumption()
-        self.proceed()
+        else:
+            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:], joins=event.joins)
+            self.attach(self._streamed)
 
     def on_list(self, event: List) -> None:
         """List streams in the order of their creation, those that the peer may read."""
         self._authenticate(event.request)
 
-        def listing(matching: list[str]) -> Deferred[dict[str, object]]:
-            names = matching[event.page * event.limit : (event.page + 1) * event.limit]
-            listed = Listing(self.broker, self.timers, self.ends, names, self.now).start()
-            return listed.addCallback(lambda each: {"matching": len(matching), "page": event.page, "streams": each})
+        self.call(Deferred.fromCoroutine(self._list(event)), self._managed)
 
-        matching = Matching(self.timers, event.pattern, self.broker.streams()).start()
-        self.call(matching.addCallback(listing), self._managed)
-
-    def on_follow(self, event: Follow) -> None:
-        """Subscribe to all streams that match a pattern, and start the answer."""
-        self._authenticate(event.request)
-        if event.request.method == "HEAD":
-            self.session.start(200, EVENTS, self._fresh())
-            self.session.end()
-        elif event.subscription is not None:
-            self._consume(event)
-        else:
-            self.follow_all(event)
+    async def _list(self, event: List) -> dict[str, object]:
+        names = await matching(self.timers, event.pattern, self.broker.streams())
+        page = names[event.page * event.limit : (event.page + 1) * event.limit]
+        streams = await described(self.broker, self.timers, self.ends, page, self.now)
+        return {"matching": len(names), "page": event.page, "streams": streams}
 
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
@@ -282,27 +299,48 @@ class HttpProtocol(WebProtocol):
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         else:
-            self._send_events(event, event.after, {"Fyrehose-Last": str(self.broker.bounds(event.stream)[1])})
+            self._send_events(event, event.after, {})
 
-    def _send_events(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
-        answer = LiveAnswer(self)
-        subscription = self.broker.subscribe(event.stream, after, answer)
-        self.session.start(200, EVENTS, {**self._fresh(), **headers})
-        if event.request.method == "HEAD":
-            subscription.stopProducing()
+    def _send_events(
+        self,
+        event: Live,
+        after: int | None,
+        headers: Mapping[str, str],
+        place: Callable[[str], int | None] | None = None,
+    ) -> None:
+        """Start an answer with the events of a stream behind number *after*, or of all streams that match.
+
+        :param place: see :meth:`PatternAnswer.follow`
+        """
+        headers = {**self._fresh(), **headers}
+        if event.pattern is not None and event.request.method != "HEAD":
+            following = PatternAnswer(self, event.pattern)
+            following.follow(place, headers)
+            self._streamed = following
+        elif event.pattern is not None:
+            self.session.start(200, EVENTS, headers)
             self.session.end()
-            return
-        if after is not None and subscription.position > after:
-            answer.skipped(after + 1, subscription.position)
-        self._streamed = answer
-        answer.start(subscription)
+        else:
+            if event.subscription is None:
+                headers["Fyrehose-Last"] = str(self.broker.bounds(event.stream)[1])
+            answer = LiveAnswer(self)
+            subscription = self.broker.subscribe(event.stream, after, answer)
+            self.session.start(200, EVENTS, headers)
+            if event.request.method == "HEAD":
+                subscription.stopProducing()
+                self.session.end()
+                return
+            if after is not None and subscription.position > after:
+                answer.skipped(after + 1, subscription.position)
+            self._streamed = answer
+            answer.start(subscription)
         if self._input_ended:
             self.timers.start(0, self._end_follower)
 
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""
         self._authenticate(event.request)
-        self.call(self.broker.retire([event.stream]), self._retired)
+        self.call(self.broker.retire([event.stream]), self._managed)
 
     def on_manage(self, event: Manage) -> None:
         """List, show, acknowledge, rewind or delete named subscriptions."""
@@ -312,32 +350,9 @@ class HttpProtocol(WebProtocol):
             listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
-        self.call(maybeDeferred(self._manage, event, named), self._managed)
-
-    def _manage(self, event: Manage, named: Any) -> Any:
-        """Carry out *event*, and return the subscription as an object for JSON, or None if it was deleted."""
-        try:
-            shared = (sharing := named.sharing).find(event.name)
-        except errors.NoSuchSubscription:
-            shared = None
-        if event.action in BODIES or shared is not None:
-            self._leasing = Leasing(self, event, sharing)
-            return self._leasing.start(shared)
-        try:
-            found = named.find(event.name, event.stream)
-        except errors.NoSuchSubscription:
-            if event.action == "delete" and event.stream is None and named.forget(event.name):
-                return None
-            raise
-        if event.action == "show":
-            return named.show(found)
-        if event.action == "delete":
-            return named.delete(found)
-        if event.action == "rewind":
-            changed = named.rewind(found, event.seq)
-        else:
-            changed = named.acknowledge(found, event.seq, event.generation)
-        return changed.addCallback(lambda _: named.show(found))
+        called = maybeDeferred(carry_out, event, named, self.producer)
+        self._leasing = called if event.action == "lease" else None
+        self.call(called, self._managed)
 
     def _managed(self, shown: dict[str, object] | bytes | None) -> None:
         self._leasing = None
@@ -363,7 +378,6 @@ class HttpProtocol(WebProtocol):
         | on(Read, on_read)
         | on(Live, on_live)
         | on(List, on_list)
-        | on(Follow, on_follow)
         | on(Retire, on_retire)
         | on(Manage, on_manage)
     )
@@ -375,9 +389,9 @@ class HttpProtocol(WebProtocol):
         """Return whether the present request can still be answered: the peer is connected, and no answer has begun."""
         return bool(self.writable and self.session.answering and not self.session.streaming)
 
-    def read(self, event: Read, first: int, headers: Mapping[str, str]) -> None:
-        """Answer with the records of a named subscription from number *first* on."""
-        self._send_records(event, first, headers)
+    def read(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
+        """Answer with the records of a named subscription, see :meth:`_send_records`."""
+        self._send_records(event, parts, headers)
         self.proceed()
 
     def read_arrived(self, event: Read) -> None:
@@ -397,23 +411,9 @@ class HttpProtocol(WebProtocol):
         self.count_refusal(*self.session.refuse(503, "not-here-yet", detail, HEADERS[503]))
         self.proceed()
 
-    def follow(self, event: Live, after: int, headers: Mapping[str, str]) -> None:
-        """Answer with the events of a named subscription behind number *after*."""
-        self._send_events(event, after, headers)
-        self.proceed()
-
-    def follow_all(
-        self,
-        event: Follow,
-        place: Callable[[str], int | None] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Answer with the events of all streams that match, see :meth:`PatternAnswer.follow`."""
-        answer = PatternAnswer(self, event.pattern)
-        answer.follow(place, {**self._fresh(), **(headers or {})})
-        self._streamed = answer
-        if self._input_ended:
-            self.timers.start(0, self._end_follower)
+    def follow(self, event: Live, after: int, headers: Mapping[str, str], place: Callable[[str], int | None]) -> None:
+        """Answer with the events of a named subscription, see :meth:`_send_events`."""
+        self._send_events(event, after, headers, place)
         self.proceed()
 
     def displace(self, reason: Exception) -> None:
@@ -455,8 +455,7 @@ class HttpProtocol(WebProtocol):
             self._streamed.close()
             self.session.end()
         self._end_consumption()
-        if self._leasing is not None:
-            self._leasing.cancel()
+        self._cancel_lease()
         super().finish()
 
     def refuse_request(self, refusal: RequestRefused) -> None:
@@ -482,8 +481,7 @@ class HttpProtocol(WebProtocol):
         """
         self._input_ended = True
         super().take_eof()
-        if self._leasing is not None:
-            self._leasing.cancel()
+        self._cancel_lease()
         if self._consumption is not None and self._consumption.waits:
             self._end_consumption()
             self.abort()
@@ -503,8 +501,7 @@ class HttpProtocol(WebProtocol):
     def connectionLost(self, reason: Any = None) -> None:
         if self._streamed is not None:
             self._streamed.stop()
-        if self._leasing is not None:
-            self._leasing.cancel()
+        self._cancel_lease()
         self._end_consumption()
         super().connectionLost(reason)
 
@@ -522,7 +519,7 @@ class HttpProtocol(WebProtocol):
     # Internals.
 
     def _refusal_of(self, error: BaseException | None) -> RequestRefused:
-        """Return the HTTP refusal for an error of the broker."""
+        """Return the status, the cause and the text with which an error of the broker is answered."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 503)
         if isinstance(error, errors.Forbidden):
             status = self.forbidden_status(error)
@@ -533,12 +530,13 @@ class HttpProtocol(WebProtocol):
     def _headers_of(self, refusal: RequestRefused) -> dict[str, str]:
         return {**HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
 
-    def _retired(self, _: None) -> None:
-        if self.session.answering:
-            self.session.respond_without_content()
-            self.proceed()
+    def _cancel_lease(self) -> None:
+        """Cancel a request that waits for records, because the peer has disconnected, or the connection closes."""
+        leasing, self._leasing = self._leasing, None
+        if leasing is not None:
+            leasing.cancel()
 
-    def _consume(self, event: Read | Live | Follow) -> None:
+    def _consume(self, event: Read | Live) -> None:
         self._consumption = Consumption(self, event)
         self._consumption.start()
 
@@ -548,7 +546,7 @@ class HttpProtocol(WebProtocol):
             consumption.end()
 
     def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
-        """Answer the present request when *called*, a call of the broker, has ended; the connection waits for it."""
+        """Answer the request with the result of *called*, a call of the broker, once that has fired."""
         self.unsettled += 1
         called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
         called.addCallback(self._called)

@@ -4,7 +4,7 @@
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
     GET  /streams?match=PATTERN        list streams                          -> List
-    GET  /streams/*/live?match=PATTERN follow all streams that match         -> Follow
+    GET  /streams/*/live?match=PATTERN follow all streams that match         -> Live
     GET  /streams/*?match=PATTERN&subscription=S   read all that match       -> Read
     DELETE /streams/NAME               retire the stream                     -> Retire
     GET  /subscriptions ...            named subscriptions: see managing.py  -> Manage
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 
@@ -26,6 +27,7 @@ from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
+from fyrehose.web.origins import READING
 from fyrehose.web.session import JSON, WEB_REFUSALS, RequestHead, RequestRefused, WebSession
 
 PROTOCOL = "http"
@@ -48,8 +50,8 @@ KEYED = 1 << 20
 LONGEST_WAIT = 300
 #: How long a GET with ``at-least`` and without ``wait`` waits, in seconds.
 ARRIVAL_WAIT = 10
-#: How long no other consumer may have a subscription after a poll that is not acknowledged, and the longest time that a
-#: consumer may ask for, in seconds.
+#: How long a polling consumer keeps its subscription without acknowledging, and the longest time that it may ask for,
+#: in seconds.
 LEASE, LONGEST_LEASE = 30, 3_600
 #: The causes for which requests are refused.
 REFUSALS = (
@@ -94,7 +96,7 @@ USAGE = {
 
 @attrs.frozen(slots=True, kw_only=True)
 class PublishPart:
-    """Messages of a POST to publish; further events may follow for the same request."""
+    """An event: publish these messages of a POST; more may follow for the same request."""
 
     request: RequestHead
     stream: str
@@ -105,26 +107,26 @@ class PublishPart:
 
 @attrs.frozen(slots=True)
 class BodyRefused:
-    """The rest of a body is refused; answer when the messages before it are durable or refused."""
+    """An event: the rest of a POST is refused; answer it when the messages before that are durable or refused."""
 
     refusal: RequestRefused
 
 
 @attrs.frozen(slots=True)
 class PublishEnd:
-    """The body of a POST is complete; answer when all of its messages are durable."""
+    """An event: the body of a POST is complete; answer it when all of its messages are durable."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Read:
-    """Read up to *limit* records, starting at number *first*, or at the oldest if that is later.
+    """A request to read up to *limit* records, starting at number *first*, or at the oldest if that is later.
 
     :ivar subscription: the named subscription, from whose position to read; None: read without one
     :ivar wait: how long to wait if the subscription has no records, in seconds
     :ivar takeover: whether to displace another consumer
     :ivar consumer: the name that the client gave itself; empty: none
     :ivar lease: how long no other consumer may have the subscription if the client does not acknowledge, in seconds
-    :ivar pattern: whether *stream* is a pattern; *subscription* is then one to that pattern
+    :ivar pattern: the pattern, if *stream* is its text; *subscription* is then one to that pattern
     :ivar joins: whether to join the parts of events that are larger than a record
     :ivar at_least: wait until this server has the record of this number; 0: do not wait
     """
@@ -138,7 +140,7 @@ class Read:
     takeover: bool = False
     consumer: str = ""
     lease: int = LEASE
-    pattern: bool = False
+    pattern: Pattern | None = None
     joins: bool = False
     at_least: int = 0
 
@@ -150,8 +152,9 @@ class Read:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Live:
-    """Follow a stream from the record behind number *after*; None: from now on.
+    """A request to follow a stream, or all that match a pattern, behind number *after*; None: from now on.
 
+    :ivar pattern: the pattern, if *stream* is its text
     :ivar last_event: the number of the last record that the peer has received; None: unknown
     :ivar subscription: the named subscription, from whose position to begin; None: follow without one
     :ivar takeover: whether to displace another consumer
@@ -160,6 +163,7 @@ class Live:
     request: RequestHead
     stream: str
     after: int | None
+    pattern: Pattern | None = None
     last_event: int | None = None
     subscription: str | None = None
     takeover: bool = False
@@ -167,7 +171,7 @@ class Live:
 
 @attrs.frozen(slots=True, kw_only=True)
 class List:
-    """List the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
+    """A request to list the streams that match *pattern*: page *page* (from 0) of *limit* streams."""
 
     request: RequestHead
     pattern: Pattern
@@ -176,29 +180,8 @@ class List:
 
 
 @attrs.frozen(slots=True, kw_only=True)
-class Follow:
-    """Follow all streams that match *pattern*, from now on, or behind the positions of a subscription.
-
-    :ivar after: the number behind which a new subscription begins in each stream; None: with new records
-    :ivar subscription: the named subscription; None: none
-    :ivar takeover: whether to displace another consumer
-    """
-
-    request: RequestHead
-    pattern: Pattern
-    after: int | None = None
-    subscription: str | None = None
-    takeover: bool = False
-
-    @property
-    def stream(self) -> str:
-        """Return the text of the pattern, which stands for the stream in its subscription."""
-        return self.pattern.text
-
-
-@attrs.frozen(slots=True, kw_only=True)
 class Retire:
-    """Retire a stream."""
+    """A request to retire a stream."""
 
     request: RequestHead
     stream: str
@@ -206,7 +189,7 @@ class Retire:
 
 @attrs.frozen(slots=True, kw_only=True)
 class RequestLimits:
-    """Limits of one request.
+    """The sizes that one request may have.
 
     :ivar message: the largest message, in bytes
     :ivar body: the largest body of lines with a Content-Length, in bytes
@@ -218,14 +201,13 @@ class RequestLimits:
 
 @attrs.define(eq=False)
 class HttpSession(WebSession):
-    """The server's side of one connection."""
+    """The server's side of one connection of the HTTP protocol: requests become events."""
 
     limits: RequestLimits = attrs.field(kw_only=True)
-    _request: RequestHead | None = attrs.field(default=None, init=False)
     _stream: str = attrs.field(default="", init=False)
-    _content_type: str | None = attrs.field(default=None, init=False)
     _body: Body | None = attrs.field(default=None, init=False)
-    _key: str | None = attrs.field(default=None, init=False)
+    #: makes the event of messages of the present POST
+    _make_part: Callable[..., PublishPart] | None = attrs.field(default=None, init=False)
     #: splits a whole body into messages that are published together; None: messages are published as they arrive
     _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
     #: a request about named subscriptions whose body is being received
@@ -235,33 +217,35 @@ class HttpSession(WebSession):
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
-        self._request, self._body, self._managed, self._partly_published = request, None, None, False
-        path = request.path
+        self._body, self._managed, self._partly_published = None, None, False
         if self.reads_only and request.query.keys() & {"subscription", "token"}:
             detail = (
                 "a page whose origin is not listed itself cannot use named subscriptions or tokens; add it to origins"
             )
             return self.refuse(403, "foreign-origin", detail)
-        if path == ("",):
-            return self._usage(request)
+        path, method = request.path, request.method
+        handle: Callable[[RequestHead], Iterable[object]]
         if (managed := manage(request)) is not None:
-            return self._manage(request, managed)
-        if path == ("streams",):
-            return self._list(request)
-        if path[0] != "streams" or path[2:] not in ((), ("live",)):
+            methods, handle = allowed(managed), partial(self._manage, event=managed)
+        elif path in (("",), ("streams",)):
+            methods, handle = READING, self._list if path[0] else self._usage
+        elif path[0] != "streams" or path[2:] not in ((), ("live",)):
             paths = ", ".join(USAGE)
             return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
-        self._stream = path[1]
-        if not 1 <= len(self._stream.encode()) <= MAX_NAME:
-            return self.refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
-        allowed = ("GET", "HEAD") if path[2:] else ("GET", "HEAD", "POST", "DELETE")
-        if request.method not in allowed:
-            return self._refuse_method(allowed)
-        if request.method == "POST":
-            return self._post(request)
-        if request.length != 0:
-            return self._refuse_body(request)
-        return self._delete(request) if request.method == "DELETE" else self._get(request)
+        else:
+            self._stream = path[1]
+            if not 1 <= len(self._stream.encode()) <= MAX_NAME:
+                return self.refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
+            methods = READING if path[2:] else (*READING, "POST", "DELETE")
+            handle = {"POST": self._post, "DELETE": self._delete}.get(method, self._get)
+        if method not in methods:
+            detail = f"method not allowed; use {', '.join(methods)}"
+            return self.refuse(405, "bad-method", detail, {"Allow": ", ".join(methods)})
+        if method in ("POST", "PUT") and not request.framed:
+            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
+        if method not in ("POST", "PUT") and request.length != 0:
+            return self.refuse(413, "unexpected-body", f"unexpected body: send {method} without one")
+        return handle(request)
 
     def on_body(self, data: bytes) -> Iterable[object]:
         """Return the messages that *data*, a part of the body, completes, or refuse a body that is too large."""
@@ -278,7 +262,7 @@ class HttpSession(WebSession):
             return [*self._publish(error.before), *self.refuse_large_message()]
 
     def on_body_end(self) -> Iterable[object]:
-        """Return the last events of a request with a body."""
+        """Return the events that the end of a request's body completes."""
         body, self._body = self._body, None
         if body is None:
             return ()
@@ -321,23 +305,14 @@ class HttpSession(WebSession):
     # Internals.
 
     def _usage(self, request: RequestHead) -> Iterable[object]:
-        if request.method not in ("GET", "HEAD"):
-            return self._refuse_method(("GET", "HEAD"))
-        if request.length != 0:
-            return self._refuse_body(request)
         self.respond(200, json.dumps(USAGE, indent=2).encode() + b"\n")
         return ()
 
-    def _refuse_method(self, allowed: tuple[str, ...]) -> Iterable[object]:
-        methods = ", ".join(allowed)
-        return self.refuse(405, "bad-method", f"method not allowed; use {methods}", {"Allow": methods})
-
-    def _refuse_body(self, request: RequestHead) -> Iterable[object]:
-        return self.refuse(413, "unexpected-body", f"unexpected body: send {request.method} without one")
+    def _refuse_parameters(self, request: RequestHead, what: str) -> Iterable[object]:
+        name = next(iter(request.query))
+        return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: {what} has no parameters")
 
     def _post(self, request: RequestHead) -> Iterable[object]:
-        if not request.framed:
-            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
         if "content-encoding" in request.headers:
             return self.refuse(415, "encoded-body", "encoded body: send it without a Content-Encoding")
         content_type = request.headers.get("content-type", "")
@@ -346,12 +321,12 @@ class HttpSession(WebSession):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
         if len(content_type) > MAX_NAME:
             return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
-        self._key = request.headers.get("idempotency-key")
-        if self._key is not None and not (1 <= len(self._key) <= MAX_NAME and self._key.isascii()):
+        key = request.headers.get("idempotency-key")
+        if key is not None and not (1 <= len(key) <= MAX_NAME and key.isascii()):
             detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
             return self.refuse(400, "bad-key", detail)
         lines = kind in NDJSONS
-        self._split = split_lengths if kind == LENGTHS else split_lines if lines and self._key is not None else None
+        self._split = split_lengths if kind == LENGTHS else split_lines if lines and key is not None else None
         largest = self.limits.body if lines else self.limits.message
         if self._split is not None:
             largest = min(KEYED, self.limits.message)
@@ -362,14 +337,11 @@ class HttpSession(WebSession):
             self._body = LineBody(self.limits.message)
         else:
             self._body = Whole(largest, request.length)
-        self._content_type = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
+        stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
+        self._make_part = partial(PublishPart, request=request, stream=self._stream, content_type=stored, key=key)
         return ()
 
     def _list(self, request: RequestHead) -> Iterable[object]:
-        if request.method not in ("GET", "HEAD"):
-            return self._refuse_method(("GET", "HEAD"))
-        if request.length != 0:
-            return self._refuse_body(request)
         try:
             numbers = _numbers(request, {"limit": MOST_LISTED, "page": MOST_PAGES}, ("match",))
             pattern = Pattern.of_peer(request.query.get("match", "*"))
@@ -378,51 +350,11 @@ class HttpSession(WebSession):
         limit, page = numbers.get("limit", MOST_LISTED), numbers.get("page", 0)
         return (List(request=request, pattern=pattern, limit=limit, page=page),)
 
-    def _get_matching(self, request: RequestHead, live: bool) -> Iterable[object]:
-        subscription = request.query.get("subscription")
-        if self._stream != "*" or not request.query["match"] or not (live or subscription):
-            detail = (
-                "match needs a pattern such as logs.*, and the path /streams/*/live, or /streams/* and subscription"
-            )
-            return self.refuse(400, "bad-query", detail)
-        known: dict[str, int] = {} if subscription is None else {"from": LAST_SEQ, "takeover": 1}
-        known |= {} if live else {"limit": MOST_RECORDS, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
-        try:
-            numbers = _numbers(request, known, ("match", "subscription", *(() if live else ("consumer",))))
-            pattern = Pattern.of_peer(request.query["match"])
-        except (ValueError, InvalidPattern) as error:
-            return self.refuse(400, "bad-query", str(error))
-        takeover = bool(numbers.get("takeover"))
-        if live:
-            after = max(0, numbers["from"] - 1) if "from" in numbers else None
-            return (
-                Follow(request=request, pattern=pattern, after=after, subscription=subscription, takeover=takeover),
-            )
-        return (
-            Read(
-                request=request,
-                stream=pattern.text,
-                first=numbers.get("from", 0),
-                limit=numbers.get("limit", RECORDS),
-                subscription=subscription,
-                wait=numbers.get("wait", 0),
-                takeover=takeover,
-                consumer=request.query.get("consumer", ""),
-                lease=max(1, numbers.get("lease", LEASE)),
-                pattern=True,
-            ),
-        )
-
     def _manage(self, request: RequestHead, event: Manage) -> Iterable[object]:
-        if request.method not in allowed(event):
-            return self._refuse_method(allowed(event))
         if request.query:
-            name = next(iter(request.query))
-            return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: this path has no parameters")
+            return self._refuse_parameters(request, "this path")
         if request.method not in ("POST", "PUT"):
-            return (event,) if request.length == 0 else self._refuse_body(request)
-        if not request.framed:
-            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
+            return (event,)
         largest = self._largest(event)
         if request.length is not None and request.length > largest:
             return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {largest} bytes")
@@ -435,54 +367,49 @@ class HttpSession(WebSession):
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
         if request.query:
-            name = next(iter(request.query))
-            return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: DELETE has no parameters")
+            return self._refuse_parameters(request, "DELETE")
         return (Retire(request=request, stream=self._stream),)
 
     def _get(self, request: RequestHead) -> Iterable[object]:
-        live = request.path[2:] == ("live",)
-        if "match" in request.query:
-            return self._get_matching(request, live)
-        subscription = request.query.get("subscription")
-        known = {"from": LAST_SEQ} if live else {"from": LAST_SEQ, "limit": MOST_RECORDS}
-        if subscription is None and not live:
-            known |= {"at-least": LAST_SEQ, "wait": LONGEST_WAIT}
-        if subscription is not None:
-            known |= {"takeover": 1} if live else {"takeover": 1, "wait": LONGEST_WAIT, "lease": LONGEST_LEASE}
-        others = ("subscription", "token") if live else ("subscription", "parts")
-        if not live and subscription is not None:
-            others = ("subscription", "consumer")
+        query, live = request.query, request.path[2:] == ("live",)
+        subscription, matching = query.get("subscription"), "match" in query
+        if matching and (self._stream != "*" or not query["match"] or not (live or subscription)):
+            detail = (
+                "match needs a pattern such as logs.*, and the path /streams/*/live, or /streams/* and subscription"
+            )
+            return self.refuse(400, "bad-query", detail)
+        last = "" if matching or not live else request.headers.get("last-event-id", "")
         try:
-            numbers = _numbers(request, known, others)
-            if live and "token" in request.query:
+            numbers = _numbers(request, *_parameters(live, matching, subscription is not None))
+            pattern = Pattern.of_peer(query["match"]) if matching else None
+            if "token" in query:
                 _check_token(request)
             if subscription is None and "wait" in numbers and "at-least" not in numbers:
                 raise ValueError("wait without at-least: expected at-least=SEQ, the number of the record to wait for")
-            if request.query.get("parts", "join") not in ("join", "keep"):
+            if query.get("parts", "join") not in ("join", "keep"):
                 raise ValueError("invalid parts: expected join, or keep, which is the default")
-        except ValueError as error:
+            if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
+                raise ValueError("invalid Last-Event-ID: expected the number of the last record received")
+        except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
+        stream, takeover = self._stream if pattern is None else pattern.text, bool(numbers.get("takeover"))
         if not live:
-            first, limit = numbers.get("from", 0), numbers.get("limit", RECORDS)
             return (
                 Read(
                     request=request,
-                    stream=self._stream,
-                    first=first,
-                    limit=limit,
+                    stream=stream,
+                    first=numbers.get("from", 0),
+                    limit=numbers.get("limit", RECORDS),
                     subscription=subscription,
                     wait=numbers.get("wait", ARRIVAL_WAIT if "at-least" in numbers else 0),
-                    takeover=bool(numbers.get("takeover")),
-                    consumer=request.query.get("consumer", ""),
+                    takeover=takeover,
+                    consumer=query.get("consumer", ""),
                     lease=max(1, numbers.get("lease", LEASE)),
+                    pattern=pattern,
                     at_least=numbers.get("at-least", 0),
-                    joins=request.query.get("parts") == "join",
+                    joins=query.get("parts") == "join",
                 ),
             )
-        last = request.headers.get("last-event-id", "")
-        if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
-            detail = "invalid Last-Event-ID: expected the number of the last record received"
-            return self.refuse(400, "bad-query", detail)
         last_event = int(last) if last else None
         after = max(0, numbers["from"] - 1) if "from" in numbers else None
         if last_event is not None and subscription is None:
@@ -490,28 +417,46 @@ class HttpSession(WebSession):
         return (
             Live(
                 request=request,
-                stream=self._stream,
+                stream=stream,
                 after=after,
+                pattern=pattern,
                 last_event=last_event,
                 subscription=subscription,
-                takeover=bool(numbers.get("takeover")),
+                takeover=takeover,
             ),
         )
 
     def _publish(self, payloads: list[bytes]) -> Iterable[object]:
         if not payloads:
             return ()
-        assert self._request is not None
+        assert self._make_part is not None, "only a POST has messages"
         self._partly_published = True
-        return (
-            PublishPart(
-                request=self._request,
-                stream=self._stream,
-                content_type=self._content_type,
-                payloads=payloads,
-                key=self._key,
-            ),
-        )
+        return (self._make_part(payloads=payloads),)
+
+
+def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int], list[str]]:
+    """Return the parameters that a GET may have: numbers, with the largest number of each, and the names of others.
+
+    :param live: whether it follows new records
+    :param matching: whether it reads the streams that match a pattern, not one stream
+    :param named: whether it has a named subscription
+    """
+    numbers = (
+        ("from", LAST_SEQ, named or not matching),
+        ("limit", MOST_RECORDS, not live),
+        ("takeover", 1, named),
+        ("wait", LONGEST_WAIT, not live),
+        ("lease", LONGEST_LEASE, named and not live),
+        ("at-least", LAST_SEQ, not named and not live),
+    )
+    others = (
+        ("match", matching),
+        ("subscription", True),
+        ("token", live and not matching),
+        ("consumer", named and not live),
+        ("parts", not named and not live),
+    )
+    return {name: most for name, most, usable in numbers if usable}, [name for name, usable in others if usable]
 
 
 def _check_token(request: RequestHead) -> None:

@@ -129,7 +129,7 @@ class SharedWork:
     lease: float = attrs.field(default=30.0, init=False)
     _waiting: deque[WorkRecord] = attrs.field(factory=deque, init=False)
     _current: WorkRecord | None = attrs.field(default=None, init=False)
-    #: numbers the requests; begins at random, so that no number of an earlier worker of the same name repeats
+    #: the number of the last request; begins at random, so that an earlier worker of this name had other numbers
     _request: int = attrs.field(factory=lambda: secrets.randbits(40), init=False)
     _extending: LoopingCall = attrs.field(init=False)
 
@@ -166,7 +166,7 @@ class SharedWork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle the present record, or return it if the body raised an error; return records not begun."""
+        """Settle the present record, or give it back if the body raised an error; give back records not begun."""
         if self._extending.running:
             self._extending.stop()
         current, self._current = self._current, None
@@ -228,11 +228,11 @@ class SharedWork:
             raise LeaseLost(f"record {record.seq} of stream {record.stream!r} was not settled: {refused[0]}")
 
     async def failed(self, record: WorkRecord, delay: float | None = None) -> None:
-        """Return *record* as failed; the server leases it again after *delay* seconds, or after a growing time."""
+        """Give *record* back as failed; the server leases it again after *delay* seconds, or after a growing time."""
         await self._give_back("failed", record, {} if delay is None else {"delay": delay})
 
     async def untried(self, record: WorkRecord, delay: float | None = None) -> None:
-        """Return *record* without counting a failure, for example because a database is down."""
+        """Give *record* back without counting a failure, for example because a database is down."""
         await self._give_back("untried", record, {} if delay is None else {"delay": delay})
 
     async def reject(self, record: WorkRecord, why: str) -> None:
@@ -275,7 +275,7 @@ class SharedWork:
         return Deferred.fromCoroutine(self._extend_all())
 
     async def _extend_all(self) -> None:
-        """Extend the leases of the present record and of those that were not begun."""
+        """Extend the leases of the record that is worked on, and of those that wait behind it."""
         until = self.clock.seconds() - self.longest * self.lease
         held = [each for each in (self._current, *self._waiting) if each is not None and not (each.ended or each.lost)]
         held = [each for each in held if each.leased > until]

@@ -38,15 +38,16 @@ from typing import Any
 
 import attrs
 
-from fyrehose import options
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import JournalCorrupt
 from fyrehose.kernels import lumberjack as kernel
+from fyrehose.options import one_of
 from fyrehose.protocols.lumberjack.columns import JSON
 from fyrehose.records import Buffer, Run
 
-#: The values of the option ``resent``.
+#: The values of the option ``resent``, and its converter.
 STORE, DROP = "store", "drop"
+choice = one_of(STORE, DROP)
 #: The fields that identify an event: all fields of one of these lines.
 IDENTITIES = (
     ((b"agent", b"ephemeral_id"), (b"log", b"file", b"path"), (b"log", b"offset"), (b"@timestamp",)),
@@ -63,10 +64,6 @@ STRETCHES, LEAST_STRETCHES = 65_536, 32
 READ, MOST_READS = 1 << 20, 16
 #: The largest event that is compared as JSON, in bytes.
 MOST_JSON = 64 << 10
-
-
-#: Converts the option ``resent``.
-choice = options.choice(STORE, DROP)
 
 
 @attrs.define(eq=False, slots=True)

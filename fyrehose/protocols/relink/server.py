@@ -115,7 +115,7 @@ class RelinkProtocol(SessionProtocol):
             self.entry.ending |= self.shared is not None
             self.registry.detached(self.entry)
         if self.named is not None:
-            self.broker.named.detach(self.named, self)
+            self.named.detach(self)
         super().connectionLost(reason)
 
     def pauseProducing(self) -> None:
@@ -181,7 +181,7 @@ class RelinkProtocol(SessionProtocol):
             return
         # The link of a worker is never resumed: other workers may have got its records since.
         entry = None if place.share else registry.find(hello, identity, self.peer)
-        if entry is not None and self.named is not None and self.broker.named.owner(self.named) != entry.label:
+        if entry is not None and self.named is not None and self.named.owner != entry.label:
             registry.discard(entry)  # The subscription had another consumer since, or was rewound.
             entry = None
         if entry is not None:

@@ -6,7 +6,7 @@ import attrs
 
 from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import choice, count, duration, exact_size, fixed, name, option, size
+from fyrehose.options import count, duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.relink.limits import LEASED, LinkLimits
 from fyrehose.protocols.relink.sending import MAX_WINDOW
 from fyrehose.records import MAX_PAYLOAD
@@ -17,7 +17,7 @@ def _name_or_nothing(text: str) -> str:
 
 
 #: If a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters.
-_refused = choice(letters.CLOSE, letters.KEEP)
+_refused = one_of(letters.CLOSE, letters.KEEP)
 
 
 @attrs.frozen(kw_only=True)

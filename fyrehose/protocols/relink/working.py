@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.consumers.settling import Settling, answer_to
 from fyrehose.broker.consumers.table import LeasedRun
-from fyrehose.broker.consumers.work import Item
+from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.errors import Following, FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import ISubscription
 from fyrehose.protocols.relink import events
@@ -180,14 +180,12 @@ class WorkerEndpoint(Endpoint):
         self._waiting = None
         pattern, lease = bool(self._shared.options.pattern), self._shared.options.lease
         for part in found:
-            payloads = part.run.payloads()
-            for leased in part.leases:
-                stream = leased.lane.stream if pattern else ""
-                for seq in range(leased.first, leased.last + 1):
-                    record = HeldRecord(stream, seq, leased.token, leased.failures)
-                    parts = self._parts(next(payloads), part.run.content_type)
-                    (message,) = self.link.send((RECORDS,), (record.head(lease), *parts))
-                    self._records.sent(message, record)
+            stream = part.run.stream if pattern else ""
+            for seq, payload in enumerate(part.run.payloads(), part.lease.first):
+                record = HeldRecord(stream, seq, part.lease.token, part.lease.failures)
+                parts = self._parts(payload, part.run.content_type)
+                (message,) = self.link.send((RECORDS,), (record.head(lease), *parts))
+                self._records.sent(message, record)
         if not self._over:
             self.protocol.flush()
             self.protocol.timers.start(0, self._lease)
@@ -231,7 +229,7 @@ class WorkerEndpoint(Endpoint):
         runs = work.runs(PROTOCOL, self.protocol.producer)
         self.protocol.unsettled += 1
         done = maybeDeferred(self._sharing.act, self._shared, work.items, work.consumer or self._consumer, runs)
-        done.addCallbacks(lambda answer: self._answer(work, *answer), self._refuse)
+        done.addCallbacks(lambda outcome: self._answer(work, outcome), self._refuse)
         done.addCallback(self._done, request)
         done.addErrback(self.protocol.failed)
         return True
@@ -243,7 +241,7 @@ class WorkerEndpoint(Endpoint):
         work = Settling(items, [])
         self.protocol.unsettled += 1
         done = maybeDeferred(self._sharing.act, self._shared, items, self._consumer)
-        done.addCallbacks(lambda answer: self._answer(work, *answer), self._keep, errbackArgs=(items,))
+        done.addCallbacks(lambda outcome: self._answer(work, outcome), self._keep, errbackArgs=(items,))
         done.addCallback(self._done, None)
         done.addErrback(self.protocol.failed)
 
@@ -261,9 +259,9 @@ class WorkerEndpoint(Endpoint):
         items, self._unwritten = self._unwritten, []
         self._settle(items)
 
-    def _answer(self, work: Settling, refused: list[Any], extended: list[Any]) -> dict[str, object]:
-        changed = [(action, token) for action, token in extended if action.token != token]
-        return answer_to(work, bool(self._shared.options.pattern), refused, changed)
+    def _answer(self, work: Settling, outcome: WorkOutcome) -> dict[str, object]:
+        outcome.extended = [(item, token) for item, token in outcome.extended if item.token != token]
+        return answer_to(work, bool(self._shared.options.pattern), outcome)
 
     def _refuse(self, failure: Failure) -> dict[str, object]:
         failure.trap(FyrehoseError)

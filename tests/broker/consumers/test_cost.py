@@ -15,7 +15,7 @@ import pytest
 
 from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
 from fyrehose.broker.consumers.progress import ShareOptions, StreamProgress
-from fyrehose.broker.consumers.work import Work, WorkerAction
+from fyrehose.broker.consumers.work import Item, Work
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -43,7 +43,7 @@ class World:
     def work_once(self) -> int:
         """Lease 100 records, settle them, and return how many they were."""
         leased = self.work.lease("w", None, 100)
-        actions = [WorkerAction("done", each.lane, each.first, each.last, each.token) for each in leased]
+        actions = [Item("done", each.first, each.last, each.token, each.lane.stream) for each in leased]
         self.append(self.work.act(actions, "w").batches)
         return sum(map(len, leased))
 
@@ -89,7 +89,7 @@ def test_a_million_records_behind_an_unsettled_one_slow_nothing_down() -> None:
     for _ in range(9_997):
         assert world.work_once() == 100
     lane = world.work.lanes["s"]
-    assert (lane.progress.settled, lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
+    assert (lane.progress.counts["settled"], lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
     assert calls_of(world.work_once) == first
     assert len(lane.progress.final.above()) == 1
     assert len(lane.fresh) + len(lane.entries) == 1
@@ -106,8 +106,8 @@ def test_settled_records_take_no_memory_until_their_leases_would_have_ended() ->
         (leased,) = world.work.lease("w", None, 1)
         seq, token = leased.first, leased.token
         for kind in ("extend", "extend", "failed", "done"):
-            action = WorkerAction(kind, lane, seq, seq, token, delay=86_400)
-            world.append(world.work.act([action], "w").batches)
+            item = Item(kind, seq, seq, token, "s", delay=86_400)
+            world.append(world.work.act([item], "w").batches)
     assert len(lane.fresh) + len(lane.entries) == 1
     assert max(len(lane._fresh_ends), len(lane._ends), len(lane._delayed), len(world.group.alarms)) < 500
 

@@ -138,7 +138,7 @@ def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> No
     assert world.lane.holds(1, (1, 2))
 
 
-def test_only_the_last_token_counts() -> None:
+def test_only_the_token_of_the_last_lease_settles_a_record() -> None:
     world = World()
     world.lease()
     world.fail(1)
@@ -175,7 +175,7 @@ def test_the_last_failure_makes_a_dead_letter() -> None:
     world.fail(1)
     assert [(batch.letter, batch.ended) for batch in world.waiting] == [((1, 2, "limit", 0), {})]
     world.commit()
-    assert (world.lane.progress.dead, world.lane.progress.final.floor) == (1, 1)
+    assert (world.lane.progress.counts["dead"], world.lane.progress.final.floor) == (1, 1)
 
 
 def test_without_a_limit_there_are_no_dead_letters() -> None:
@@ -273,12 +273,12 @@ def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -
     world.oldest = 8
     world.lane.tick()
     world.commit()
-    assert world.lane.progress.expired == 6
+    assert world.lane.progress.counts["expired"] == 6
     assert world.lane.why_not(1, (1, 1)) == ""
     world.now = 10.0
     world.lane.tick()
     world.commit()
-    assert (world.lane.progress.expired, world.lane.progress.final.floor) == (7, 7)
+    assert (world.lane.progress.counts["expired"], world.lane.progress.final.floor) == (7, 7)
 
 
 def test_a_deleted_record_of_the_epoch_before_expires_after_a_lease_time() -> None:
@@ -289,7 +289,7 @@ def test_a_deleted_record_of_the_epoch_before_expires_after_a_lease_time() -> No
     world.now = 10.0
     world.lane.tick()
     world.commit()
-    assert world.lane.progress.expired == 2
+    assert world.lane.progress.counts["expired"] == 2
 
 
 def test_nothing_is_leased_while_a_deleted_record_may_have_any_key() -> None:
@@ -309,10 +309,10 @@ def test_a_refused_expiry_is_tried_again() -> None:
     world.oldest = 3
     world.lane.tick()
     world.refuse()
-    assert world.lane.appended().expired == 0
+    assert world.lane.appended().counts["expired"] == 0
     world.lane.tick()
     world.commit()
-    assert world.lane.progress.expired == 2
+    assert world.lane.progress.counts["expired"] == 2
 
 
 def test_a_checkpoint_has_all_changes_that_were_appended() -> None:
@@ -321,10 +321,10 @@ def test_a_checkpoint_has_all_changes_that_were_appended() -> None:
     world.settle(1)
     world.fail(2)
     appended = world.lane.appended()
-    assert (appended.settled, appended.final.floor, appended.ends) == (1, 1, {2: (1, 1)})
-    assert world.lane.progress.settled == 0
+    assert (appended.counts["settled"], appended.final.floor, appended.ends) == (1, 1, {2: (1, 1)})
+    assert world.lane.progress.counts["settled"] == 0
     world.refuse()
-    assert (world.lane.appended().settled, world.lane.appended().ends) == (0, {})
+    assert (world.lane.appended().counts["settled"], world.lane.appended().ends) == (0, {})
 
 
 def test_nothing_is_appended_or_forgotten_while_a_rewind_is_written() -> None:
@@ -339,7 +339,7 @@ def test_nothing_is_appended_or_forgotten_while_a_rewind_is_written() -> None:
     world.group.rewinding = False
     world.lane.resume()
     world.commit()
-    assert world.lane.progress.expired == 1
+    assert world.lane.progress.counts["expired"] == 1
 
 
 def test_a_leased_record_that_the_journal_lacks_expires() -> None:
@@ -347,7 +347,7 @@ def test_a_leased_record_that_the_journal_lacks_expires() -> None:
     world.lease(2)
     world.lane.missing(1, 1)
     world.commit()
-    assert (world.lane.progress.expired, world.group.held["w"]) == (1, 1)
+    assert (world.lane.progress.counts["expired"], world.group.held["w"]) == (1, 1)
 
 
 def test_a_withdrawn_lease_does_not_count_as_a_failure() -> None:

@@ -71,7 +71,7 @@ def test_the_progress_is_the_sum_of_all_changes() -> None:
     share = saved.shares["work"]
     done = share.progress("s")
     assert (share.epoch, done.final.floor, done.final.above(), done.reach) == (2, 7, [(9, 9)], 9)
-    assert (done.settled, done.dead, done.expired, done.ends) == (2, 1, 0, {8: (2, 1)})
+    assert (list(done.counts.values()), done.ends) == ([2, 1, 0], {8: (2, 1)})
 
 
 def test_a_record_that_becomes_final_loses_its_failures() -> None:
@@ -86,7 +86,9 @@ def test_a_rewind_forgets_everything_but_the_counters() -> None:
     saved, _ = found(created(s=0), *changes)
     share = saved.shares["work"]
     assert share.epoch == 7
-    assert share.progress("s") == StreamProgress(share.progress("s").final, 2, {}, 4)
+    assert share.progress("s") == StreamProgress(
+        share.progress("s").final, 2, counts={"settled": 4, "dead": 0, "expired": 0}
+    )
     assert share.progress("s").final.floor == 2
 
 
@@ -97,7 +99,7 @@ def test_pauses_and_deletions_are_remembered() -> None:
 
 def test_a_checkpoint_of_several_records_has_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "RECORD_SIZE", 10)
-    done = StreamProgress(FinalNumbers(3, [(5, 6)]), 9, {7: (2, 1)}, 4, 1, 0)
+    done = StreamProgress(FinalNumbers(3, [(5, 6)]), 9, {7: (2, 1)}, {"settled": 4, "dead": 1, "expired": 0})
     shares = {name: SavedShare(OPTIONS, 3, True, {"s": done}) for name in "abc"}
     payloads = pack_checkpoint(shares)
     assert len(payloads) == 3

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from fyrehose.broker.consumers.settling import Result, Settling, answer_to, settling
-from fyrehose.broker.consumers.work import Item, WorkerAction
-
-from .test_work import World as Requests
+from fyrehose.broker.consumers.work import Item, WorkOutcome
 
 
 def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> None:
@@ -67,19 +65,19 @@ def test_results_carry_the_name_of_their_worker() -> None:
 
 def test_an_answer_has_the_settled_ranges_and_the_refused_records() -> None:
     work = settling({"done": [[[1, 4], "1.1"], [6, "1.1"]], "extend": [[9, "1.1"]]})
-    lane = Requests("s").work.lanes["s"]
-    refused = [(WorkerAction("done", lane, 2, 3, (1, 1)), "final")]
-    extended = [(WorkerAction("extend", lane, 9, 9, (1, 1)), (2, 1))]
-    assert json.loads(json.dumps(answer_to(work, False, refused, extended))) == {
+    refused = [(Item("done", 2, 3, (1, 1)), "final")]
+    extended = [(Item("extend", 9, 9, (1, 1)), (2, 1))]
+    outcome = WorkOutcome(settled={"s": [(1, 1), (4, 4), (6, 6)]}, refused=refused, extended=extended)
+    assert json.loads(json.dumps(answer_to(work, False, outcome))) == {
         "refused": [{"seq": 2, "why": "final"}, {"seq": 3, "why": "final"}],
         "settled": [1, 4, 6],
         "extended": [{"seq": 9, "token": "2.1"}],
     }
-    named = answer_to(settling({"done": [["s", 1, "1.1"]]}), True, [], [])
+    named = answer_to(settling({"done": [["s", 1, "1.1"]]}), True, WorkOutcome(settled={"s": [(1, 1)]}))
     assert named["settled"] == [{"stream": "s", "seq": 1}]
 
 
 def test_a_request_with_results_does_nothing_if_any_record_is_refused() -> None:
     work = settling({"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x"}]})
-    answer = answer_to(work, False, [(WorkerAction("done", Requests("s").work.lanes["s"], 1, 1, (1, 1)), "final")], [])
+    answer = answer_to(work, False, WorkOutcome(refused=[(Item("done", 1, 1, (1, 1)), "final")]))
     assert answer.keys() == {"error", "refused"}

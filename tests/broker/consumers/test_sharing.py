@@ -9,12 +9,11 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.consumers.progress import ShareOptions
-from fyrehose.broker.consumers.sharing import NoSharing
 from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Forbidden, InvalidPosition, NoSuchSubscription
+from fyrehose.errors import Forbidden, InvalidPosition
 from fyrehose.identity import Identity
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -82,23 +81,15 @@ def test_results_need_the_right_to_publish() -> None:
     broker = make()
     sharing = sharing_of(broker, "10.0.0.1")
     shared = sharing.find("work")
-    ((leased,),) = (part.leases for part in sharing.lease(shared, "w", None, 1, 0).result)
+    (leased,) = (part.lease for part in sharing.lease(shared, "w", None, 1, 0).result)
     item = Item("done", leased.first, leased.last, leased.token)
     assert failed(sharing.act(shared, [item], "w", [Run.of("audit", [b"x"], source="test")]), Forbidden)
     assert broker.bounds("audit") == (1, 1)
-    assert sharing.act(shared, [item], "w", [Run.of("out", [b"x"], source="test")]).result == ([], [])
+    assert sharing.act(shared, [item], "w", [Run.of("out", [b"x"], source="test")]).result.refused == []
     assert broker.bounds("out") == (1, 1)
 
 
-def test_numbers_beyond_the_stream_are_refused() -> None:
+def test_position_beyond_the_end_of_the_stream_is_refused() -> None:
     sharing = make().named.sharing
     assert failed(sharing.rewind(sharing.find("work"), 7), InvalidPosition)
     assert failed(sharing.act(sharing.find("work"), [Item("done", 1, 1, (1, 1), "other")], "w"), InvalidPosition)
-
-
-def test_a_server_that_keeps_no_messages_has_no_shared_subscriptions() -> None:
-    none = NoSharing()
-    with pytest.raises(NoSuchSubscription):
-        none.find("x")
-    assert failed(none.create("x", ShareOptions(stream="s"), 1), Forbidden)
-    assert none.listed() == []

@@ -13,7 +13,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consumers.progress import STREAM, ShareOptions
 from fyrehose.broker.consumers.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
-from fyrehose.broker.consumers.work import WorkerAction
+from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
 from fyrehose.identity import Identity
@@ -44,13 +44,13 @@ class World:
         return self.table.lease(shared, consumer, None, most, wait)
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
-        leases = [each for part in found for each in part.leases]
-        actions = [WorkerAction("done", each.lane, each.first, each.last, each.token) for each in leases]
-        return self.table.act(shared, actions, "w", **how)
+        leases = [part.lease for part in found]
+        items = [Item("done", each.first, each.last, each.token) for each in leases]
+        return self.table.act(shared, items, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
-    return [seq for part in answer.result for each in part.leases for seq in range(each.first, each.last + 1)]
+    return [seq for part in answer.result for seq in range(part.lease.first, part.lease.last + 1)]
 
 
 def failure(deferred: Any) -> Any:
@@ -96,7 +96,7 @@ def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPa
         lambda self, *at: None if at[1] == 2 else real(self, *at).slice(at[1] - 1, at[1]),  # type: ignore[union-attr]
     )
     assert seqs(world.lease(shared, 3)) == [1, 3]
-    assert shared.work.lanes["s"].progress.expired == 1
+    assert shared.work.lanes["s"].progress.counts["expired"] == 1
 
 
 @pytest.mark.parametrize("key", [None, "topic"])
@@ -110,7 +110,7 @@ def test_a_gap_of_any_size_expires_at_once(key: str | None) -> None:
     world.publish(b"x", b"x")
     found = world.lease(shared, 10, wait=30)
     assert seqs(found) == [end + 1, end + 2]
-    assert shared.work.lanes["s"].progress.expired == end - 10
+    assert shared.work.lanes["s"].progress.counts["expired"] == end - 10
 
 
 def test_a_refused_append_is_tried_again_when_the_disk_has_room() -> None:
@@ -150,7 +150,7 @@ def test_memory_of_a_subscription_is_charged_and_released() -> None:
     assert world.broker.budget.kept == 0
 
 
-def test_a_name_belongs_to_one_subscription() -> None:
+def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     world = World()
     world.create()
     world.broker.named.open("exclusive", "s", 0)
@@ -184,29 +184,28 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     (found,) = world.lease(shared, consumer="w1").result
     world.journal.auto, world.journal.leads_alone = False, False
     leased = world.lease(shared, consumer="w2")
-    (lease,) = found.leases
-    extended = world.table.act(shared, [WorkerAction("extend", lease.lane, 1, 1, lease.token)], "w1")
+    lease = found.lease
+    extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
     assert (leased.called, extended.called) == (False, False)
     world.journal.leads_alone = True  # What was appended to find out is in the shared log.
     world.journal.commit()
     assert seqs(leased) == [2]
-    assert [(action.first, token) for action, token in extended.result[1]] == [(1, (1, 1))]
+    assert [(item.first, token) for item, token in extended.result.extended] == [(1, (1, 1))]
 
 
 def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
     """The token may be one of the leader after it."""
     world = World()
     shared = world.create()
-    (found,) = world.lease(shared).result
-    (lease,) = found.leases
-    action = WorkerAction("done", lease.lane, 1, 1, (2, 1))
-    assert world.table.act(shared, [action], "w").result[0] == [(action, "lease-lost")]
+    world.lease(shared)
+    item = Item("done", 1, 1, (2, 1))
+    assert world.table.act(shared, [item], "w").result.refused == [(item, "lease-lost")]
     world.journal.auto, world.journal.leads_alone = False, False
-    told = [world.table.act(shared, [action], "w") for _ in range(2)]
+    told = [world.table.act(shared, [item], "w") for _ in range(2)]
     assert not any(each.called for each in told)
     world.journal.commit()
-    assert [each.result[0] for each in told] == [[(action, "lease-lost")]] * 2
-    deposed = world.table.act(shared, [action], "w")
+    assert [each.result.refused for each in told] == [[(item, "lease-lost")]] * 2
+    deposed = world.table.act(shared, [item], "w")
     world.journal.enter(JournalState.READ_ONLY, "another server leads")
     assert isinstance(failure(deposed), ReadOnly)
 
@@ -269,8 +268,8 @@ def test_settling_is_refused_while_a_rewind_is_being_written() -> None:
     found = world.lease(shared, 2).result
     world.journal.auto = False
     rewound = world.table.rewind(shared, {"s": 0})
-    refused = world.settle(shared, found).result[0]
-    assert [(action.first, action.last, why) for action, why in refused] == [(1, 2, "rewound")]
+    refused = world.settle(shared, found).result.refused
+    assert [(item.first, item.last, why) for item, why in refused] == [(1, 2, "rewound")]
     world.journal.commit()
     assert rewound.called
     world.journal.auto = True
@@ -281,11 +280,11 @@ def test_the_state_is_the_same_after_a_restart() -> None:
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, 4).result
-    world.settle(shared, [LeasedRun([attrs.evolve(found.leases[0], first=2, last=3)], found.run)])
+    world.settle(shared, [LeasedRun(attrs.evolve(found.lease, first=2, last=3), found.run)])
     world.table.close()
     again = World(world.journal).table.entries["work"]
     lane = again.work.lanes["s"]
-    assert (lane.progress.settled, lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
+    assert (lane.progress.counts["settled"], lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
 
 
@@ -311,7 +310,7 @@ def test_a_pattern_without_streams_is_rewound() -> None:
     assert seqs(world.lease(shared)) == [1]
 
 
-def test_what_is_settled_by_the_commit_of_a_rewind_counts() -> None:
+def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     world = World()
     shared = world.create()
     found = world.lease(shared, 2).result
@@ -325,7 +324,7 @@ def test_what_is_settled_by_the_commit_of_a_rewind_counts() -> None:
     world.journal.commit()
     assert settled.called
     assert rewound.called
-    assert shared.work.lanes["s"].progress.settled == 2
+    assert shared.work.lanes["s"].progress.counts["settled"] == 2
 
 
 def test_a_second_rewind_is_refused_while_the_first_is_written() -> None:
@@ -345,13 +344,13 @@ def test_nothing_is_settled_while_a_subscription_is_being_deleted() -> None:
     leased = world.lease(shared, 2).result
     world.journal.auto = False
     deleted = world.table.delete(shared)
-    refused, _ = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result
+    refused = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result.refused
     assert [why for _, why in refused] == ["rewound"]
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert failure(deleted) is not None
     world.journal.auto = True
     world.journal.enter(JournalState.WRITABLE, "room")
-    assert world.settle(shared, leased).result == ([], [])
+    assert world.settle(shared, leased).result.refused == []
 
 
 def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_name() -> None:
@@ -361,9 +360,9 @@ def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_nam
     world.table.delete(old)
     new = world.create()
     world.lease(new)
-    (lease,) = leased.leases
-    action = WorkerAction("done", new.work.lanes["s"], lease.first, lease.last, lease.token)
-    refused, _ = world.table.act(new, [action], "w").result
+    lease = leased.lease
+    item = Item("done", lease.first, lease.last, lease.token)
+    refused = world.table.act(new, [item], "w").result.refused
     assert [why for _, why in refused] == ["lease-lost"]
     assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
 
@@ -372,8 +371,8 @@ def test_dead_letters_are_published_again_once_although_the_subscription_is_anot
     world = World()
     for _ in range(2):
         shared = world.create(dead="dead")
-        (leased,) = world.lease(shared).result[0].leases
-        world.table.act(shared, [WorkerAction("reject", leased.lane, 1, 1, leased.token, why="no")], "w")
+        leased = world.lease(shared).result[0].lease
+        world.table.act(shared, [Item("reject", 1, 1, leased.token, why="no")], "w")
         assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
         world.table.delete(shared)
     assert world.journal.bounds("s")[1] == 12

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fyrehose.broker.consumers.lane import Group, Lane, LaneChange
 from fyrehose.broker.consumers.progress import ShareOptions, StreamProgress
-from fyrehose.broker.consumers.work import MOST_CONSUMERS, Leased, Work, WorkerAction
+from fyrehose.broker.consumers.work import MOST_CONSUMERS, Item, Leased, Work
 
 
 class World:
@@ -32,8 +32,8 @@ class World:
         return []
 
 
-def actions(kind: str, leased: Sequence[Leased]) -> list[WorkerAction]:
-    return [WorkerAction(kind, each.lane, seq, seq, each.token) for each in leased for seq in numbers([each])]
+def items(kind: str, leased: Sequence[Leased]) -> list[Item]:
+    return [Item(kind, seq, seq, each.token, each.lane.stream) for each in leased for seq in numbers([each])]
 
 
 def numbers(leased: Sequence[Leased]) -> list[int]:
@@ -61,7 +61,7 @@ def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
     assert world.lease(3, request=1) == first
     world.now = 12.0
     world.work.act([], "w")
-    outcome = world.work.act(actions("done", first)[:1], "w")
+    outcome = world.work.act(items("done", first)[:1], "w")
     world.append(outcome.batches)
     assert numbers(world.lease(3, request=1)) == [2, 3], "the repetition has renewed them"
     assert numbers(world.lease(1, request=2)) == [4]
@@ -78,8 +78,8 @@ def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None
 
 def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
     world = World()
-    first, second = actions("done", world.lease(2))
-    bad = WorkerAction("done", second.lane, second.first, second.last, (7, 7))
+    first, second = items("done", world.lease(2))
+    bad = Item("done", second.first, second.last, (7, 7), "s")
     outcome = world.work.act([first, bad], "w", whole=True)
     assert (outcome.batches, outcome.refused) == ([], [(bad, "lease-lost")])
     outcome = world.work.act([first, bad], "w")
@@ -89,12 +89,11 @@ def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
 def test_only_the_part_of_a_range_that_cannot_be_settled_is_refused() -> None:
     world = World()
     world.lease(6)
-    lane = world.work.lanes["s"]
-    world.append(world.work.act([WorkerAction("failed", lane, 2, 2, (1, 1), delay=0.0)], "w").batches)
+    world.append(world.work.act([Item("failed", 2, 2, (1, 1), "s", delay=0.0)], "w").batches)
     world.lease(1, consumer="x")
-    outcome = world.work.act([WorkerAction("done", lane, 1, 8, (1, 1))], "w")
+    outcome = world.work.act([Item("done", 1, 8, (1, 1), "s")], "w")
     assert [batch.settled for batch in outcome.batches] == [[(1, 1), (3, 6)]]
-    refused = [(action.first, action.last, why) for action, why in outcome.refused]
+    refused = [(item.first, item.last, why) for item, why in outcome.refused]
     assert refused == [(2, 2, "lease-lost"), (7, 7, "lease-lost"), (8, 8, "lease-lost")]
     assert world.group.late == 3
 
@@ -102,16 +101,16 @@ def test_only_the_part_of_a_range_that_cannot_be_settled_is_refused() -> None:
 def test_settling_records_of_several_streams_is_appended_together() -> None:
     world = World("a", "b")
     world.lease(2)
-    outcome = world.work.act(actions("done", world.lease(4)), "w")
+    outcome = world.work.act(items("done", world.lease(4)), "w")
     assert sorted(batch.lane.stream for batch in outcome.batches if batch.lane) == ["a", "b"]
 
 
 def test_a_second_action_on_the_same_record_in_a_request_is_refused() -> None:
     world = World()
     leased = world.lease(1)
-    outcome = world.work.act([*actions("done", leased), *actions("failed", leased)], "w")
+    outcome = world.work.act([*items("done", leased), *items("failed", leased)], "w")
     assert [batch.settled for batch in outcome.batches] == [[(1, 1)]]
-    assert [(action.kind, why) for action, why in outcome.refused] == [("failed", "being-settled")]
+    assert [(item.kind, why) for item, why in outcome.refused] == [("failed", "being-settled")]
 
 
 def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_at_each_tick() -> None:
@@ -136,8 +135,8 @@ def test_the_end_of_a_lease_that_cannot_be_written_is_tried_once_at_each_tick() 
 def test_refusals_are_counted() -> None:
     world = World()
     leased = world.lease(1)
-    world.append(world.work.act(actions("done", leased), "w").batches)
-    assert world.work.act(actions("extend", leased), "w").refused[0][1] == "final"
+    world.append(world.work.act(items("done", leased), "w").batches)
+    assert world.work.act(items("extend", leased), "w").refused[0][1] == "final"
     assert world.group.late == 1
 
 

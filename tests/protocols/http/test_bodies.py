@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole, split_lengths
+from fyrehose.kernels.pure.lumberjack import MOST_DEPTH
+from fyrehose.protocols.http import bodies
+from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole, by_content_type, split_lengths
 from fyrehose.testing import every_chunking
 
 
@@ -25,7 +27,7 @@ def collect(body: Body, chunks: list[bytes]) -> list[bytes]:
         (b"a\rb\r\r\n\xff\x00\n", [b"a\rb\r", b"\xff\x00"]),
     ],
 )
-def test_lines_are_messages(data: bytes, messages: list[bytes]) -> None:
+def test_each_line_of_a_body_is_a_message(data: bytes, messages: list[bytes]) -> None:
     for chunks in every_chunking(data):
         assert collect(LineBody(100), list(chunks)) == messages
 
@@ -102,3 +104,72 @@ def test_message_with_a_length_above_the_limit_is_refused() -> None:
     with pytest.raises(TooLarge) as caught:
         split_lengths(with_lengths([b"1234", b"12345"]), 4)
     assert caught.value.before == [b"1234"]
+
+
+# Which messages count as JSON.
+
+
+def split(content_type: str | None, messages: list[bytes]) -> list[tuple[str | None, list[bytes]]]:
+    return [
+        (kind, [bytes(each) for each in column.payloads()]) for kind, column in by_content_type(content_type, messages)
+    ]
+
+
+def is_json(message: bytes) -> bool:
+    return split("application/json", [message]) == [("application/json", [message])]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"{}", b' {"a": [1, -2.5e9, null, "\xc3\xa4", "\\ud800"]} \n', b'"text"', b"7", b"1" * 5_000, b"true"],
+)
+def test_valid_json_keeps_its_content_type(message: bytes) -> None:
+    assert is_json(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"no json",
+        b'{"a": 1',
+        b'{"a": 1} x',
+        b"NaN",
+        b"[Infinity]",
+        b'"\xff"',
+        b"{'a': 1}",
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+    ],
+)
+def test_messages_that_are_not_valid_json_are_not_called_json(message: bytes) -> None:
+    assert not is_json(message)
+
+
+def test_large_messages_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MOST_PARSED", 10)
+    assert is_json(b'"12345678"')
+    assert not is_json(b'"123456789"')
+    kind = "application/json"
+    assert split(kind, [b"1", b'"123456789"', b"[]", b"x"]) == [
+        (kind, [b"1"]),
+        (None, [b'"123456789"']),
+        (kind, [b"[]"]),
+        (None, [b"x"]),
+    ]
+
+
+def test_messages_nested_deeper_than_readers_parse_are_not_json() -> None:
+    assert is_json(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH)
+    assert not is_json(b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1))
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+def test_only_messages_that_parse_keep_the_content_type_json(kind: str) -> None:
+    found = split(kind, [b"1", b"2", b"x", b"3"])
+    assert found == [(kind, [b"1", b"2"]), (None, [b"x"]), (kind, [b"3"])]
+
+
+def test_other_content_types_are_kept_as_they_are() -> None:
+    assert split("text/plain", [b"{}", b"x"]) == [("text/plain", [b"{}", b"x"])]
+    assert split(None, [b"{}"]) == [(None, [b"{}"])]

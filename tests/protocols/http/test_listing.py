@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
@@ -13,7 +14,7 @@ from fyrehose.broker.ends import READS, Ends
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.listing import MOST_COMPARED, Listing, Matching
+from fyrehose.protocols.http.listing import MOST_COMPARED, described, matching
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -52,9 +53,9 @@ def test_many_names_are_compared_with_a_pattern_in_several_turns(count: int, tur
             super().start(seconds, call)
 
     compared.append(0)
-    matching = Matching(Turns(clock), Counted("*.1"), names).start()
-    clock.advance(0)
-    assert matching.result == [name for name in names if name.endswith(".1")]
+    found = Deferred.fromCoroutine(matching(Turns(clock), Counted("*.1"), names))
+    clock.pump([0] * turns)
+    assert found.result == [name for name in names if name.endswith(".1")]
     assert (len(compared), sum(compared)) == (turns, count)
     assert max(compared) <= MOST_COMPARED
 
@@ -64,9 +65,10 @@ def test_a_long_list_is_looked_up_in_several_turns_and_is_complete() -> None:
     names = [f"s{number}" for number in range(3 * READS)]
     found: list[Any] = []
     ends = CountedTurns(broker)
-    Listing(broker, Timers(clock), ends, names, lambda: 2.5).start().addCallback(found.extend)
+    listed = described(broker, Timers(clock), ends, names, lambda: 2.5)
+    Deferred.fromCoroutine(listed).addCallback(found.extend)
     assert (ends.turns, found) == (1, [])
-    clock.advance(0)
+    clock.pump([0] * 5)
     assert ends.turns == 6
     assert [each["name"] for each in found] == names
     assert {(each["bytes"], each["oldest_age"], each["newest_age"]) for each in found} == {(6, 1.5, 1.5)}
@@ -75,18 +77,18 @@ def test_a_long_list_is_looked_up_in_several_turns_and_is_complete() -> None:
 def test_streams_whose_ends_are_in_memory_are_listed_in_one_turn() -> None:
     clock, broker = Clock(), broker_with(2 * READS)
     names, ends = [f"s{number}" for number in range(2 * READS)], Ends(broker)
-    Listing(broker, Timers(clock), ends, names, lambda: 0.0).start()
+    Deferred.fromCoroutine(described(broker, Timers(clock), ends, names, lambda: 0.0))
     clock.pump([0] * 10)
-    assert len(Listing(broker, Timers(clock), ends, names, lambda: 0.0).start().result) == len(names)
+    assert len(Deferred.fromCoroutine(described(broker, Timers(clock), ends, names, lambda: 0.0)).result) == len(names)
 
 
 def test_an_empty_stream_has_no_bytes_and_no_ages() -> None:
     broker = broker_with(1)
     broker.journal.empty("s0")
-    [each] = Listing(broker, Timers(Clock()), Ends(broker), ["s0"], lambda: 0.0).start().result
+    [each] = Deferred.fromCoroutine(described(broker, Timers(Clock()), Ends(broker), ["s0"], lambda: 0.0)).result
     assert each == {"name": "s0", "first": 3, "last": 2, "bytes": 0, "oldest_age": None, "newest_age": None}
 
 
 def test_an_empty_list_is_answered_at_once() -> None:
     broker = broker_with(0)
-    assert Listing(broker, Timers(Clock()), Ends(broker), [], lambda: 0.0).start().result == []
+    assert Deferred.fromCoroutine(described(broker, Timers(Clock()), Ends(broker), [], lambda: 0.0)).result == []

@@ -1,16 +1,30 @@
-"""Requests about named subscriptions, and the parameters of requests that consume one."""
+"""Requests about named and shared subscriptions, and the parameters of requests that consume one."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from fyrehose.protocols.http.managing import LARGEST, METHODS, Manage, manage
+from fyrehose.broker.consumers.progress import ShareOptions
+from fyrehose.protocols.http.managing import (
+    LARGEST,
+    METHODS,
+    Creation,
+    LeaseRequest,
+    Manage,
+    creation,
+    lease_request,
+    manage,
+    paused,
+)
 from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
 from fyrehose.web import origins
 from fyrehose.web.session import RequestRefused
+
+from .test_leasing import World
 
 
 def events(line: str, *headers: str, body: bytes | None = None) -> list[object]:
@@ -98,11 +112,11 @@ def test_invalid_positions_are_refused(body: bytes) -> None:
         ("POST /subscriptions/a/ack", 411),
     ],
 )
-def test_other_requests_are_refused(line: str, status: int) -> None:
+def test_unknown_paths_and_wrong_methods_of_subscriptions_are_refused(line: str, status: int) -> None:
     assert refused(line)[0] == status
 
 
-def test_bodies_are_limited() -> None:
+def test_body_above_the_limit_of_subscription_requests_is_refused() -> None:
     large = b" " * (LARGEST + 1)
     assert refused("POST /subscriptions/a/ack", body=large)[0] == 413
     chunk = b"%x\r\n%b\r\n" % (len(large), large)
@@ -142,3 +156,62 @@ def test_invalid_parameters_are_refused(query: str) -> None:
 def test_a_page_of_a_listed_origin_may_send_every_method_of_a_subscription() -> None:
     """A browser sends no request whose method the answer to its preflight does not list."""
     assert {method for methods in METHODS.values() for method in methods} <= set(origins.METHODS)
+
+
+def test_request_to_create_a_shared_subscription_has_defaults() -> None:
+    assert creation({"stream": "s", "shared": True}) == Creation(ShareOptions(stream="s"), 1)
+    fields = {"match": "l.*", "shared": True, "lease": 9, "limit": 0, "dead": "d", "key": "topic", "from": 7}
+    options = ShareOptions(stream="l.*", pattern=True, lease=9, limit=0, dead="d", key="topic")
+    assert creation(fields) == Creation(options, 7)
+
+
+def test_a_request_for_records_has_defaults() -> None:
+    assert lease_request({"consumer": "w"}) == LeaseRequest("w", None, 1, 0.0)
+    fields = {"consumer": "w", "request": 3, "most": 9, "wait": 0.5}
+    assert lease_request(fields) == LeaseRequest("w", 3, 9, 0.5)
+
+
+def test_request_to_pause_has_true_or_false() -> None:
+    assert paused({"paused": True}) is True
+    assert paused({"paused": False}) is False
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        ("PUT /subscriptions/x", {"stream": "orders"}),
+        ("PUT /subscriptions/x", {"shared": True}),
+        ("PUT /subscriptions/x", {"stream": "a", "match": "a*", "shared": True}),
+        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "dead": "a"}),
+        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "lease": 0}),
+        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "limit": True}),
+        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "leese": 3}),
+        ("PUT /subscriptions/x", []),
+        ("POST /subscriptions/work/lease", {}),
+        ("POST /subscriptions/work/lease", {"consumer": ""}),
+        ("POST /subscriptions/work/lease", {"consumer": "w", "most": 0}),
+        ("POST /subscriptions/work/lease", {"consumer": "w", "wait": 301}),
+        ("POST /subscriptions/work/settle", {"done": 5}),
+        ("POST /subscriptions/work/settle", {"done": [5]}),
+        ("POST /subscriptions/work/settle", {"done": [[5]]}),
+        ("POST /subscriptions/work/settle", {"done": [[5, "x"]]}),
+        ("POST /subscriptions/work/settle", {"done": [[[9, 5], "1.1"]]}),
+        ("POST /subscriptions/work/settle", {"done": [[[1, 20_000], "1.1"]]}),
+        ("POST /subscriptions/work/settle", {"failed": [[5, "1.1", {"delay": -1}]]}),
+        ("POST /subscriptions/work/settle", {"publish": [{"stream": "s", "payload": "x"}]}),
+        ("POST /subscriptions/work/settle", {"done": [[5, "1.1"]], "publish": [{"stream": "s"}]}),
+        (
+            "POST /subscriptions/work/settle",
+            {"done": [[5, "1.1"]], "publish": [{"stream": "s", "payload_base64": "?"}]},
+        ),
+        ("POST /subscriptions/work/pause", {"paused": 1}),
+    ],
+)
+def test_invalid_bodies_are_refused(line: str, body: Any) -> None:
+    world = World()
+    world.create()
+    status, refusal = world.ask(line, body)
+    assert status == 400, refusal
+    assert (
+        "expected" in refusal["error"] or "use" in refusal["error"] or "needs" in refusal["error"] or refusal["error"]
+    )

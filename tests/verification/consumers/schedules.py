@@ -33,7 +33,7 @@ from fyrehose.broker.consumers.progress import (
     pack,
     pack_checkpoint,
 )
-from fyrehose.broker.consumers.work import Work, WorkerAction
+from fyrehose.broker.consumers.work import Item, Work
 from fyrehose.records import Record
 
 LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
@@ -255,7 +255,7 @@ class Server:
 
     def counts(self):
         progress = self.lane.progress
-        counts = Counter(settled=progress.settled, dead=progress.dead, expired=progress.expired)
+        counts = Counter(progress.counts)
         return +counts
 
     def handle(self, message):
@@ -274,11 +274,11 @@ class Server:
             self.settle(worker, request, rest[0])
         elif kind == "return":
             r, token, delay, counted = rest
-            action = WorkerAction("failed" if counted else "untried", self.lane, r, r, token, delay)
-            self.do([action], worker)
+            item = Item("failed" if counted else "untried", r, r, token, "s", delay)
+            self.do([item], worker)
         elif kind == "extend":
             r, token = rest
-            for _, extended in self.do([WorkerAction("extend", self.lane, r, r, token)], worker).extended:
+            for _, extended in self.do([Item("extend", r, r, token, "s")], worker).extended:
                 self.world.answer(worker, ("extended", request, [(r, extended)]))
         self.lane.acting = None
 
@@ -294,15 +294,15 @@ class Server:
             self.given[worker] = number, got
         return leased
 
-    def do(self, actions, worker):
-        outcome = self.work.act(actions, str(worker))
+    def do(self, items, worker):
+        outcome = self.work.act(items, str(worker))
         if outcome.batches:
             self.append(outcome.batches)
         return outcome
 
     def settle(self, worker, request, records):
-        actions = [WorkerAction("done", self.lane, *one, token) for one, token in in_ranges(records)]
-        outcome = self.work.act(actions, str(worker), whole=not self.partly)
+        items = [Item("done", *one, token, "s") for one, token in in_ranges(records)]
+        outcome = self.work.act(items, str(worker), whole=not self.partly)
         good = [r for batch in outcome.batches for r in numbers(batch.settled)]
         old = [r for r, token in records if r in good and token[0] < self.journal.rewound]
         # A server that was deposed may not know of it, and what it appends is refused.

@@ -434,7 +434,7 @@ class Worker:
 
         def note(found):
             for part in found:
-                world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
+                world.leased(part.run.stream, part.run, [part.lease.token] * len(part.lease))
             # The request may come twice, and be answered in two generations.
             return {stream: world.generation(stream) for stream in STREAMS}, found
 
@@ -444,9 +444,9 @@ class Worker:
         def then(answer):
             generation, found = answer
             for part in found:
-                for each in part.leases:
-                    for seq in range(each.first, each.last + 1):
-                        self.take(each.lane.stream, seq, generation[each.lane.stream], each.token, sent + LEASE)
+                stream = part.run.stream
+                for seq in range(part.lease.first, part.lease.last + 1):
+                    self.take(stream, seq, generation[stream], part.lease.token, sent + LEASE)
 
         self.send(call, then)
 
@@ -479,7 +479,7 @@ class Worker:
             items.append(Item("done", other[1], other[1], self.held.pop(other)[0], other[0]))
 
         def then(answer):
-            for _, extended in answer[1]:
+            for _, extended in answer.extended:
                 if at in self.held and self.held[at][0] in (token, extended):
                     self.take(stream, seq, generation, extended, max(sent + LEASE, self.held[at][1]))
 

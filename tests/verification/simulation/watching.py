@@ -53,11 +53,9 @@ class WatchedSharing(Sharing):
         def note(found: Any) -> Any:
             records = []
             for part in found:
-                payloads = part.run.payloads()
-                for each in part.leases:
-                    token = f"{each.token[0]}.{each.token[1]}"
-                    for seq in range(each.first, each.last + 1):
-                        records.append(((each.lane.stream, seq), token, each.failures, bytes(next(payloads))))
+                token = f"{part.lease.token[0]}.{part.lease.token[1]}"
+                for seq, payload in enumerate(part.run.payloads(), part.lease.first):
+                    records.append(((part.run.stream, seq), token, part.lease.failures, bytes(payload)))
             self.book.leased(consumer, None, records)
             return found
 
@@ -72,17 +70,17 @@ class WatchedSharing(Sharing):
         ]
         about = self.book.asked(verdicts)
 
-        def note(answer: Any) -> Any:
+        def note(outcome: Any) -> Any:
             refused, extended = [
-                [((each.lane.stream, seq), more) for each, more in part for seq in range(each.first, each.last + 1)]
-                for part in answer
+                [((each.stream or only, seq), more) for each, more in part for seq in range(each.first, each.last + 1)]
+                for part in (outcome.refused, outcome.extended)
             ]
             gone = {place for place, _ in refused}
             nothing = bool(runs and refused)
             done = [each.place for each in verdicts if each.kind == "done" and each.place not in gone and not nothing]
             tokens = [(place, f"{token[0]}.{token[1]}") for place, token in extended]
             self.book.acted(about, done, refused, tokens)
-            return answer
+            return outcome
 
         return super().act(shared, items, consumer, runs).addCallback(note)
 
