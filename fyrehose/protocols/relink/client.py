@@ -15,34 +15,236 @@ client continues on a new link.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.errors import Broken, Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers, stopped
+from fyrehose.net.clients import Watchers, reconnecting, stopped
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.connection import ConnectorConnection
-from fyrehose.protocols.relink.events import UnknownOutcome, Unsettled
-from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
-from fyrehose.protocols.relink.inbox import Inbox, OnMessage
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.channels import Sending
+from fyrehose.protocols.relink.events import Decided, Received, UnknownOutcome, Unsettled
+from fyrehose.protocols.relink.frames import Ack, Hello, Terms
+from fyrehose.protocols.relink.keepalive import PingsSilentPeer
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.messages import MessageParts, message_parts
 from fyrehose.protocols.relink.names import publish_name
-from fyrehose.protocols.relink.parts import Parts, parts_of
-from fyrehose.protocols.relink.tables import Sending
+from fyrehose.protocols.relink.session import ConnectorSession, Linked, LinkUnknown, SessionEvent
 from fyrehose.protocols.relink.transactions import Channel, Transaction
+
+log = Logger()
+
+#: Called with channel, sequence number and parts of a message.
+OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
+
+
+@attrs.define(eq=False)
+class Inbox:
+    """Pass on messages until ``on_message`` returns a Deferred that has not fired.
+
+    :ivar on_message: as for :class:`~.client.RelinkClient`
+    :ivar refused: called if a plain message could not be processed
+    :ivar flush: called after messages were settled
+    """
+
+    on_message: OnMessage | None
+    refused: Callable[[], object]
+    flush: Callable[[], object]
+    link: Link | None = None
+    paused: bool = False
+    #: channel, sequence number, parts, and whether to process the message; None instead of the parts if they were
+    #: dropped
+    _waiting: deque[tuple[int, int, tuple[bytes, ...] | None, bool]] = attrs.field(factory=deque, init=False)
+    _busy: bool = attrs.field(default=False, init=False)
+    _delivering: bool = attrs.field(default=False, init=False)
+
+    def add(self, link: Link, event: Received | Decided) -> None:
+        """Pass on the messages of *event*, after the messages that already wait."""
+        self.link = link
+        process = True
+        if isinstance(event, Decided):
+            process = event.commit
+            if event.dropped is not None:
+                self._waiting.append((event.channel, event.last, None, process))
+        for seq, parts in enumerate(event.messages, event.first):
+            self._waiting.append((event.channel, seq, parts, process))
+        self.deliver()
+
+    def clear(self) -> None:
+        """Forget all messages, because their link is lost."""
+        self._waiting.clear()
+
+    def deliver(self) -> None:
+        """Pass on messages.
+
+        Messages that are processed at once are handled by this loop, not by recursion, however many there are.
+        """
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while self._waiting and not self._busy and not self.paused:
+                self._deliver_one(*self._waiting.popleft())
+        finally:
+            self._delivering = False
+        self.flush()
+
+    def _deliver_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None, process: bool) -> None:
+        link = self.link
+        assert link is not None
+        if not process or parts is None:
+            link.consume(channel, seq, Ack.UNCOMMITTED if process else None)
+            return
+        self._busy = True
+        done: Deferred[Any] = maybeDeferred(self._call_on_message, channel, seq, parts)
+        done.addBoth(self._processed, link, channel, seq)
+
+    def _call_on_message(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
+        if self.on_message is None:
+            raise LocalProtocolError("received a message, but on_message is not set")
+        return self.on_message(channel, seq, parts)
+
+    def _processed(self, result: Any, link: Link, channel: int, seq: int) -> None:
+        self._busy = False
+        if link is not self.link or link.over:
+            self.deliver()  # Messages of a new link may have arrived meanwhile.
+            return
+        failed = isinstance(result, Failure)
+        if failed:
+            log.failure("message {seq} of {name!r} could not be processed", result, seq=seq, name=link.terms.endpoint)
+        if link.peer_transactions:
+            link.consume(channel, seq, Ack.UNCOMMITTED if failed else Ack.COMMITTED)
+        elif failed:
+            self.refused()
+            return
+        else:
+            link.consume(channel, seq)
+        self.deliver()
+
+
+#: A handshake that takes longer ends the connection; in seconds.
+HANDSHAKE_TIMEOUT = 10.0
+#: A ping is sent after this much silence of the peer, in seconds.
+PING_AFTER = 15.0
+#: The connection is aborted after this much silence of the peer, in seconds.
+DROP_AFTER = 45.0
+#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class ConnectorConnection(PingsSilentPeer, Protocol):
+    """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
+
+    transport: Any
+    session: ConnectorSession
+    ping_after, drop_after = PING_AFTER, DROP_AFTER
+
+    def __init__(self, client: RelinkClient) -> None:
+        self.client = client
+        self._over = False
+        self._reading = True
+        self.timers = Timers(client.clock)
+        self.heard_at = 0.0
+
+    # Called by the reactor.
+
+    def connectionMade(self) -> None:
+        self.session = self.client.connection_made(self)
+        self.timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+        self.flush()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard_at = self.timers.clock.seconds()
+        if not self._over:
+            self._dispatch(self.session.receive_data(data))
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        self._over = True
+        self.timers.end()
+        self.session.receive_eof()
+        self.client.connection_gone(self)
+
+    # Called by the client.
+
+    def flush_soon(self) -> None:
+        """Write pending packets at the end of this turn of the reactor."""
+        if not self._over:
+            self.timers.start(0, self._flush_now)
+
+    def flush(self) -> None:
+        """Write pending packets now."""
+        self.transport.writeSequence(self.session.data_to_send())
+
+    def finish(self) -> None:
+        """Close the connection of a link that has ended or is lost, after its last packets were sent."""
+        self.flush()
+        self._over = True
+        self.timers.clear()
+        self.transport.loseConnection()
+        self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
+
+    def abort(self) -> None:
+        """Abort the connection; nothing that it still receives has an effect."""
+        self._over = True
+        self.session.fenced()
+        self.transport.abortConnection()
+
+    # Private.
+
+    def _dispatch(self, found: Sequence[Any]) -> None:
+        """Pass events on to the client; an event Broken closes the connection after the events before it."""
+        if found and isinstance(found[0], Linked):
+            self.timers.stop(self._handshake_timed_out)
+            self.keep_alive()
+        broken = found[-1] if found and isinstance(found[-1], Broken) else None
+        self.client.handle(found if broken is None else found[:-1])
+        if broken is not None:
+            log.warn("the listener violates the protocol, so the link is lost: {error}", error=broken.error)
+            self.finish()  # Messages before the violation are acknowledged.
+            self.session.fenced()
+            self.client.protocol_broken()
+        elif not self._over:
+            self.flush()
+            reading = not self.session.waiting  # False while too many messages wait for the client
+            if reading != self._reading:
+                self._reading = reading
+                (self.transport.resumeProducing if reading else self.transport.pauseProducing)()
+
+    def _flush_now(self) -> None:
+        if not self._over:
+            self._dispatch(self.session.receive_data(b""))
+
+    # Called by the timers.
+
+    @property
+    def unheard(self) -> bool:
+        return not self._reading
+
+    def ping(self) -> None:
+        if self.session.linked and self.session.link is not None:
+            self.session.link.ping()
+            self.flush()
+
+    def _handshake_timed_out(self) -> None:
+        self.give_up(HANDSHAKE_TIMEOUT)
+
+    def give_up(self, silence: float) -> None:
+        if not self._over:
+            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
+            self.transport.abortConnection()
+
 
 #: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
 CLOSE_TIMEOUT = 5.0
@@ -141,13 +343,10 @@ class RelinkClient:
             raise ConfigError("a link belongs to one stream: select it before connect()")
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
-        factory = Factory()
-        factory.noisy, factory.protocol = False, partial(ConnectorConnection, self)
-        self._service = ClientService(self.endpoint, factory, retryPolicy=self._delay, clock=self.clock)
-        self._service.startService()
+        self._service = reconnecting(self.clock, self.endpoint, partial(ConnectorConnection, self), self._delay)
         return self._connected
 
-    def send(self, parts: Parts, channel: int = 0) -> Deferred[None]:
+    def send(self, parts: MessageParts, channel: int = 0) -> Deferred[None]:
         """Send a message on a plain channel.
 
         :return: fires when the listener has consumed the message; fails with UnknownOutcome if the link is lost
@@ -155,7 +354,7 @@ class RelinkClient:
         """
         return self.multicast(parts, (channel,))
 
-    def multicast(self, parts: Parts, channels: Sequence[int]) -> Deferred[None]:
+    def multicast(self, parts: MessageParts, channels: Sequence[int]) -> Deferred[None]:
         """Send one message on each of several plain channels.
 
         :return: fires when the listener has consumed the message on all of them
@@ -163,7 +362,7 @@ class RelinkClient:
         """
         if self.transactional:
             raise LocalProtocolError("the channels of this link are transactional; use transaction()")
-        seqs = self._require_link().send(tuple(channels), parts_of(parts))
+        seqs = self._require_link().send(tuple(channels), message_parts(parts))
         waiting: list[Deferred[None]] = []
         for channel, seq in zip(channels, seqs, strict=True):
             waiting.append(Deferred())

@@ -22,9 +22,9 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, RemoteProtocolError
 from fyrehose.interfaces import ITailer
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
+from fyrehose.protocols.relink.link import NUMBERED, LinkLimits
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import SEQ_SIZE, subscribe_name
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 from fyrehose.records import MAX_PAYLOAD, Run
 
 log = Logger()

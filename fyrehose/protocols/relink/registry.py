@@ -22,8 +22,8 @@ from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.relink import linklog, snapshot
-from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
+from fyrehose.protocols.relink import linklog
+from fyrehose.protocols.relink.frames import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, RecordKind
 from fyrehose.protocols.relink.settings import RelinkSettings
@@ -218,7 +218,7 @@ class Registry:
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
         for part in saved.snapshots:
-            snapshot.restore(link, part)
+            linklog.restore(link, part)
         link.used = True
         entry = LinkEntry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
@@ -401,7 +401,7 @@ class Registry:
         The write counts as unfinished until :meth:`LinkEntry.write_finished`.
         """
         entry.writes += 1
-        return self._record(RecordKind.DELTA, entry.name + snapshot.save(entry.link, channels))
+        return self._record(RecordKind.DELTA, entry.name + linklog.save(entry.link, channels))
 
     def _publish(self, entry: LinkEntry, own: Sequence[Run], then: Callable[[Any], None]) -> None:
         """Publish the registry's records *own* in one batch; the write is unfinished until *then* has returned."""
@@ -420,7 +420,7 @@ class Registry:
     def _pack_entry(self, entry: LinkEntry) -> bytes:
         """Return the bytes of an entry of the link log."""
         link = entry.link
-        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
+        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, linklog.save(link))
 
     def _record(self, kind: RecordKind, body: bytes) -> Run:
         return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))

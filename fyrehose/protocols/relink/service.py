@@ -12,14 +12,113 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import OutcomeUnknown, ReadOnly
+from fyrehose.interfaces import IBroker
+from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
-from fyrehose.protocols.relink.endpoints import PROTOCOL
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.endpoints import Publishing, Subscribing
+from fyrehose.protocols.relink.frames import PROTOCOL
+from fyrehose.protocols.relink.names import EndpointName
+from fyrehose.protocols.relink.registry import LinkEntry, Registry
+from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
+from fyrehose.protocols.relink.settings import RelinkSettings
+from fyrehose.protocols.relink.working import WorkerEndpoint
 
 log = Logger()
 
+#: The protocol's own counters, and the causes for which it refuses messages and closes connections.
+EVENTS = (
+    "connections-fenced",
+    "links-ended",
+    "links-expired",
+    "links-made",
+    "links-resumed",
+    "links-unknown",
+    "skipped",
+)
+REFUSALS = (
+    "links-displaced",
+    "links-too-large",
+    "acknowledged-unsent",
+    "backlog-too-large",
+    "bad-id-size",
+    "bad-link-id",
+    "channel-after-shutdown",
+    "consumed-before-result",
+    "consumed-undecided",
+    "endpoint-not-utf-8",
+    "endpoint-unknown",
+    "format-unknown",
+    "gap-not-written",
+    "general-unknown",
+    "handshake-timeout",
+    "message-after-close",
+    "message-to-subscription",
+    "message-too-large",
+    "notices-unconsumed",
+    "operation-not-transactional",
+    "operation-on-unreceived",
+    "request-invalid",
+    "result-not-transactional",
+    "result-unasked",
+    "results-unconfirmed",
+    "resume-unexpected",
+    "resumes-mismatched",
+    "silent-peer",
+    "subscription-displaced",
+    "subscription-refused",
+    "too-early",
+    "too-many-channels",
+    "too-many-gaps",
+    "too-many-links",
+    "too-many-parts",
+    "too-many-targets",
+    "transactions-forgotten",
+    "transactions-too-large",
+    "transactions-unsupported",
+)
 #: Delay before a listener that could not write its links, because of a full disk for example, tries again, in seconds.
 DISK_FULL_RETRY = 2.0
+
+
+class RelinkFactory(SessionFactory):
+    """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
+
+    :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
+        begins
+    """
+
+    protocol = RelinkProtocol
+    defaults = RelinkSettings()
+    events = EVENTS
+    refusals = REFUSALS
+    settings: RelinkSettings
+
+    def __init__(
+        self,
+        broker: IBroker,
+        settings: RelinkSettings | None = None,
+        reactor: Any = None,
+        registry: Registry | None = None,
+    ) -> None:
+        super().__init__(broker, settings, reactor)
+        self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
+
+    @staticmethod
+    def endpoint(protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> Endpoint:
+        """Return the endpoint of a connection whose connector has asked for *place*."""
+        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
+        return kind(protocol, entry, place)
+
+    def configure(self, settings: RelinkSettings) -> None:
+        super().configure(settings)
+        self.registry.settings = settings
+
+    def startFactory(self) -> None:
+        if self.registry.closed:
+            self.registry.open().addErrback(lambda failure: self.log.failure("relink: links cannot be read", failure))
+
+    def stopFactory(self) -> None:
+        self.registry.close()
 
 
 class RelinkService(TCPService):

@@ -7,8 +7,8 @@ import attrs
 from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, exact_size, fixed, name, option, size
-from fyrehose.protocols.relink.limits import LEASED, LinkLimits
-from fyrehose.protocols.relink.sending import MAX_WINDOW
+from fyrehose.protocols.relink.channels import MAX_WINDOW
+from fyrehose.protocols.relink.link import LEASED, LinkLimits
 from fyrehose.records import MAX_PAYLOAD
 
 

@@ -16,9 +16,8 @@ from fyrehose.errors import LocalProtocolError
 from fyrehose.options import shown_size
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.parts import Parts, parts_of
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.messages import MessageParts, message_parts
 
 
 @attrs.define(eq=False)
@@ -129,7 +128,7 @@ class Transaction:
 
         return acquired.addCallback(begun)
 
-    def send(self, parts: Parts) -> Deferred[None]:
+    def send(self, parts: MessageParts) -> Deferred[None]:
         """Send a message as soon as the window has room; fires when it was passed to the link.
 
         :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
@@ -144,7 +143,7 @@ class Transaction:
                 "client with limits=LinkLimits(window=...)"
             )
         self.count += 1
-        message = parts_of(parts)
+        message = message_parts(parts)
 
         def send_now(_: Any = None) -> None:
             self._check()

@@ -12,8 +12,17 @@ import pytest
 
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import RESUME, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import pack_reply, pack_version
+from fyrehose.protocols.relink.frames import (
+    RESUME,
+    SHUTDOWN,
+    Ack,
+    Acknowledgement,
+    Message,
+    Op,
+    Operation,
+    pack_reply,
+    pack_version,
+)
 
 
 def message(payload: bytes) -> bytes:

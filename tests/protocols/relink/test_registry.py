@@ -11,7 +11,7 @@ from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.inbound import CHANNEL_MEMORY
+from fyrehose.protocols.relink.link import CHANNEL_MEMORY
 from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, pack
 
 STREAM = ".relink/x"

@@ -17,10 +17,20 @@ from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PING, PONG, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.frames import (
+    PING,
+    PONG,
+    Ack,
+    Acknowledgement,
+    Hello,
+    Message,
+    Op,
+    Operation,
+    Terms,
+    pack_version,
+)
+from fyrehose.protocols.relink.service import RelinkFactory
+from fyrehose.protocols.relink.session import Linked, LinkUnknown
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 

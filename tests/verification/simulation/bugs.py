@@ -38,14 +38,14 @@ from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
 from fyrehose.protocols.lumberjack.resent import Repetitions
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
+from fyrehose.protocols.relink.channels import SendChannel
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.leases import HeldRecords
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.transactions import Transaction
+from fyrehose.protocols.relink.working import HeldRecords
 from tests.doubles.disk import RecordingFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))

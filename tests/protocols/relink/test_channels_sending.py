@@ -12,11 +12,10 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.options import build
+from fyrehose.protocols.relink.channels import MAX_WINDOW, ChannelEvent, SendChannel, Sending
 from fyrehose.protocols.relink.events import MessageOutcome
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
-from fyrehose.protocols.relink.sending import MAX_WINDOW, SendChannel
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 
 
 def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChannel:

@@ -11,12 +11,11 @@ import attrs
 import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.channels import MAX_WINDOW as MAX_UNDECIDED
+from fyrehose.protocols.relink.channels import OVERHEAD, ChannelEvent, ReceiveChannel, Receiving
 from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import MessageSequence
-from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
-from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 from fyrehose.records import Column, column_of
 
 

@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.frames import (
+    PING,
+    Ack,
+    Acknowledgement,
+    Hello,
+    Message,
+    Op,
+    Operation,
+    Terms,
+    pack_version,
+)
+from fyrehose.protocols.relink.link import LinkLimits
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, Terms
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.snapshot import restore, save
+from fyrehose.protocols.relink.linklog import restore, save
 
 TERMS = Terms(endpoint="e", connector_size=8, listener_size=8, connector_transactions=True)
 
