@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.error import MessageLengthError
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import DatagramProtocol
 from twisted.logger import Logger
 from zope.interface import Attribute, Interface
 
+from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.trains import Train
@@ -39,21 +39,20 @@ class ITrainTransport(Interface):
 class TrainProtocol(DatagramProtocol):
     """A UDP protocol of trains of datagrams, over a :class:`~.udp.UDPPort` or any other UDP transport of Twisted.
 
-    :ivar reactor: schedules calls
+    :ivar timers: the timers, which are cancelled when the port is closed
     :ivar name: the name in counters and log lines
     :ivar counters: counts errors, and what was dropped
     """
 
     noisy = False
     name: str
-    reactor: Any
     counters: Counters
     transport: Any
     #: Send a train to an address, at the next :attr:`flush` at the latest.
     send: Callable[[Train, Address], None]
     #: Send waiting trains until the kernel accepts no more.
     flush: Callable[[], None]
-    _turn: IDelayedCall | None = None
+    timers: Timers
 
     # For subclasses.
 
@@ -87,14 +86,11 @@ class TrainProtocol(DatagramProtocol):
         super().makeConnection(transport)
 
     def stopProtocol(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.cancel()
+        self.timers.clear()
 
     def datagramReceived(self, datagram: bytes, addr: Address) -> None:
         """Process one datagram; all datagrams that arrive before the next call of the timer make one turn."""
-        if self._turn is None:
-            self._turn = self.reactor.callLater(0, self._end_turn)
+        self.timers.start(0, self.turn_over)
         self.datagrams_received(memoryview(datagram), max(len(datagram), 1), addr)
 
     def _write_each(self, train: Train, destination: Address) -> None:
@@ -103,10 +99,6 @@ class TrainProtocol(DatagramProtocol):
                 self.transport.write(datagram, destination)
             except (OSError, MessageLengthError) as error:
                 self.send_failed(error, destination)
-
-    def _end_turn(self) -> None:
-        self._turn = None
-        self.turn_over()
 
     def send_failed(self, error: Exception, destination: Address) -> None:
         """Count a datagram that could not be sent, which affects no other destination."""

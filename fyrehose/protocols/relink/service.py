@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -15,6 +15,7 @@ from fyrehose.errors import OutcomeUnknown, ReadOnly
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.endpoints import Publishing, Subscribing
 from fyrehose.protocols.relink.frames import PROTOCOL
 from fyrehose.protocols.relink.names import EndpointName
@@ -127,7 +128,7 @@ class RelinkService(TCPService):
     def __init__(self, reactor: Any, endpoint: str, factory: RelinkFactory) -> None:
         super().__init__(reactor, PROTOCOL, endpoint, factory)
         self.registry = factory.registry
-        self._retry_timer: IDelayedCall | None = None
+        self._timers = Timers(self.registry.clock)
 
     def fixed(self, settings: Any) -> Collection[str]:
         """Return the options that cannot change while the listener is open: it read its links when it opened."""
@@ -157,11 +158,10 @@ class RelinkService(TCPService):
             "relink: the listener stays closed until its links can be written; retrying: {why}",
             why=failure.getErrorMessage(),
         )
-        self._retry_timer = self.registry.clock.callLater(DISK_FULL_RETRY, self._retry_open)
+        self._timers.start(DISK_FULL_RETRY, self._retry_open)
         return None
 
     def _retry_open(self) -> None:
-        self._retry_timer = None
         self._open().addErrback(self._open_failed)
 
     def _open_failed(self, failure: Failure) -> None:
@@ -170,8 +170,6 @@ class RelinkService(TCPService):
 
     def stopService(self) -> Deferred[None]:
         """Close the listener and its connections; the links stay on disk."""
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
+        self._timers.clear()
         self.registry.close()
         return super().stopService()

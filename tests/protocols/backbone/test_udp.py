@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
+from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
@@ -106,6 +108,7 @@ class FakeSocket:
 
 
 class Owner(TrainProtocol):
+    timers = Timers(Clock())
     name = "backbone"
 
     def __init__(self) -> None:
