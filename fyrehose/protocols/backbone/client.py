@@ -37,9 +37,8 @@ from fyrehose.protocols.backbone.client_session import (
     PushTimedOut,
 )
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.repair import RecordsSkipped
-from fyrehose.protocols.backbone.udp import UDPPort, host_towards
+from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort, host_towards
 from fyrehose.records import Run
 
 log = Logger()

@@ -26,15 +26,13 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.ranges import Range, Ranges
-from fyrehose.protocols.backbone.replays import Replays
+from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
 from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
-from fyrehose.protocols.backbone.udp import is_local
+from fyrehose.protocols.backbone.udp import TrainProtocol, is_local
 from fyrehose.records import Delivery, Publish, Run
 
 log = Logger()

@@ -41,13 +41,14 @@ from fyrehose.protocols.eventbus.client_session import (
     Events,
     EventsExpired,
     Ignored,
+    PubConfirmed,
+    PubTimedOut,
     Restarted,
     ServerPort,
     Synchronised,
     SyncUnanswered,
 )
 from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
-from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
 from fyrehose.protocols.eventbus.queued_memory import Full

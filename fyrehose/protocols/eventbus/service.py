@@ -25,8 +25,7 @@ from zope.interface import implementer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IConnected, IReloading
 from fyrehose.protocols.eventbus.columns import PROTOCOL
-from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
-from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
+from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, UNKNOWN, Connections, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket

@@ -29,6 +29,8 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.records import MAX_PAYLOAD, Buffer, Column
 
+PROTOCOL = "lumberjack"
+
 #: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
 #: Default limit of a compressed frame and of a document, in bytes: a window of 2,048 large events from Filebeat fits.

@@ -24,7 +24,7 @@ from twisted.logger import Logger
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.lumberjack.limits import PROTOCOL
+from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.resent import ENTRY, Repetitions
 from fyrehose.records import Run
 

@@ -27,14 +27,13 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import PROTOCOL, LumberjackLimits
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
-from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Publish, Run
 

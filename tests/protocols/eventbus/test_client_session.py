@@ -17,12 +17,13 @@ from fyrehose.protocols.eventbus.client_session import (
     Events,
     EventsExpired,
     Ignored,
+    PubConfirmed,
+    PubTimedOut,
     Restarted,
     ServerPort,
     Synchronised,
     SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
 
 TIME = b"2024-05-01T10:20:30.123Z"

@@ -21,8 +21,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections
-from fyrehose.protocols.eventbus.connections import AcceptedConnection
-from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
+from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, AcceptedConnection
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, CONNECTED, DISCONNECTED, FAILED, FAILED_AUTH, FAILED_PROTOCOL

@@ -25,8 +25,8 @@ from fyrehose.net.connections import READS
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, LumberjackSettings
+from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
 

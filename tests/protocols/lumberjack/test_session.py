@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.lumberjack import inflate
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackLimits, LumberjackServerSession
 from fyrehose.testing import every_chunking
 
 Make = Callable[..., Any]

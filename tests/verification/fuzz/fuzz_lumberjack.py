@@ -26,10 +26,9 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-    from fyrehose.protocols.lumberjack.limits import LumberjackLimits
     from fyrehose.protocols.lumberjack.refused import RefusedFrames, RefusedFramesOf
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
-    from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
     from fyrehose.records import Run
 
 #: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.

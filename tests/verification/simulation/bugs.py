@@ -30,8 +30,7 @@ from fyrehose.protocols.backbone import server_session, subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.client_session import EventBusClientSession
-from fyrehose.protocols.eventbus.confirmations import Confirmations
+from fyrehose.protocols.eventbus.client_session import Confirmations, EventBusClientSession
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
