@@ -77,7 +77,8 @@ class FrameType(IntEnum):
 WRITER_FRAMES = frozenset(FrameType) - {FrameType.ACK}
 
 
-def _version(instance: object, attribute: object, value: int) -> None:
+def check_version(instance: object, attribute: object, value: int) -> None:
+    """Validate the version of a frame or of a session, for attrs."""
     if value not in VERSIONS:
         raise LocalProtocolError(f"version must be 1 or 2, not {value}")
 
@@ -98,7 +99,7 @@ class Frame:
 
     type: ClassVar[FrameType]
 
-    version: int = attrs.field(default=2, validator=_version)
+    version: int = attrs.field(default=2, validator=check_version)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

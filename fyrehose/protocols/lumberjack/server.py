@@ -117,7 +117,7 @@ class LumberjackProtocol(SessionProtocol):
     def connectionMade(self) -> None:
         """Give the session its routes and counters, and start the timer that closes idle connections."""
         super().connectionMade()
-        self.session.refused = self.factory.refused.of(self.network)
+        self.session.refused, self.session.network = self.factory.refused, self.network
         if self.factory.routes is not None:
             self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()

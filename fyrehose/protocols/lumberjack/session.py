@@ -43,7 +43,7 @@ from fyrehose.protocols.lumberjack.frames import (
     too_large,
 )
 from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
-from fyrehose.protocols.lumberjack.refused import RefusedFramesOf
+from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.windows import Windows
 from fyrehose.sessions import ByteSession
 
@@ -123,11 +123,13 @@ class LumberjackServerSession(ByteSession):
     :ivar frames: number of complete frames received
     :ivar more_work: True if received data waits for :meth:`process`
     :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
-    :ivar refused: the compressed frames that were refused on other connections; None: refused frames are not remembered
+    :ivar refused: the compressed frames that the listener has refused; None: refused frames are not remembered
+    :ivar network: the network of the writer, which has its own refused frames
     """
 
     limits: LumberjackLimits = LumberjackLimits()
-    refused: RefusedFramesOf | None = None
+    refused: RefusedFrames | None = None
+    network: str = ""
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
@@ -322,7 +324,7 @@ class LumberjackServerSession(ByteSession):
         """End the session, and remember the compressed frame that was refused."""
         self._broken, self._refusal, self.expected = True, None, 0
         if self.refused is not None and refusal.digest:
-            self.refused.add(refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
+            self.refused.add(self.network, refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
         return Broken(error=refusal.error)
 
     def _work(self, granted: int) -> None:
@@ -370,7 +372,7 @@ class LumberjackServerSession(ByteSession):
         if self.refused is None or not inflation.may_be_refused_late:
             return
         digest = inflation.digest_of(self._buffer, at, self.version)
-        reason = self.refused.reason(digest)
+        reason = self.refused.reason(self.network, digest)
         if reason:
             raise RemoteProtocolError("refused-before", f"this frame was refused before, and is not inflated: {reason}")
         inflation.digest = digest

@@ -492,14 +492,11 @@ class Link:
     def forget(self, channel: int) -> list[Event]:
         """Remove the peer's finished channel and acknowledge the closure; return Ended if that ends the link."""
         self.receiving[channel].advance(ChannelEvent.FORGOTTEN)
-        self._drop(channel)
-        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), id_size=self.peer_size)
-        return self.closed()
-
-    def _drop(self, channel: int) -> None:
         del self.receiving[channel]
         for ids in (self._filling, self.full, self._unacknowledged):
             ids.discard(channel)
+        self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel,)), id_size=self.peer_size)
+        return self.closed()
 
     def _trim(self, channel: ReceiveChannel) -> None:
         """Send a ping after the last results if many are kept; its pong shows that the peer knows them (rule R6)."""

@@ -174,7 +174,8 @@ class Registry:
             for saved in self._saved.links.values():
                 self._restore(saved)
         except (JournalCorrupt, ValueError) as damage:
-            self._log_loss(damage)
+            why = "relink: the links in stream {stream} are lost, and clients get new ones: {damage}"
+            log.warn(why, stream=self.stream, damage=str(damage))
             self._clear()
             self.epoch = max(self.now(), self._saved.epoch + 1)
         self._saved.links = {}
@@ -192,13 +193,6 @@ class Registry:
         self.entries.clear()
         self._detached, self._unused = FairShare(), FairShare()
         self._weight = 0
-
-    def _log_loss(self, damage: Exception) -> None:
-        log.warn(
-            "relink: the links in stream {stream} are lost, and clients get new ones: {damage}",
-            stream=self.stream,
-            damage=str(damage),
-        )
 
     def _opened(self, result: Any) -> Any:
         if isinstance(result, Failure):
@@ -334,10 +328,11 @@ class Registry:
 
         def ended(result: Any) -> None:
             if isinstance(result, Failure):
-                self._not_written(result)
+                result.trap(PublishError)
+                log.warn("relink: the state of links was not written: {why}", why=result.getErrorMessage())
             then()
 
-        self._publish(entry, (self._record(RecordKind.GONE, entry.name),), ended)
+        self._publish(entry, self._record(RecordKind.GONE, entry.name), ended)
 
     # Memory.
 
@@ -346,8 +341,7 @@ class Registry:
         weight = entry.link.weight
         if weight == entry.weight or entry.ending or entry.link.over:
             return
-        self._weight += weight - entry.weight
-        entry.weight = weight
+        self._weigh(entry, weight)
         if self._weight > self.memory:
             self._reduce_memory()
 
@@ -393,7 +387,7 @@ class Registry:
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
         """Write a link that is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
-        self._publish(entry, (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
+        self._publish(entry, self._record(RecordKind.ENTRY, self._pack_entry(entry)), then)
 
     def begin_write(self, entry: LinkEntry, channels: Sequence[int]) -> Run:
         """Begin a write: return the record with the staged state of *channels*, to be published with their messages.
@@ -403,8 +397,8 @@ class Registry:
         entry.writes += 1
         return self._record(RecordKind.DELTA, entry.name + linklog.save(entry.link, channels))
 
-    def _publish(self, entry: LinkEntry, own: Sequence[Run], then: Callable[[Any], None]) -> None:
-        """Publish the registry's records *own* in one batch; the write is unfinished until *then* has returned."""
+    def _publish(self, entry: LinkEntry, record: Run, then: Callable[[Any], None]) -> None:
+        """Publish *record* to the stream of links; the write is unfinished until *then* has returned."""
         entry.writes += 1
 
         def ended(result: Any) -> None:
@@ -414,8 +408,7 @@ class Registry:
                 log.failure("relink: handling the result of a write failed")
             entry.write_finished()
 
-        written: Deferred[Any] = self.broker.publish(own)
-        written.addBoth(ended)
+        self.broker.publish((record,)).addBoth(ended)
 
     def _pack_entry(self, entry: LinkEntry) -> bytes:
         """Return the bytes of an entry of the link log."""
@@ -429,10 +422,6 @@ class Registry:
         """Return the records of a checkpoint: all links as they were appended."""
         entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
         return linklog.pack_checkpoint(self.epoch, entries)
-
-    def _not_written(self, failure: Failure) -> None:
-        failure.trap(PublishError)
-        log.warn("relink: the state of links was not written: {why}", why=failure.getErrorMessage())
 
     # Periodic checks.
 

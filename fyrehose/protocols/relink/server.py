@@ -10,7 +10,7 @@ before is stored and acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import attrs
 from twisted.internet.error import ConnectionAborted
@@ -50,17 +50,6 @@ from fyrehose.records import Publish, Run
 
 #: Refusals that would be repeated after a retry; the broker raises them at once, before it writes anything.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
-#: Events of a link that only its endpoint handles.
-LINK_EVENTS = (
-    events.Resumed,
-    events.Received,
-    events.Decided,
-    events.Finished,
-    events.Consumed,
-    events.Rewound,
-    events.ChannelClosed,
-    events.PeerShutdown,
-)
 
 
 def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
@@ -315,7 +304,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.drop(event.error)  # A link that was found has received nothing on this connection, so it is kept.
 
     def link_event(self, event: events.Event) -> None:
-        """Handle an event of a link, which concerns only its endpoint."""
+        """Pass an event of the link on to the endpoint."""
         assert self.endpoint is not None
         self.endpoint.handle(event)
 
@@ -327,11 +316,11 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         self.finish()
 
     handlers = (
-        on(Broken, broken)
+        dict.fromkeys(get_args(events.Event), link_event)
+        | on(Broken, broken)
         | on(HelloReceived, hello_received)
         | on(Linked, linked)
         | on(events.Ended, link_ended)
-        | dict.fromkeys(LINK_EVENTS, link_event)
     )
 
     # Called by the endpoint.

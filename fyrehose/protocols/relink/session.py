@@ -171,8 +171,7 @@ class RelinkSession(ByteSession):
             self._events.append(Broken(error=error))
         self.expected = self._decoder.expected if self.linked else int(self.awaited is not None)
         self.ready = self.linked and bool(self._decoder.buffer) and not self.expected
-        found, self._events = self._events, []
-        return found
+        return self._take_events()
 
     def fenced(self) -> list[SessionEvent]:
         """Detach the link, and ignore everything that this connection has received or still receives (rule L4)."""
