@@ -347,6 +347,7 @@ class BackboneClient(TrainProtocol):
         self.on_alive(False)
         if self._connected is not None and not self._connected.called and not self.persistent:
             where = f"{self.host}:{self.port}"
-            reason = f"no backbone at {where} has answered for 5 s; check that it runs and that its policy permits us"
+            advice = "check that it runs, and that its access policy permits this client"
+            reason = f"no backbone at {where} has answered for 5 s; {advice}"
             self._connected.errback(BackboneUnreachable(reason))
             self.close()

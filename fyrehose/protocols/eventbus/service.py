@@ -71,7 +71,7 @@ HOLD = 1.0
 MARGIN = 0.01
 #: The cause that counts refused connections.
 TOO_MANY = "too-many-connections"
-#: What the log says of a handshake that has failed.
+#: Why a handshake has failed, for the log, by the cause that is counted.
 FAILURES = {
     TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
     BAD: "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key",

@@ -18,7 +18,7 @@ one of them lost.  The events themselves prove it:
 3. **In flight.**  Records that are not durable are found as well.  A repetition is acknowledged when its original is
    durable, and in the order of its own connection; if the original cannot be written, neither is the repetition
    acknowledged (:class:`_Turn`).
-4. **Quiet times cost nothing.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
+4. **Lost connections.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
    of those that are not acknowledged: their acknowledgements may be lost.  Nothing is hashed.  Only when the connection
    has ended do its records become *lost*: events of other connections are compared with them, until they are ``age``
    old.  A start of the server counts the end of the log as lost.

@@ -115,7 +115,7 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
-        """Give the session its routes and counters, and start the timer that closes idle connections."""
+        """Give the session its routes and refused frames, and start the timer that closes an idle connection."""
         super().connectionMade()
         self.session.refused, self.session.network = self.factory.refused, self.network
         if self.factory.routes is not None:
@@ -360,7 +360,7 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def _forget_sender(self) -> None:
-        """Expect the last records again from other connections, because nothing more is read from this one."""
+        """Expect that the writer sends its last events again on another connection, because this one reads no more."""
         if self._sender is not None:
             self._sender.close()
 

@@ -146,7 +146,7 @@ class SendChannel:
         return self._messages[seq - self.base]
 
     def advance(self, event: ChannelEvent) -> None:
-        """Change the mode according to the table."""
+        """Change the channel's state as the table SENDING says for *event*."""
         self.mode = SENDING[self.mode, event]
 
     # Called for our own messages and decisions.
@@ -265,7 +265,7 @@ class SendChannel:
         return runs
 
     def _sent(self, last: int) -> int:
-        """Return *last* if that message was sent.
+        """Check that message *last* was sent, and return *last*.
 
         :raises RemoteProtocolError: it was not sent
         """
@@ -330,7 +330,7 @@ class ResultRun:
 
 @attrs.define(eq=False)
 class ReceiveChannel:
-    """The state of one channel of the peer: its cursors are sequence numbers of messages (see the module's drawing).
+    """The state of one channel of the peer; the drawing at the top of this module shows its cursors.
 
     :ivar ordinal: number of channels that the peer had opened on its link before this one
     """
@@ -379,7 +379,7 @@ class ReceiveChannel:
 
     @property
     def resumable(self) -> bool:
-        """Whether nothing waits for the owner, so that undecided messages can be kept over a reconnection."""
+        """Whether the channel has only undecided messages, so that they can be kept over a reconnection."""
         return self.transactional and not self.leaving and self.dec == self.done == self.consumed
 
     @property
@@ -388,7 +388,7 @@ class ReceiveChannel:
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
     def advance(self, event: ChannelEvent) -> None:
-        """Change the channel's state as the table of states says for *event*."""
+        """Change the channel's state as the table RECEIVING says for *event*."""
         self.mode = RECEIVING[self.mode, event]
 
     # Called for the peer's packets.
@@ -426,7 +426,7 @@ class ReceiveChannel:
             raise RemoteProtocolError("backlog-too-large", f"more than {MAX_WINDOW} undecided messages")
 
     def accept_forgotten(self, number: int | None) -> None:
-        """Number the messages up to *number* (None: the next undecided one) that the peer does not send again."""
+        """Count the messages up to *number* (None: the next one) as received, although this side has forgotten them."""
         last = self.dec + 1 if number is None else nearest(number, self.dec)
         if last >= self.next:
             self.accept_dropped(last + 1 - self.next, DropReason.FORGOTTEN)

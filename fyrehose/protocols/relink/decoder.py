@@ -1,4 +1,4 @@
-"""Decode packets from a byte stream (specification, "2.  Packets"), into whatever pieces the network has cut it.
+"""Decode packets from a byte stream (specification, "2.  Packets"), however the network has cut it into pieces.
 
     in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first invalid one
 

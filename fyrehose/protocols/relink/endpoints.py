@@ -87,18 +87,16 @@ class Publishing(Endpoint):
         many = f"a transaction of {event.last - event.first + 1} messages on channel {event.channel} is refused"
         if why is DropReason.FORGOTTEN:
             detail = "the server has forgotten its messages, by a restart or while it could not write; send them again"
-            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}")
+            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}; commit more often")
             return
         limits = self.link.limits
         size = shown_size(2 * limits.backlog_size)
         detail = {
-            DropReason.COUNT: f"more than {2 * limits.backlog} undecided messages of the channel",
-            DropReason.SIZE: f"more than {size} of the link",
-            DropReason.MEMORY: "more messages of all links than half of server.memory allows",
+            DropReason.COUNT: f"more than {2 * limits.backlog} messages of the channel were undecided",
+            DropReason.SIZE: f"more than {size} of the link were undecided",
+            DropReason.MEMORY: "the links used more than half of the option server.memory",
         }[why]
-        self.protocol.count_refusal(
-            "transactions-too-large", f"{many}: {detail}, were undecided; commit more often, or raise it"
-        )
+        self.protocol.count_refusal("transactions-too-large", f"{many}: {detail}; commit more often")
 
     def _stage(self, event: events.Decided) -> None:
         result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED

@@ -1,4 +1,4 @@
-"""Pings for a silent peer: both sides of a connection send them alike."""
+"""Ping a silent peer, and end its connection if it stays silent; the server and the client share this code."""
 
 from __future__ import annotations
 

@@ -97,8 +97,9 @@ class Link:
     For rules such as S2 see docs/protocols/relink-wire.md.
 
     :ivar connector: whether we are the connector
-    :ivar durable: the link outlives its process.  Messages that the owner has received and not settled are forgotten
-        with the connection, and the peer sends them again; undecided messages are kept as long as the process lives
+    :ivar durable: the link survives the end of its process.  Messages that the owner has received and not settled are
+        forgotten with the connection, and the peer sends them again; undecided messages are kept as long as the process
+        lives
     :ivar kept: whether our messages are kept until the peer has consumed them; False: the owner can produce them again
     """
 
@@ -313,7 +314,7 @@ class Link:
 
     @property
     def blocked(self) -> bool:
-        """Whether reading has to stop until the owner has settled some messages."""
+        """Whether to stop reading from the connection until the owner has settled some messages."""
         full = self.held >= self.limits.backlog_size
         return bool(self.full) or (full and any(channel.waiting for channel in self.receiving.values()))
 
@@ -395,7 +396,7 @@ class Link:
 
     @property
     def weight(self) -> int:
-        """Memory that the peer's channels and their undecided messages take, in bytes.
+        """The memory that the peer's channels and their undecided messages take, in bytes.
 
         Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
         """

@@ -118,7 +118,7 @@ class Registry:
     :ivar stream: name of the stream that holds the links
     :ivar now: returns microseconds since January 1, 1970 UTC
     :ivar randbits: returns the given number of unpredictable bits
-    :ivar memory: how many bytes all links may take, of undecided messages and 2 KiB for each channel
+    :ivar memory: limit of the memory of all links, in bytes: undecided messages, and 2 KiB for each channel
     """
 
     broker: IBroker
@@ -419,7 +419,7 @@ class Registry:
         return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))
 
     def _everything(self) -> list[bytes]:
-        """Return the records of a checkpoint: all links as they were appended."""
+        """Return the payloads of a checkpoint, which describes all links that survive a restart."""
         entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
         return linklog.pack_checkpoint(self.epoch, entries)
 

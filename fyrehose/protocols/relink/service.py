@@ -1,4 +1,4 @@
-"""The service of a listener: recovers its links, and then opens it."""
+"""The factory of connections, and the service that recovers the links of a listener before it listens."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ class RelinkService(TCPService):
         self._timers = Timers(self.registry.clock)
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options that cannot change while the listener is open: it read its links when it opened."""
+        """Return the options that cannot change while the listener is open, such as the name of its table of links."""
         return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen; while the journal accepts no writes, only this listener stays closed."""
+        """Recover the links, then listen; until the journal accepts writes, the listener stays closed."""
         Service.startService(self)
         return self._open()
 

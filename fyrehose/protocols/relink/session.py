@@ -205,7 +205,7 @@ class RelinkSession(ByteSession):
         self.awaited = awaited
 
     def take(self) -> bytes:
-        """Remove and return the awaited field, which has arrived; no field is awaited then."""
+        """Remove and return the awaited field of the handshake, which has arrived; afterwards no field is awaited."""
         assert self.awaited is not None
         rest = self._decoder.rest
         size = self.awaited(rest)

@@ -36,11 +36,11 @@ class RelinkSettings(TLSSettings):
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, padding included")
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
     refused: str = option(letters.CLOSE, _refused, "refused messages of plain channels: close or dead-letter")
-    #: links, connected or not: as many as connections, and not fewer because of the descriptors that the server has
+    #: the most links, with or without a connection: as many as connections, even if the server has fewer descriptors
     max_links: int = fixed(attrs.Factory(lambda self: max(10_000, self.max_connections), takes_self=True))
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
     #: messages of a channel that may wait to be durable; twice as many may be undecided.  With four times as many, one
-    #: read may occupy the reactor for 29 ms in place of 8
+    #: read may occupy the reactor for 29 ms instead of 8 ms
     backlog: int = fixed(1_024)
     backlog_size: int = fixed(16 << 20)  #: bytes of all channels of a link that may wait to be durable
 
@@ -68,7 +68,7 @@ class RelinkSettings(TLSSettings):
 
     @property
     def limits(self) -> LinkLimits:
-        """The limits of each link."""
+        """Return the limits of each link."""
         return LinkLimits(
             message_size=self.max_payload,
             sent_size=MAX_PAYLOAD + LEASED,

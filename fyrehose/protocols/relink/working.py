@@ -79,7 +79,7 @@ class HeldRecord:
 
 @attrs.define(eq=False)
 class HeldRecords:
-    """The records of one link.
+    """The records that the worker of one link has leased.
 
     :ivar most: the most records that the worker has at a time
     """
@@ -147,7 +147,7 @@ def read_request(parts: Sequence[Any]) -> Settling:
 
 
 def notices_of(request: tuple[int, int] | None, answer: Mapping[str, object]) -> Iterator[bytes]:
-    """Yield the notice for the worker, if *answer* to a request says more than that everything was done.
+    """Yield a notice for the worker if *answer* has an error, a refused record or a new token; otherwise nothing.
 
     :param request: channel and number of the request's message; None: the answer is about consumed records
     """
@@ -260,10 +260,10 @@ class WorkerEndpoint(Endpoint):
                 done.addErrback(self._not_returned)
 
     def _not_returned(self, failure: Failure) -> None:
-        """Log that the records come again only when their leases end, because their return cannot be written."""
+        """Log that the worker's records are delivered again when their leases end, because no return was written."""
         failure.trap(FyrehoseError)
         log.info(
-            "relink: what worker {worker!r} had comes again when its leases end: {why}",
+            "relink: the records of worker {worker!r} are delivered again when its leases end: {why}",
             worker=self._consumer,
             why=failure.getErrorMessage(),
         )
