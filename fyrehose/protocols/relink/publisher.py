@@ -9,8 +9,7 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.transactions import Transaction
+from fyrehose.protocols.relink.client import RelinkClient, Transaction
 
 #: An open transaction is committed when no message was added to it for this long, in seconds.
 COMMIT_DELAY = 0.2

@@ -341,7 +341,8 @@ class Registry:
         weight = entry.link.weight
         if weight == entry.weight or entry.ending or entry.link.over:
             return
-        self._weigh(entry, weight)
+        self._weight += weight - entry.weight
+        entry.weight = weight
         if self._weight > self.memory:
             self._reduce_memory()
 

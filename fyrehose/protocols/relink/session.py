@@ -171,7 +171,8 @@ class RelinkSession(ByteSession):
             self._events.append(Broken(error=error))
         self.expected = self._decoder.expected if self.linked else int(self.awaited is not None)
         self.ready = self.linked and bool(self._decoder.buffer) and not self.expected
-        return self._take_events()
+        found, self._events = self._events, []
+        return found
 
     def fenced(self) -> list[SessionEvent]:
         """Detach the link, and ignore everything that this connection has received or still receives (rule L4)."""
@@ -233,10 +234,6 @@ class RelinkSession(ByteSession):
         """Drop the bytes that are not decoded, and ignore all that follow."""
         self._closed, self.awaited, self.expected, self.ready = True, None, 0, False
         self._decoder.clear()
-
-    def _take_events(self) -> list[SessionEvent]:
-        found, self._events = self._events, []
-        return found
 
     def _receive_packets(self, link: Link) -> None:
         decoder, backlog = self._decoder, link.limits.backlog_size
@@ -340,7 +337,8 @@ class ListenerSession(RelinkSession):
         if link.attached:
             raise LocalProtocolError("the link is attached to another connection; call fenced() of that first")
         self.step(Step.OLD_LINK if resumed else Step.NEW_LINK, link)
-        return self._take_events()
+        found, self._events = self._events, []
+        return found
 
     def refuse(self, epoch: int) -> None:
         """Answer the hello by refusing the required link, which is not known; then send the pending data, and close.

@@ -38,12 +38,12 @@ from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnec
 from fyrehose.protocols.lumberjack.resent import Repetitions
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.channels import SendChannel
+from fyrehose.protocols.relink.client import Transaction
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.protocols.relink.transactions import Transaction
 from fyrehose.protocols.relink.working import HeldRecords
 from tests.doubles.disk import RecordingFiles
 

@@ -60,7 +60,7 @@ MODULES = (
     "fyrehose/protocols/relink/session.py",
     "fyrehose/protocols/relink/channels.py",
     "fyrehose/protocols/relink/channels.py",
-    "fyrehose/protocols/relink/transactions.py",
+    "fyrehose/protocols/relink/client.py",
     "fyrehose/protocols/relink/registry.py",
     "fyrehose/protocols/relink/frames.py",
     "fyrehose/protocols/http/session.py",
