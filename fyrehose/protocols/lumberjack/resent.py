@@ -126,7 +126,7 @@ def _stretch_of(run: Run, network: str) -> Stretch:
 
 
 def _keys(run: Run) -> list[int | None]:
-    """Return the hash of the identity of each event of *run*; None for an event without one."""
+    """Return a hash of the identity of each event of *run*, or None for an event that has no identity."""
     identities = kernel.identify(run.lengths, run.payload, IDENTITIES)
     return [None if identity is None else hash(identity) for identity in identities]
 

@@ -104,7 +104,7 @@ MAX_WINDOW = (1 << 31) - 1
 
 @attrs.define(eq=False)
 class Sent:
-    """A message that is not consumed yet."""
+    """A message that was sent, and that the peer has not consumed yet."""
 
     parts: tuple[bytes, ...]
     decision: Op | None = None

@@ -678,7 +678,7 @@ class RelinkClient:
         return stopped(service)
 
     def _fail(self, error: Exception) -> None:
-        """Fail everything that waits for the listener with *error*."""
+        """Fail with *error* all Deferreds that wait for an answer of the listener."""
         waiting = [deferred for channel in self._channels.values() for deferred in channel.abandon()]
         self._inbox.clear()
         for deferred in waiting:

@@ -114,13 +114,13 @@ class Decoder:
         self.buffer += data
 
     def drop(self, size: int) -> None:
-        """Remove the next *size* bytes."""
+        """Remove the next *size* bytes from the buffer."""
         self._at += size
         if self._at >= len(self.buffer):
             self.clear()
 
     def clear(self) -> None:
-        """Remove all bytes."""
+        """Empty the buffer."""
         self.buffer, self._at = b"", 0
 
     def next_packet(self) -> Incoming | None:

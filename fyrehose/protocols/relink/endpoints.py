@@ -237,7 +237,7 @@ class Publishing(Endpoint):
 
 
 def _pack_seq(seq: int) -> bytes:
-    """Return a record's number as a message part."""
+    """Return a record's number as the eight bytes of a message part."""
     return seq.to_bytes(SEQ_SIZE, "little")
 
 
@@ -407,7 +407,7 @@ class Subscribing(Endpoint):
 
     @property
     def _room(self) -> int:
-        """Return how many records may be sent now."""
+        """Return how many records the peer's window has room for; 0 if other messages have to precede them."""
         channel = self.link.sending.get(0)
         if self._pending or self._writing_anchor or channel is None or not self.link.may_send:
             return 0

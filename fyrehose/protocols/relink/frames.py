@@ -341,7 +341,7 @@ class Hello:
     link_id: int = attrs.field(default=0, validator=_link_id)
 
     def serialize(self) -> bytes:
-        """Return the bytes that follow the version."""
+        """Return the connector's second transmission, which follows its version."""
         terms = self.terms
         name = terms.endpoint.encode()
         flags = (
@@ -354,7 +354,7 @@ class Hello:
 
 
 def pack_version(version: int) -> bytes:
-    """Return the first transmission of either peer."""
+    """Return the first transmission of a peer: its protocol version."""
     return _VERSION.pack(version)
 
 
@@ -364,12 +364,12 @@ def pack_reply(epoch: int, link_id: int) -> bytes:
 
 
 def version_size(buffer: bytes) -> int:
-    """Return the size of the first transmission of either peer."""
+    """Return the size of a peer's first transmission in bytes, whatever has arrived."""
     return _VERSION.size
 
 
 def reply_size(buffer: bytes) -> int:
-    """Return the size of the listener's second transmission."""
+    """Return the size of the listener's second transmission in bytes, whatever has arrived."""
     return _REPLY.size
 
 

@@ -72,7 +72,7 @@ Anchors = list[tuple[int, int]]
 
 
 class RecordKind(IntEnum):
-    """Kind of a record."""
+    """The kind of a record in the stream of links."""
 
     CHECKPOINT = 0
     ENTRY = 1
@@ -133,7 +133,7 @@ def name_of(epoch: int, link_id: int) -> bytes:
 
 
 def pack_entry(name: bytes, terms: Terms, identity: bytes, anchors: Anchors, snapshot: bytes) -> bytes:
-    """Return the bytes of an entry, which describes one link."""
+    """Return the entry that describes one link, as bytes for a record."""
     hello = Hello(terms=terms).serialize()
     places = b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
     sizes = bytes([len(identity)]), _U16.pack(len(hello)), _U16.pack(len(anchors))

@@ -412,7 +412,7 @@ class Registry:
         self.broker.publish((record,)).addBoth(ended)
 
     def _pack_entry(self, entry: LinkEntry) -> bytes:
-        """Return the bytes of an entry of the link log."""
+        """Return *entry* as bytes for the stream of links."""
         link = entry.link
         return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, linklog.save(link))
 

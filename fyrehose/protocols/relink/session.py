@@ -150,7 +150,7 @@ class RelinkSession(ByteSession):
         return self.ready and link is not None and not (link.blocked or link.over)
 
     def next_events(self) -> list[SessionEvent]:
-        """Return the events of the next turn."""
+        """Decode more of the buffered packets, and return their events."""
         return self.receive_data(b"") if self.more else []
 
     def receive_data(self, data: bytes) -> list[SessionEvent]:
@@ -225,7 +225,7 @@ class RelinkSession(ByteSession):
         self.report(Linked(link=link, resumed=resumed, lost=lost))
 
     def report(self, event: SessionEvent) -> None:
-        """Add *event* to those that are returned next."""
+        """Add *event* to the events that the session returns next."""
         self._events.append(event)
 
     # Private.
@@ -272,7 +272,7 @@ class ConnectorSession(RelinkSession):
     # The handshake.
 
     def send_hello(self) -> None:
-        """Send the hello, if the version is supported."""
+        """Send the connector's hello, if the listener's version is supported."""
         version = unpack_version(self.take())
         if version > VERSION:
             detail = f"the listener replied with version {version}; the highest supported is {VERSION}"
@@ -355,21 +355,21 @@ class ListenerSession(RelinkSession):
         self.send(pack_version(VERSION), hello_size)
 
     def request_link(self) -> None:
-        """Pass the hello to the owner."""
+        """Report the connector's hello to the owner, which looks up the link."""
         self.report(HelloReceived(hello=unpack_hello(self.take())))
 
     def begin(self, link: Link) -> None:
-        """Reply with a new link."""
+        """Answer the hello with a new link."""
         self.send(pack_reply(link.epoch, link.id))
         self.attach(link, resumed=False)
 
     def send_report(self, link: Link) -> None:
-        """Reply with the old link, and send its report."""
+        """Answer the hello with the old link, and report which messages have arrived on it."""
         self.send(pack_reply(link.epoch, link.id))
         self.attach(link, resumed=True)
 
     def send_refusal(self, epoch: int) -> None:
-        """Reply with link id zero."""
+        """Answer the hello with link id zero: the old link is not known."""
         self.fenced()
         self.send(pack_reply(epoch, 0))
 

@@ -69,7 +69,7 @@ class HeldRecord:
     failures: int = 0
 
     def head(self, lease: int) -> bytes:
-        """Return the first part of the message with the record."""
+        """Return the first part of the message that carries the record: its number, token and lease."""
         return HEAD.pack(self.seq, *self.token, self.failures, lease) + self.stream.encode()
 
     def item(self, kind: str, delay: float | None = None) -> Item:
@@ -285,7 +285,7 @@ class WorkerEndpoint(Endpoint):
     # Leasing.
 
     def _cancel(self) -> None:
-        """Cancel the request for records, if one waits."""
+        """Cancel the request for leases, if one waits for records."""
         if self._waiting is not None:
             self._waiting.cancel()
 

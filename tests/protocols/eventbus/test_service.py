@@ -235,7 +235,7 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
 def test_connection_with_the_descriptor_of_one_that_just_ended_is_served(
     make_service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Subscriptions of the earlier one may still wait to be read; they have its number."""
+    """Subscriptions of the earlier connection that are read late have its number, and are dropped."""
     running = make_service()
     running.start()
     monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))

@@ -175,7 +175,7 @@ def test_first_event_beyond_the_limit_stores_nothing(server: Make) -> None:
 
 @both
 def test_large_frame_that_was_damaged_on_its_way_is_accepted_later(server: Make, version: int) -> None:
-    """It has the same size and the same beginning when the writer sends it again."""
+    """The damaged frame has the same size and beginning as the undamaged one that the writer sends next."""
     made = server()
     good = docs([b"%d" % n * 1_000 for n in range(10_000, 10_100)], version)
     wire = announce(100, version) + Compressed(version=version, payload=zlib.compress(good, 0)).serialize()
@@ -248,7 +248,7 @@ def test_version_1_writer_is_acknowledged_only_whole_windows_before_a_violation(
 
 
 def test_damaged_compressed_frame_is_not_acknowledged_but_what_precedes_it_is(server: Make) -> None:
-    """Its events may not be those that the writer sent; those of the frames before it are."""
+    """The events of a damaged frame may not be those that the writer sent, so they are not acknowledged."""
     made = server()
     payload = bytearray(zlib.compress(docs(LARGE), 0))
     payload[-1] ^= 1

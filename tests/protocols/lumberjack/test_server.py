@@ -113,7 +113,7 @@ def test_version_2_writer_is_kept_alive_during_a_long_commit(server: Make, windo
 
 
 def test_version_1_writer_is_never_kept_alive(server: Make, window: Make) -> None:
-    """An established server does that, and its writers take it for an acknowledgement."""
+    """An established server sends such frames, and its writers take them for acknowledgements."""
     made = server(auto=False)
     peer = made.connect()
     peer.send(window(3, version=1))

@@ -319,7 +319,7 @@ def test_silent_peer_holds_about_as_much_memory_as_it_sent(peer: Make) -> None:
 
 
 def test_large_compressed_frame_with_a_wrong_checksum_is_not_acknowledged(peer: Make) -> None:
-    """Some of its events may be stored already; the writer resends the whole window."""
+    """Some events of the frame may be stored already; the writer sends the whole window again."""
     documents = [b"%d" % n * 1_000 for n in range(1_000, 3_000)]
     payload = bytearray(zlib.compress(b"".join(doc(n, each) for n, each in enumerate(documents, 1)), 0))
     payload[-1] ^= 1

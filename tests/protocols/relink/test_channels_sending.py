@@ -207,7 +207,7 @@ def test_sequence_numbers_wrap() -> None:
 
 @attrs.define
 class Went:
-    """One message that was sent, and what became of it."""
+    """One sent message, its decision and its result."""
 
     payload: bytes
     decision: Op | None = None
@@ -249,7 +249,7 @@ class History:
         return list(enumerate(self.all))[self.consumed + 1 :]
 
     def number(self, plain: int) -> tuple[int | None, int]:
-        """Return what the peer says, and the message that it means: without a number, *plain*."""
+        """Return the number in an acknowledgement, if any, and the message that it is about (*plain* without one)."""
         last = self.random.randint(max(0, plain - 2), max(len(self.all), plain))
         return (None, plain) if self.random.random() < 0.4 else (last, last)
 
