@@ -264,7 +264,9 @@ class PairScanner:
     def _count(self, source: Buffer, start: int, available: int | None) -> int:
         count: int = LONG.unpack_from(source, start)[3]
         if count > MAX_PAIRS or (available is not None and 2 * SIZE.size * count > available - LONG.size):
-            raise RemoteProtocolError("too-many-pairs", f"{count} pairs in a D frame; at most {MAX_PAIRS} that fit")
+            raise RemoteProtocolError(
+                "too-many-pairs", f"{count} pairs in a D frame; the limit is {MAX_PAIRS}, and the frame must hold all"
+            )
         return count
 
     def _expect(self, needed: int) -> None:

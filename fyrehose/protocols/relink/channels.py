@@ -253,7 +253,9 @@ class SendChannel:
         else:
             last = nearest(number, first - 1)
         if last > self.dec:
-            raise RemoteProtocolError("result-unasked", f"message {last} is not decided")
+            raise RemoteProtocolError(
+                "result-unasked", f"the peer sent a result for message {last}, which was not decided"
+            )
         runs: list[tuple[int, int]] = []
         for seq in range(first, last + 1):
             message = self.message(seq)
@@ -272,7 +274,8 @@ class SendChannel:
         if self.unsure and last < self.base + MAX_WINDOW:
             self.next = max(self.next, last + 1)
         if last >= self.next:
-            raise RemoteProtocolError("acknowledged-unsent", f"message {last} of channel {self.id}")
+            detail = f"the peer acknowledged message {last} of channel {self.id}, which was not sent to it"
+            raise RemoteProtocolError("acknowledged-unsent", detail)
         return last
 
     # Connections.
@@ -462,7 +465,8 @@ class ReceiveChannel:
         first = self.dec + 1
         last = first if number is None else nearest(number, self.dec)
         if last >= self.next:
-            raise RemoteProtocolError("operation-on-unreceived", f"message {last} of channel {self.id}")
+            detail = f"the peer decided message {last} of channel {self.id}, which it has not sent"
+            raise RemoteProtocolError("operation-on-unreceived", detail)
         if last < first:
             return None
         self.dec = last

@@ -397,7 +397,11 @@ class Subscribing(Endpoint):
         wanted = stream_seq(self.entry.anchors, channel_seq)
         subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
         if subscription.position < wanted - 1:
-            self.protocol.reject(RemoteProtocolError("acknowledged-unsent", f"message {channel_seq - 1}"))
+            self.protocol.reject(
+                RemoteProtocolError(
+                    "acknowledged-unsent", f"the peer has message {channel_seq - 1}, which was not sent to it"
+                )
+            )
             return
         if subscription.position >= wanted:
             self.skipped(wanted, subscription.position)

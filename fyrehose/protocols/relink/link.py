@@ -437,7 +437,8 @@ class Link:
     def _decided(self, channel: ReceiveChannel, packet: Operation) -> list[Event]:
         decided = channel.decide(packet.number)
         if len(channel.results) > self.limits.result_runs:
-            raise RemoteProtocolError("results-unconfirmed", f"{len(channel.results)} runs of results without a pong")
+            detail = f"{len(channel.results)} runs of results wait for the pong that confirms them; answer pings"
+            raise RemoteProtocolError("results-unconfirmed", detail)
         self._charge(channel, 0)
         if decided is None:
             return []

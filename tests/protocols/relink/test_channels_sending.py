@@ -123,7 +123,9 @@ def test_results_skip_rolled_back_messages() -> None:
     assert sent.resulted(Ack.COMMITTED, None) == [(2, 2)]
     assert sent.resulted(Ack.UNCOMMITTED, None) == [(4, 4)]
     assert sent.consumed(4) == (2, 4)
-    with pytest.raises(RemoteProtocolError, match="result-unasked: message 5 is not decided"):
+    with pytest.raises(
+        RemoteProtocolError, match="result-unasked: the peer sent a result for message 5, which was not decided"
+    ):
         sent.resulted(Ack.COMMITTED, None)
 
 
