@@ -177,7 +177,7 @@ class EventBusService(Service):
         self._context = zmq.Context()
         self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
-        # It is a ROUTER, because a ROUTER may answer one request while others wait, and need not answer a request whose
+        # The handler is a ROUTER, which may answer one request while others wait, and need not answer a request whose
         # connection has ended.
         handler = self._context.socket(zmq.ROUTER)
         handler.bind(ADDRESS)

@@ -178,7 +178,7 @@ class Repetitions:
         """
         others = self._senders.setdefault(network, {})
         if others:
-            if network not in self._overlaps:  # otherwise the others are watched already
+            if network not in self._overlaps:  # if it is there, the other connections are watched already
                 for stretch in [stretch for other in others for stretch in other.recent]:
                     self.watch(stretch)
             self._overlaps[network] = self.seconds() + self.age

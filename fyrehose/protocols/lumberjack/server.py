@@ -110,7 +110,9 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
-        self._sender: Sender | None = None  #: what the writer may send again; None: store repetitions
+        self._sender: Sender | None = (
+            None  #: finds events that are stored already; None: events that are sent again are stored again
+        )
 
     # Called by the reactor.
 

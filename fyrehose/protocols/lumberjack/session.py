@@ -142,7 +142,7 @@ class LumberjackServerSession(ByteSession):
     _columns: Columns = attrs.field(init=False)
     out: list[bytes] = attrs.field(factory=list, init=False)
     _max_event: int = attrs.field(init=False)
-    #: what is left of the turn's limits, see LumberjackLimits
+    #: the bytes, events and inflated bytes that are left of the limits of the turn, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)

@@ -131,7 +131,7 @@ class RelinkReader(RelinkClient):
         if self._name is not None:
             rewound = rewinds != self._rewinds
             self._rewinds = rewinds
-            # Otherwise records up to `position` that arrive again are skipped.
+            # A link that begins behind fewer records sends some again; _on_message skips those up to `position`.
             if rewound or self.position is None or seq > self.position:
                 self.position = seq
             return
