@@ -47,6 +47,21 @@ from fyrehose.protocols.relink.messages import MessageParts, message_parts
 from fyrehose.protocols.relink.names import publish_name
 from fyrehose.protocols.relink.session import ConnectorSession, Linked, LinkUnknown, SessionEvent
 
+log = Logger()
+
+#: Called with channel, sequence number and parts of a message.
+OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
+#: A handshake that takes longer ends the connection; in seconds.
+HANDSHAKE_TIMEOUT = 10.0
+#: A ping is sent after this much silence of the peer, in seconds.
+PING_AFTER = 15.0
+#: The connection is aborted after this much silence of the peer, in seconds.
+DROP_AFTER = 45.0
+#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
+CLOSE_TIMEOUT_S = 5.0
+#: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
+CLOSE_TIMEOUT = 5.0
+
 
 @attrs.define(eq=False)
 class Channel:
@@ -234,12 +249,6 @@ class Transaction:
             self._state.lock.release()
 
 
-log = Logger()
-
-#: Called with channel, sequence number and parts of a message.
-OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
-
-
 @attrs.define(eq=False)
 class Inbox:
     """Pass on messages until ``on_message`` returns a Deferred that has not fired.
@@ -322,16 +331,6 @@ class Inbox:
         else:
             link.consume(channel, seq)
         self.deliver()
-
-
-#: A handshake that takes longer ends the connection; in seconds.
-HANDSHAKE_TIMEOUT = 10.0
-#: A ping is sent after this much silence of the peer, in seconds.
-PING_AFTER = 15.0
-#: The connection is aborted after this much silence of the peer, in seconds.
-DROP_AFTER = 45.0
-#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
-CLOSE_TIMEOUT_S = 5.0
 
 
 class ConnectorConnection(PingsSilentPeer, Protocol):
@@ -434,10 +433,6 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
         if not self._over:
             log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
             self.transport.abortConnection()
-
-
-#: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
-CLOSE_TIMEOUT = 5.0
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:

@@ -46,7 +46,8 @@ from fyrehose.records import Record
 
 #: Source of our records.
 SOURCE = "relink-links"
-VERSION = 1
+#: Versions of the layouts of a record and of a snapshot.
+VERSION, SNAPSHOT_VERSION = 1, 1
 NAME_SIZE = 8
 #: A checkpoint is divided into records of about this size, in bytes: a larger record is followed by another.
 RECORD_SIZE = 1 << 20
@@ -221,10 +222,7 @@ def _pieces(data: bytes) -> Iterator[Saved]:
         yield unpack_entry(data[at - size : at])
 
 
-SNAPSHOT_VERSION = 1
-
-
-def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
+def save_snapshot(link: Link, channels: Iterable[int] | None = None) -> bytes:
     """Return a snapshot of the whole link, or only of the peer's channels in *channels*.
 
     :raises LocalProtocolError: the link keeps messages of its own, which a snapshot cannot hold
@@ -239,10 +237,10 @@ def save(link: Link, channels: Iterable[int] | None = None) -> bytes:
     fields.append(len(ours))
     for sent in ours:
         fields += sent.id, sent.base
-    return _pack(fields)
+    return _pack_fields(fields)
 
 
-def restore(link: Link, data: bytes) -> None:
+def restore_snapshot(link: Link, data: bytes) -> None:
     """Apply the snapshot *data* to the detached *link*; channels that it does not contain stay unchanged.
 
     Undecided messages are not in a snapshot, so a restored link may lack some that had arrived.
@@ -265,7 +263,7 @@ def restore(link: Link, data: bytes) -> None:
         raise ValueError(f"a link's snapshot is followed by {len(data) - fields.at} extra bytes")
 
 
-def _pack(fields: Iterable[int]) -> bytes:
+def _pack_fields(fields: Iterable[int]) -> bytes:
     out = bytearray([SNAPSHOT_VERSION])
     for value in fields:
         while value > 0x7F:

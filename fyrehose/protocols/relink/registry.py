@@ -212,7 +212,7 @@ class Registry:
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
         for part in saved.snapshots:
-            linklog.restore(link, part)
+            linklog.restore_snapshot(link, part)
         link.used = True
         entry = LinkEntry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
@@ -396,7 +396,7 @@ class Registry:
         The write counts as unfinished until :meth:`LinkEntry.write_finished`.
         """
         entry.writes += 1
-        return self._record(RecordKind.DELTA, entry.name + linklog.save(entry.link, channels))
+        return self._record(RecordKind.DELTA, entry.name + linklog.save_snapshot(entry.link, channels))
 
     def _publish(self, entry: LinkEntry, record: Run, then: Callable[[Any], None]) -> None:
         """Publish *record* to the stream of links; the write is unfinished until *then* has returned."""
@@ -414,7 +414,7 @@ class Registry:
     def _pack_entry(self, entry: LinkEntry) -> bytes:
         """Return *entry* as bytes for the stream of links."""
         link = entry.link
-        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, linklog.save(link))
+        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, linklog.save_snapshot(link))
 
     def _record(self, kind: RecordKind, body: bytes) -> Run:
         return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))

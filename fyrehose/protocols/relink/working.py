@@ -47,6 +47,9 @@ from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.registry import LinkEntry
 from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
 
+log = Logger()
+
+
 #: The head of a message with a record: its number, epoch and number of the token, its failures, and how long the lease
 #: lasts in seconds.  The name of its stream follows, if the subscription has a pattern.
 HEAD = struct.Struct("<QQIII")
@@ -54,6 +57,12 @@ HEAD = struct.Struct("<QQIII")
 RECORDS, NOTICES = 0, 1
 #: The kinds of actions that end the lease of a record.
 ENDING = ("done", "failed", "untried", "reject")
+
+
+#: How long a request for records waits, in seconds; then the request is repeated.
+WAIT = 30.0
+#: The most records that one request leases.
+MOST_LEASED = 1_000
 
 
 @attrs.frozen(slots=True)
@@ -155,14 +164,6 @@ def notices_of(request: tuple[int, int] | None, answer: Mapping[str, object]) ->
     if told:
         place = {} if request is None else {"channel": request[0], "message": request[1]}
         yield json.dumps({**place, **told}, ensure_ascii=False).encode()
-
-
-log = Logger()
-
-#: How long a request for records waits, in seconds; then the request is repeated.
-WAIT = 30.0
-#: The most records that one request leases.
-MOST_LEASED = 1_000
 
 
 @attrs.define(eq=False)

@@ -236,13 +236,13 @@ class Fuzzer:
         for _ in range(random.randrange(4)):
             link.receive(Message(channels=(0,), parts=()))
             link.consume(0, link.receiving[0].next - 1)
-        data = bytearray(linklog.save(link))
+        data = bytearray(linklog.save_snapshot(link))
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         try:
-            linklog.restore(Link(link.terms, False, durable=True, kept=False), bytes(data))
+            linklog.restore_snapshot(Link(link.terms, False, durable=True, kept=False), bytes(data))
         except ValueError:
             pass
-        entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], linklog.save(link))
+        entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], linklog.save_snapshot(link))
         records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
         records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
         damaged = random.choice(records)

@@ -189,7 +189,7 @@ class Side:
 
     def fly(self, effects: list[tuple[Any, bytes, Any]], then: Any) -> None:
         assert self.link is not None
-        self.flying.append((effects, linklog.save(self.link) if self.durable else b"", then))
+        self.flying.append((effects, linklog.save_snapshot(self.link) if self.durable else b"", then))
         if not self.durable:
             self.land()
 
@@ -240,7 +240,7 @@ class Side:
         self.link = world.new_link(self, world.epoch, world.next_id())
         if self.durable:
             self.link.channel(0)  # what is not in the snapshot would begin again
-            self.saved = linklog.save(self.link)
+            self.saved = linklog.save_snapshot(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
     def on_linked(self, event: Linked) -> None:

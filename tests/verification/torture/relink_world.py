@@ -164,7 +164,7 @@ class World:
             b.link = None
             if b.saved is not None:
                 b.link = self.new_link(b, self.epoch, id_)
-                linklog.restore(b.link, b.saved)
+                linklog.restore_snapshot(b.link, b.saved)
 
     def lose_link(self) -> None:
         """B forgets everything: another epoch."""
