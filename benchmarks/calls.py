@@ -41,10 +41,9 @@ from fyrehose import plugins
 from fyrehose.bench.wires import backbone, figg, lumberjack
 from fyrehose.bench.wires.base import Job, Wire, Wrong, payload, read_exactly
 from fyrehose.journal.journal import FileJournal
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.frames import Hello, Op, Terms
 from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.server.service import Fyrehose
 from fyrehose.testing.ports import free_port
 

@@ -46,8 +46,9 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
 
 
 def _of_module(folder: PurePosixPath, stem: str, root: Path) -> list[str]:
-    own = folder / f"test_{stem}.py"
-    return [str(own if (root / own).exists() else folder)]
+    """Return the test file of a module and those of its parts, such as test_link_inbound.py; or else the folder."""
+    own = [path.name for path in (root / folder).glob("test_*.py") if f"{path.stem}_".startswith(f"test_{stem}_")]
+    return [str(folder / name) for name in sorted(own)] or [str(folder)]
 
 
 def selection(paths: Iterable[str], root: Path = ROOT) -> list[str]:

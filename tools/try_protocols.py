@@ -64,9 +64,8 @@ def check_lumberjack() -> None:
 
 
 def check_relink() -> None:
-    from fyrehose.protocols.relink.limits import LinkLimits
-    from fyrehose.protocols.relink.link import Link
-    from fyrehose.protocols.relink.server_session import ListenerSession
+    from fyrehose.protocols.relink.link import Link, LinkLimits
+    from fyrehose.protocols.relink.session import ListenerSession
 
     session = ListenerSession(LinkLimits())
     (asked,) = session.receive_data(bytes.fromhex(RELINK_HELLO))

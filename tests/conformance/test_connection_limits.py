@@ -14,7 +14,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.protocols.http.server import HttpFactory
 from fyrehose.protocols.lumberjack.server import LumberjackFactory
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkFactory
 from fyrehose.testing import MemoryJournal, Transport
 
 DEFAULTS = FiggSettings()

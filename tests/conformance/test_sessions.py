@@ -20,13 +20,10 @@ from fyrehose.protocols.http.session import HttpSession, RequestLimits
 from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import EventRun
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
-from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.events import Received
-from fyrehose.protocols.relink.frames import Message
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
 from fyrehose.records import Run
 from fyrehose.sessions import ByteSession, events_of
 from fyrehose.testing import every_chunking, feed

@@ -99,7 +99,7 @@ def _relink() -> Iterator[str]:
 
 def _handshake() -> Iterator[str]:
     yield from ("| fields of the hello | bytes |", "|---|---|")
-    for hello, text in vectors_of("relink/test_handshake.py", "GOLDEN"):
+    for hello, text in vectors_of("relink/test_frames_handshake.py", "GOLDEN"):
         fields = f"{fields_of(hello.terms)}, {fields_of(hello, 'terms')}"
         yield f"| {fields} | `{text}` |"
 

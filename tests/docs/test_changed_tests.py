@@ -26,7 +26,10 @@ def script() -> Any:
     [
         ("fyrehose/options.py", ["tests/test_options.py"]),
         ("fyrehose/net/tcp.py", ["tests/net/test_tcp.py"]),
-        ("fyrehose/protocols/relink/link.py", ["tests/protocols/relink/test_link.py"]),
+        (
+            "fyrehose/protocols/relink/link.py",
+            ["tests/protocols/relink/test_link.py", "tests/protocols/relink/test_link_inbound.py"],
+        ),
         ("fyrehose/net/without_tests.py", ["tests/net"]),
         ("fyrehose/kernels/native/figg.pyx", ["tests/kernels/test_figg.py", "tests/protocols/figg"]),
         ("benchmarks/table.py", ["tests/benchmarks/test_table.py"]),
@@ -46,7 +49,8 @@ def test_changed_file_has_the_tests_of_its_module_or_folder(
     for path in (
         *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
-        *("tests/live/test_figg.py", "tests/spark/test_plan.py"),
+        *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/protocols/relink/test_link_inbound.py"),
+        "tests/protocols/relink/test_linklog.py",
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()

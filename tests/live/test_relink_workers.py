@@ -14,11 +14,11 @@ import pytest
 
 from fyrehose.errors import Broken
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.protocols.relink.leases import HEAD
+from fyrehose.protocols.relink.frames import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.names import share_name
+from fyrehose.protocols.relink.session import ConnectorSession
+from fyrehose.protocols.relink.working import HEAD
 
 from .test_worker_kills import POISON, ask, free_port, payloads_of
 

@@ -18,12 +18,11 @@ from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.handshake import Hello, Terms
+from fyrehose.protocols.relink.frames import Hello, Op, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkFactory
+from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 from fyrehose.replication.replicated import replicated

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -26,6 +25,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
+from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
     BackboneClientSession,
@@ -37,9 +37,8 @@ from fyrehose.protocols.backbone.client_session import (
     PushTimedOut,
 )
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.repair import RecordsSkipped
-from fyrehose.protocols.backbone.udp import UDPPort, host_towards
+from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort, host_towards
 from fyrehose.records import Run
 
 log = Logger()
@@ -101,7 +100,7 @@ class BackboneClient(TrainProtocol):
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
     _session: BackboneClientSession | None = attrs.field(default=None, init=False)
-    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.reactor), takes_self=True), init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
@@ -168,7 +167,9 @@ class BackboneClient(TrainProtocol):
             raise LocalProtocolError(f"more than {MOST_UNSENT >> 20} MiB wait to be sent; wait for ready()")
         published: Deferred[int] = Deferred()
         session.push(payload, published)
-        self._arm(0.0)  # after this turn of the reactor, so that messages published in one turn share datagrams
+        self.timers.start(
+            0, self._tick
+        )  # after this turn of the reactor, so that messages published in one turn share datagrams
         return published
 
     def ready(self) -> Deferred[None]:
@@ -259,7 +260,7 @@ class BackboneClient(TrainProtocol):
         self._watchers.notify()
         if self._session is session:
             now = self.reactor.seconds()
-            self._arm(max(session.next_due(now) - now, 0.0))
+            self.timers.start(max(session.next_due(now) - now, 0.0), self._tick)
 
     def relieved(self) -> None:
         self.turn_over()
@@ -296,8 +297,7 @@ class BackboneClient(TrainProtocol):
         """Close the UDP port, and forget the protocol session."""
         session, self._session = self._session, None
         if session is not None:
-            if self._timer is not None and self._timer.active():
-                self._timer.cancel()
+            self.timers.clear()
             self.transport.stopListening()
             self._handle(session.abandon())
 
@@ -310,17 +310,10 @@ class BackboneClient(TrainProtocol):
 
     def _tick(self) -> None:
         if self.waiting:
-            self._arm(CONGESTED)
+            self.timers.start(CONGESTED, self._tick)
             return
         self._handle(self._running().tick(self.reactor.seconds()))
         self.turn_over()
-
-    def _arm(self, delay: float) -> None:
-        timer = self._timer
-        if timer is None or not timer.active():
-            self._timer = self.reactor.callLater(delay, self._tick)
-        elif timer.getTime() > self.reactor.seconds() + delay:
-            timer.reset(delay)
 
     # Events.
 
@@ -354,6 +347,7 @@ class BackboneClient(TrainProtocol):
         self.on_alive(False)
         if self._connected is not None and not self._connected.called and not self.persistent:
             where = f"{self.host}:{self.port}"
-            reason = f"no backbone at {where} has answered for 5 s; check that it runs and that its policy permits us"
+            advice = "check that it runs, and that its access policy permits this client"
+            reason = f"no backbone at {where} has answered for 5 s; {advice}"
             self._connected.errback(BackboneUnreachable(reason))
             self.close()

@@ -35,9 +35,8 @@ from fyrehose.protocols.backbone.frames import (
 )
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
-from fyrehose.protocols.backbone.repair import RecordsSkipped, Repair
+from fyrehose.protocols.backbone.repair import RecentRuns, RecordsSkipped, Repair
 from fyrehose.protocols.backbone.session import BackboneSession, Dropped
-from fyrehose.protocols.backbone.store import RecentRuns
 from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
 from fyrehose.records import Run
 

@@ -225,7 +225,7 @@ def decode(datagram: Buffer) -> Frame:
 
 
 def can_receive(client: Address) -> bool:
-    """Return whether a datagram can be sent to *address*: one host, not multicast or reserved, and a port."""
+    """Return whether a datagram can be sent to *client*: one host, not multicast or reserved, and a port."""
     host, port = client
     address = IPv4Address(host)
     return bool(port) and not (address.is_multicast or address.is_reserved or address.is_unspecified)

@@ -9,11 +9,14 @@ A gap is requested after a short delay, because datagrams may arrive out of orde
 it is given up and reported (rules 2 and 6 of the client).  While answers arrive, a gap is not requested again.
 
 in: received(run, now), the time      out: runs in order, lost ranges, ranges to request
+
+:class:`RecentRuns` stores the latest records, so that the client can answer FORWARDs (rule 4 of the client).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
 
@@ -256,3 +259,36 @@ def _group(gaps: list[MissingRange], most: int) -> list[list[MissingRange]]:
     apart = sorted(range(1, len(gaps)), key=lambda i: gaps[i].first - gaps[i - 1].last, reverse=True)
     cuts = [0, *sorted(apart[: most - 1]), len(gaps)]
     return [gaps[begin:end] for begin, end in pairwise(cuts)]
+
+
+@attrs.define(eq=False)
+class RecentRuns:
+    """The latest runs, in order, not overlapping; the oldest are removed first.
+
+    :ivar limit: maximum size, in bytes; 0: store nothing
+    :ivar size: size of the stored runs, in bytes
+    """
+
+    limit: int
+    size: int = attrs.field(default=0, init=False)
+    _runs: list[Run] = attrs.field(factory=list, init=False)
+
+    def add(self, run: Run) -> None:
+        """Store *run*, which does not overlap the stored runs."""
+        if run.size > self.limit:
+            return
+        insort(self._runs, run, key=_first_seq)
+        self.size += run.size
+        drop = 0
+        while self.size > self.limit:
+            self.size -= self._runs[drop].size
+            drop += 1
+        del self._runs[:drop]
+
+    def read(self, first: int, last: int) -> Iterator[Run]:
+        """Yield the stored records from *first* to *last*."""
+        for run in self._runs:
+            if run.first_seq > last:
+                return
+            if run.last_seq >= first:
+                yield run.slice(max(0, first - run.first_seq), last - run.first_seq + 1)

@@ -17,7 +17,6 @@ from random import Random, SystemRandom
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -25,16 +24,15 @@ from zope.interface import implementer
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
-from fyrehose.protocols.backbone.ranges import Range, Ranges
-from fyrehose.protocols.backbone.replays import Replays
+from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
 from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
-from fyrehose.protocols.backbone.udp import is_local
+from fyrehose.protocols.backbone.udp import TrainProtocol, is_local
 from fyrehose.records import Delivery, Publish, Run
 
 log = Logger()
@@ -115,6 +113,7 @@ class BackboneProtocol(TrainProtocol):
         if reactor is None:
             from twisted.internet import reactor
         self.reactor = reactor
+        self.timers = Timers(reactor)
         self.counters = broker.counters
         self._broker = broker
         broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
@@ -132,9 +131,7 @@ class BackboneProtocol(TrainProtocol):
         self._sent = (0, 0)
         self._subscription: ISubscription | None = None
         self._replays = Replays()
-        self._replaying: IDelayedCall | None = None
         self._draining: Deferred[None] | None = None
-        self._deadline: IDelayedCall | None = None
 
     @property
     def subscribers(self) -> int:
@@ -155,7 +152,7 @@ class BackboneProtocol(TrainProtocol):
         self.turn_over()
         self._draining = Deferred()
         self._replays.clear()
-        self._deadline = self.reactor.callLater(DRAIN_TIMEOUT, self._end_drain)
+        self.timers.start(DRAIN_TIMEOUT, self._end_drain)
         self._check_drained()
         return self._draining
 
@@ -174,10 +171,6 @@ class BackboneProtocol(TrainProtocol):
     def stopProtocol(self) -> None:
         """Stop to deliver, because the port is closed."""
         super().stopProtocol()
-        for timer in (self._deadline, self._replaying):
-            if timer is not None and timer.active():
-                timer.cancel()
-        self._replaying = None
         self._replays.clear()
         if self._subscription is not None:
             self._subscription.stopProducing()
@@ -373,11 +366,10 @@ class BackboneProtocol(TrainProtocol):
     # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
     def _schedule_replay(self, delay: float) -> None:
-        if self._replays and self._replaying is None and not self.waiting:
-            self._replaying = self.reactor.callLater(delay, self._replay_turn)
+        if self._replays and self.timers.left(self._replay_turn) is None and not self.waiting:
+            self.timers.start(delay, self._replay_turn)
 
     def _replay_turn(self) -> None:
-        self._replaying = None
         now = self.reactor.seconds()
         sent = False
         for _ in range(min(SLICES, len(self._replays))):

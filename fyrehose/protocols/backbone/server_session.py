@@ -52,7 +52,7 @@ MERGE = 0.1
 MERGED = 4_096
 #: Bytes that a client with a ration may be sent for each byte received from it.
 AMPLIFICATION = 3
-#: What processing a REQUEST costs, whatever its range, as a number of records.
+#: A REQUEST counts as this many records more than it asks for, because of the work for the request itself.
 REQUEST_COST = 20
 #: A destination may receive at once what its rate permits in this time, in seconds; a receive buffer can hold that.
 BURST = 1 / 16

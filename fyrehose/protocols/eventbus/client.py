@@ -26,7 +26,6 @@ from uuid import UUID
 import attrs
 import zmq
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -34,6 +33,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Watchers
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.eventbus.client_session import (
     Event,
     EventBusClientSession,
@@ -41,18 +41,19 @@ from fyrehose.protocols.eventbus.client_session import (
     Events,
     EventsExpired,
     Ignored,
+    PubConfirmed,
+    PubTimedOut,
     Restarted,
     ServerPort,
     Synchronised,
     SyncUnanswered,
 )
 from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
-from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
 from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort, by_then
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort
 from fyrehose.records import MAX_NAME, Buffer, Run
 
 log = Logger()
@@ -144,7 +145,7 @@ class EventBusClient:
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)
-    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    _timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.reactor), takes_self=True), init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
@@ -285,8 +286,7 @@ class EventBusClient:
         closed, self._closed = self._closed, True
         if closed or self._context is None:
             return succeed(None)
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timers.end()
         for port in self._ports.values():
             port.close(LINGER)
         if self._session is not None:
@@ -402,7 +402,7 @@ class EventBusClient:
         self._watchers.notify()
         if not self._closed:
             delay = max(session.next_due() - self.reactor.seconds(), 0.01)
-            self._timer = by_then(self.reactor, self._timer, delay, self._tick)
+            self._timers.start(delay, self._tick)
 
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -33,8 +33,8 @@ Frames = tuple[Buffer, ...]
 RUN_OVERHEAD = 1 << 10
 EVENT_OVERHEAD = 64
 
-#: What the events of a run share: topic, producer and content type.  The content type says in what form the labels are,
-#: and so which columns the run has.
+#: The topic, producer and content type that all events of a run have.  The content type says in what form the labels
+#: are, and so which columns the run has.
 _Kind = tuple[str, str, str]
 
 

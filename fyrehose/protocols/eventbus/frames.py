@@ -244,7 +244,7 @@ def check_event(frames: Sequence[Buffer]) -> str:
     :raises RemoteProtocolError: the number of frames is wrong, a frame is too long, or the topic is not UTF-8
     """
     if len(frames) != EVENT_FRAMES:
-        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)}, expected {EVENT_FRAMES} for an event")
+        raise RemoteProtocolError("wrong-frame-count", f"{len(frames)} frames, expected {EVENT_FRAMES} for an event")
     topic, sequence, producer, timestamp, uuid, data = frames
     if len(topic) > MAX_NAME:
         raise RemoteProtocolError("topic-too-long", f"{len(topic)} bytes, at most {MAX_NAME} are allowed")

@@ -22,7 +22,7 @@ REFERENCES = 6 * 64
 #: The subscribers' references to this many events are not counted.  Otherwise thousands of subscribers with topics of
 #: their own would make the broadcasts wait.
 LEAST_EVENTS = 32
-#: One client may take this part of the free memory of a pool: 1/32.
+#: The messages for one client may take 1/PART of the free memory of a pool.
 PART = 32
 #: Memory of a message besides its data, for its other frames and the bookkeeping of the socket, in bytes.
 OVERHEAD = 512

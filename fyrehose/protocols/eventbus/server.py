@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain, repeat
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -30,6 +30,7 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
+from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, event_frames
 from fyrehose.protocols.eventbus.connections import AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
@@ -38,7 +39,7 @@ from fyrehose.protocols.eventbus.server_session import FOR_REFERENCE, EventBusSe
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.slow_subscribers import SlowSubscribers
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
-from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort, by_then
+from fyrehose.protocols.eventbus.zmqport import Gone, ZMQPort
 from fyrehose.records import Delivery, Publish, Run
 
 log = Logger()
@@ -94,6 +95,7 @@ class EventBusServer:
         connections: Connections | None = None,
     ) -> None:
         self._clock = clock
+        self._timers = Timers(clock)
         self._broker = broker
         self._settings = settings
         self._connections = Connections() if connections is None else connections
@@ -105,21 +107,17 @@ class EventBusServer:
         self._unsettled = 0  #: publishes that are neither durable nor refused
         self._published = 0
         self._unwritten: list[EventBatch] = []
-        self._retrying: IDelayedCall | None = None
         # Broadcasting: the delivery that is being sent.
         self._subscription: ISubscription | None = None
         self._outgoing: Iterator[tuple[bytes | None, Frames]] | None = None
         self._sent = (0, 0)
-        self._waiting: IDelayedCall | None = None  #: for subscribers that read slowly
         # Snapshots.
-        self._serving: IDelayedCall | None = None
         self._parked_checked = 0.0
         self._warned: set[str] = set()  #: networks of clients of the reference program that were logged
         # Stopping.
         self._stopping = False
         self._stopped: Deferred[None] | None = None
         self._reading_ended = False
-        self._deadlines: list[IDelayedCall] = []
 
     def start(self, snapshot: ZMQPort, publisher: ZMQPort, collector: ZMQPort, number: int = 0) -> None:
         """Start to serve at these ports, which are bound.
@@ -149,10 +147,8 @@ class EventBusServer:
         self._stopping = True
         stopped = self._stopped = Deferred()
         self._session.snapshots.clear()
-        self._deadlines = [
-            self._clock.callLater(READ_TIMEOUT, self._stop_reading),
-            self._clock.callLater(STOP_TIMEOUT, self._stop_now),
-        ]
+        self._timers.start(READ_TIMEOUT, self._stop_reading)
+        self._timers.start(STOP_TIMEOUT, self._stop_now)
         self._snapshot.pause()
         self._collector.schedule_turn()
         self.publish_turn()
@@ -241,7 +237,7 @@ class EventBusServer:
     def serve_snapshots(self) -> None:
         """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
         if len(self._session.snapshots):
-            self._serve_soon(0)
+            self._timers.start(0, self._serve)
 
     # Called by the broker, with durable records of the stream.
 
@@ -325,7 +321,7 @@ class EventBusServer:
             # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
             self._account.hold(batch.size)
             self._unwritten.append(batch)
-            self._retrying = by_then(self._clock, self._retrying, FULL_WAIT, self._retry)
+            self._timers.start(FULL_WAIT, self._retry)
             self._update_reading()
         else:
             self._session.failed(batch)
@@ -364,7 +360,7 @@ class EventBusServer:
                     publisher.lend_by_key(key, frames)
             elif self._wait_for_subscribers():
                 self._outgoing = chain(((key, frames),), outgoing)
-                self._waiting = self._clock.callLater(BROADCAST_LOOK, self.take_turn)
+                self._timers.start(BROADCAST_LOOK, self.take_turn)
                 break
             else:
                 # No slow subscriber can be found, so no subscriber is sent the event; all have to request it.
@@ -398,9 +394,6 @@ class EventBusServer:
 
     # Snapshots.
 
-    def _serve_soon(self, delay: float) -> None:
-        self._serving = by_then(self._clock, self._serving, delay, self._serve)
-
     def _serve(self) -> None:
         """Send some messages of each active snapshot in turn, up to EVENTS_TURN in all."""
         snapshots = self._session.snapshots
@@ -416,7 +409,7 @@ class EventBusServer:
             served.add(snapshot.identity)
             left = self._send_some(snapshot, left, now)
         if len(snapshots):
-            self._serve_soon(0 if left < EVENTS_TURN else SNAPSHOT_WAIT)
+            self._timers.start(0 if left < EVENTS_TURN else SNAPSHOT_WAIT, self._serve)
 
     def _check_parked(self, now: float) -> None:
         """Queue parked snapshots whose clients have read something; cancel those that have stalled."""
@@ -521,9 +514,7 @@ class EventBusServer:
             return
         self._reading_ended = True
         self._update_reading()
-        for timer in (*self._deadlines, self._retrying, self._waiting, self._serving):
-            if timer is not None and timer.active():
-                timer.cancel()
+        self._timers.end()
         if self._subscription is not None:
             self._subscription.stopProducing()
             self._subscription = None

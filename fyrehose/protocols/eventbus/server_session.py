@@ -37,7 +37,7 @@ SNAPSHOT_MEMORY = 64 << 20
 #: Number of UUIDs that are remembered with the option ``dedup``, and for how long, in seconds.
 MOST_SEEN = 100_000
 SEEN_AGE = 600.0
-#: What an operator passes for clients of the reference program that do not show their dialect.
+#: The option that an operator sets for clients of the reference program that do not show their dialect.
 FOR_REFERENCE = "--option eventbus.dialect=decimal"
 
 

@@ -25,8 +25,7 @@ from zope.interface import implementer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IConnected, IReloading
 from fyrehose.protocols.eventbus.columns import PROTOCOL
-from fyrehose.protocols.eventbus.connections import UNKNOWN, Connections
-from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
+from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, UNKNOWN, Connections, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.sockets import HANDSHAKE, Context, Keys, Socket, address, load_clients, make_socket
@@ -72,7 +71,7 @@ HOLD = 1.0
 MARGIN = 0.01
 #: The cause that counts refused connections.
 TOO_MANY = "too-many-connections"
-#: What the log says of a handshake that has failed.
+#: Why a handshake has failed, for the log, by the cause that is counted.
 FAILURES = {
     TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
     BAD: "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key",
@@ -178,7 +177,7 @@ class EventBusService(Service):
         self._context = zmq.Context()
         self._connections = Connections(self._settings.max_connections)
         # The ZAP handler first: without one, ZeroMQ would admit every connection.
-        # It is a ROUTER, because a ROUTER may answer one request while others wait, and need not answer a request whose
+        # The handler is a ROUTER, which may answer one request while others wait, and need not answer a request whose
         # connection has ended.
         handler = self._context.socket(zmq.ROUTER)
         handler.bind(ADDRESS)

@@ -34,7 +34,7 @@ class EventBusSettings:
     max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
     snapshots: int = fixed(8)  #: snapshots that are sent at a time; others wait, each in the queue of its network
-    snapshots_memory: int = fixed(64 << 20)  #: bytes for snapshot requests, half of them for one network: 30,000 of it
+    snapshots_memory: int = fixed(64 << 20)  #: bytes for snapshot requests; one network may use half: about 30,000
     timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
 
     def __attrs_post_init__(self) -> None:

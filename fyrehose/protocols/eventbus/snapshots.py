@@ -181,8 +181,8 @@ class Snapshots:
         replaced = self._all.get(snapshot.identity)
         # The memory of the client's earlier request counts for the network that it came from.
         if not self.memory.fits(snapshot.cost - (0 if replaced is None else replaced.cost), snapshot.network):
-            detail = f"{len(self)} requests use {self.memory.used} bytes"
-            raise RemoteProtocolError("too-many-snapshots", detail)
+            used = f"{len(self)} snapshot requests use {self.memory.used} of {self.limit} bytes"
+            raise RemoteProtocolError("too-many-snapshots", f"{used}, of which one network may use half")
         if replaced is not None:
             self.forget(replaced)
         self._all[snapshot.identity] = snapshot

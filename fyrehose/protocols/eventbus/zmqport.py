@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import zmq
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
@@ -298,12 +298,3 @@ class Monitor(ZMQPort):
         """Stop reporting; call it before the socket is closed."""
         self._watched.disable_monitor()
         super().close(linger)
-
-
-def by_then(clock: Any, call: IDelayedCall | None, delay: float, function: Callable[[], object]) -> IDelayedCall:
-    """Make sure that *function* is called within *delay* seconds; return the pending *call*, or a new one."""
-    if call is None or not call.active():
-        return cast("IDelayedCall", clock.callLater(delay, function))
-    if call.getTime() > clock.seconds() + delay:
-        call.reset(delay)
-    return call

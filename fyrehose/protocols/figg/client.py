@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import singledispatchmethod
 from typing import Any, cast
 
 import attrs
@@ -279,51 +278,47 @@ class FiggClient:
             self._short_connections = self._short_connections + 1 if short else 0
             self.on_state(False)
 
-    @singledispatchmethod
     def _handle(self, event: Any) -> None:
-        raise TypeError(f"unexpected event {type(event).__name__}")
+        match event:
+            case DataRun():
+                self._received(event)
+            case Attached():
+                self._attached(event)
+            case Detached():
+                self._detaching.discard(event.topic)
+            case Ack():
+                self._window.acknowledged(event.number)
+                self._send_waiting()
+            case Pong():
+                pass  # the connection counts any data as an answer
+            case _:
+                raise TypeError(f"unexpected event {type(event).__name__}")
 
-    @_handle.register
-    def _(self, event: DataRun) -> None:
-        subscription = self._subscriptions.get(event.topic)
+    def _received(self, run: DataRun) -> None:
+        """Pass on the messages of *run* that were not passed on before."""
+        subscription = self._subscriptions.get(run.topic)
         if subscription is None or not subscription.attached:
             return
         seen = subscription.offset or 0
-        if event.last <= seen:
+        if run.last <= seen:
             return
         # DATA does not say by which protocol a message was published, so the source stays unknown.
-        run = Run(stream=event.topic, source="", lengths=event.lengths, payload=event.payload, first_seq=event.first)
-        subscription.offset = event.last
-        _call(subscription.take, run.slice(max(seen - event.first + 1, 0), len(run)))
+        new = Run(stream=run.topic, source="", lengths=run.lengths, payload=run.payload, first_seq=run.first)
+        subscription.offset = run.last
+        _call(subscription.take, new.slice(max(seen - run.first + 1, 0), len(new)))
 
-    @_handle.register
-    def _(self, event: Attached) -> None:
+    def _attached(self, event: Attached) -> None:
+        """Begin the subscription whose ATTACH the server answers, unless a later ATTACH of the topic is unanswered."""
         waiting = self._attaching.pop(event.topic, 0)
-        if waiting != 1:
-            # This answers an older ATTACH of the topic; the DATA after it belongs to the older subscription.
-            if waiting:
-                self._attaching[event.topic] = waiting - 1
-            return
+        if waiting > 1:  # the DATA that follows belongs to an older subscription
+            self._attaching[event.topic] = waiting - 1
         subscription = self._subscriptions.get(event.topic)
-        if subscription is not None:
+        if waiting == 1 and subscription is not None:
             requested = subscription.offset
             subscription.attached = True
             # The server starts later than requested if the requested messages have expired.
             subscription.offset = event.offset
             _call(subscription.on_attached, event.offset, requested)
-
-    @_handle.register
-    def _(self, event: Detached) -> None:
-        self._detaching.discard(event.topic)
-
-    @_handle.register
-    def _(self, event: Pong) -> None:
-        pass  # the connection counts any data as an answer
-
-    @_handle.register
-    def _(self, event: Ack) -> None:
-        self._window.acknowledged(event.number)
-        self._send_waiting()
 
     def _send_waiting(self) -> None:
         if self._connection is None:

@@ -19,10 +19,10 @@ from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
     MAX_EVENT,
     SHORT,
-    VERSIONS,
     Compressed,
     FrameType,
     Window,
+    check_version,
     json_frames,
 )
 from fyrehose.records import Buffer
@@ -49,11 +49,6 @@ def _level(instance: object, attribute: object, value: int) -> None:
         raise LocalProtocolError(f"compression level must be 0 to 9, not {value}")
 
 
-def _version(instance: object, attribute: object, value: int) -> None:
-    if value not in VERSIONS:
-        raise LocalProtocolError(f"version must be 1 or 2, not {value}")
-
-
 @attrs.define
 class _Sent:
     count: int
@@ -68,7 +63,7 @@ class LumberjackWriterSession(ByteSession):
     :ivar level: zlib level, 0 (none) to 9
     """
 
-    version: int = attrs.field(default=2, validator=_version)
+    version: int = attrs.field(default=2, validator=check_version)
     level: int = attrs.field(default=3, validator=_level)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _windows: deque[_Sent] = attrs.field(factory=deque, init=False)

@@ -29,6 +29,8 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.records import MAX_PAYLOAD, Buffer, Column
 
+PROTOCOL = "lumberjack"
+
 #: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
 #: Default limit of a compressed frame and of a document, in bytes: a window of 2,048 large events from Filebeat fits.
@@ -75,7 +77,8 @@ class FrameType(IntEnum):
 WRITER_FRAMES = frozenset(FrameType) - {FrameType.ACK}
 
 
-def _version(instance: object, attribute: object, value: int) -> None:
+def check_version(instance: object, attribute: object, value: int) -> None:
+    """Validate the version of a frame or of a session, for attrs."""
     if value not in VERSIONS:
         raise LocalProtocolError(f"version must be 1 or 2, not {value}")
 
@@ -96,7 +99,7 @@ class Frame:
 
     type: ClassVar[FrameType]
 
-    version: int = attrs.field(default=2, validator=_version)
+    version: int = attrs.field(default=2, validator=check_version)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -261,7 +264,9 @@ class PairScanner:
     def _count(self, source: Buffer, start: int, available: int | None) -> int:
         count: int = LONG.unpack_from(source, start)[3]
         if count > MAX_PAIRS or (available is not None and 2 * SIZE.size * count > available - LONG.size):
-            raise RemoteProtocolError("too-many-pairs", f"{count} pairs in a D frame; at most {MAX_PAIRS} that fit")
+            raise RemoteProtocolError(
+                "too-many-pairs", f"{count} pairs in a D frame; the limit is {MAX_PAIRS}, and the frame must hold all"
+            )
         return count
 
     def _expect(self, needed: int) -> None:

@@ -14,7 +14,7 @@ connection to one of them may send again to another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 from weakref import WeakValueDictionary
 
 import attrs
@@ -24,7 +24,7 @@ from twisted.logger import Logger
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.lumberjack.limits import PROTOCOL
+from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.resent import ENTRY, Repetitions
 from fyrehose.records import Run
 
@@ -61,7 +61,8 @@ class SharedRepetitions:
         most = max(1, min(events, broker.budget.limit // 32 // ENTRY))
         found = _SHARED.get((id(broker), most, age))
         if found is None:
-            table = Repetitions(broker.read, clock.seconds, most, age, _charging(broker), _counting(broker))
+            forgot = partial(broker.counters.add, PROTOCOL, "resent-forgotten")
+            table = Repetitions(broker.read, clock.seconds, most, age, _charging(broker), forgot)
             found = _SHARED[id(broker), most, age] = cls(broker, table)
         return found
 
@@ -143,10 +144,6 @@ def _charging(broker: IBroker) -> Callable[[int], None]:
             broker.budget.put_back(-size)
 
     return charge
-
-
-def _counting(broker: IBroker) -> Callable[[int], Any]:
-    return lambda count: broker.counters.add(PROTOCOL, "resent-forgotten", count)
 
 
 def _network(run: Run) -> str:

@@ -13,7 +13,7 @@ from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin, ILeadingPl
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.limits import PROTOCOL
+from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 
 #: Unacknowledged windows of one connection: the next one travels while the server commits the one before.

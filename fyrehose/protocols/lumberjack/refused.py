@@ -59,10 +59,6 @@ class RefusedFrames:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def of(self, network: str) -> RefusedFramesOf:
-        """Return the view of this table for the writers of *network*."""
-        return RefusedFramesOf(self, network)
-
     def add(self, network: str, digest: bytes, reason: str, *, hopeless: bool) -> None:
         """Remember a frame.
 
@@ -85,19 +81,3 @@ class RefusedFrames:
             return ""
         self._by_network.renew(key)
         return frame.reason
-
-
-@attrs.frozen
-class RefusedFramesOf:
-    """The refused frames of one network, for its sessions: a view of :class:`RefusedFrames`."""
-
-    frames: RefusedFrames
-    network: str
-
-    def add(self, digest: bytes, reason: str, *, hopeless: bool) -> None:
-        """Remember a frame; see :meth:`RefusedFrames.add`."""
-        self.frames.add(self.network, digest, reason, hopeless=hopeless)
-
-    def reason(self, digest: bytes) -> str:
-        """Return why a frame is refused without inflating it; empty if it is to be inflated."""
-        return self.frames.reason(self.network, digest)

@@ -18,7 +18,7 @@ one of them lost.  The events themselves prove it:
 3. **In flight.**  Records that are not durable are found as well.  A repetition is acknowledged when its original is
    durable, and in the order of its own connection; if the original cannot be written, neither is the repetition
    acknowledged (:class:`_Turn`).
-4. **Quiet times cost nothing.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
+4. **Lost connections.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
    of those that are not acknowledged: their acknowledgements may be lost.  Nothing is hashed.  Only when the connection
    has ended do its records become *lost*: events of other connections are compared with them, until they are ``age``
    old.  A start of the server counts the end of the log as lost.
@@ -118,7 +118,7 @@ def _stretch_of(run: Run, network: str) -> Stretch:
 
 
 def _keys(run: Run) -> list[int | None]:
-    """Return the hash of the identity of each event of *run*; None for an event without one."""
+    """Return a hash of the identity of each event of *run*, or None for an event that has no identity."""
     identities = kernel.identify(run.lengths, run.payload, IDENTITIES)
     return [None if identity is None else hash(identity) for identity in identities]
 
@@ -170,7 +170,7 @@ class Repetitions:
         """
         others = self._senders.setdefault(network, {})
         if others:
-            if network not in self._overlaps:  # otherwise the others are watched already
+            if network not in self._overlaps:  # if it is there, the other connections are watched already
                 for stretch in [stretch for other in others for stretch in other.recent]:
                     self.watch(stretch)
             self._overlaps[network] = self.seconds() + self.age

@@ -3,8 +3,8 @@
     logs.{fields.service}    a string of the event, found by the scanner that finds the topic; nothing is decoded
     {topic}.{certificate}    its topic; the first name in the certificate that the writer has proved to own
 
-The first route decides for whose words the event has values, and which yields a valid name of a stream.  Otherwise the
-event goes to the stream of the option ``stream``.
+The first route decides whose words in braces all have a value, and whose result is a valid name of a stream.  If there
+is no such route, the event goes to the stream of the option ``stream``.
 """
 
 from __future__ import annotations

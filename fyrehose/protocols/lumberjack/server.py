@@ -27,14 +27,13 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, EventRun
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import PROTOCOL, LumberjackLimits
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
-from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Publish, Run
 
@@ -111,14 +110,16 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
-        self._sender: Sender | None = None  #: what the writer may send again; None: store repetitions
+        self._sender: Sender | None = (
+            None  #: finds events that are stored already; None: events that are sent again are stored again
+        )
 
     # Called by the reactor.
 
     def connectionMade(self) -> None:
-        """Give the session its routes and counters, and start the timer that closes idle connections."""
+        """Give the session its routes and refused frames, and start the timer that closes an idle connection."""
         super().connectionMade()
-        self.session.refused = self.factory.refused.of(self.network)
+        self.session.refused, self.session.network = self.factory.refused, self.network
         if self.factory.routes is not None:
             self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()
@@ -361,7 +362,7 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def _forget_sender(self) -> None:
-        """Expect the last records again from other connections, because nothing more is read from this one."""
+        """Expect that the writer sends its last events again on another connection, because this one reads no more."""
         if self._sender is not None:
             self._sender.close()
 

@@ -31,6 +31,7 @@ from fyrehose.protocols.lumberjack.frames import (
     DIGITS,
     LONG,
     MAX_EVENT,
+    MAX_FRAME,
     SHORT,
     WRITER_FRAMES,
     Ack,
@@ -42,10 +43,41 @@ from fyrehose.protocols.lumberjack.frames import (
     too_large,
 )
 from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
-from fyrehose.protocols.lumberjack.refused import RefusedFramesOf
+from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.windows import Windows
 from fyrehose.sessions import ByteSession
+
+
+@attrs.frozen(kw_only=True)
+class LumberjackLimits:
+    """Limits of a session.
+
+    :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
+    :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
+    :ivar turn_bytes: limit of a turn in bytes; more than one read
+    :ivar turn_events: limit of a turn in units of the work for one J frame
+    :ivar turn_inflated: limit of a turn in inflated bytes
+    :ivar max_windows: number of unacknowledged windows at which the session stops processing
+    :ivar topic: the keys that lead to an event's topic; empty: events have no topic
+    :ivar fields: the keys that lead to each further string that is found in events, for routes
+    :ivar topic_bytes: number of bytes of an event in which the topic and the fields are searched
+    """
+
+    max_frame: int = MAX_FRAME
+    max_inflated: int = MAX_FRAME
+    turn_bytes: int = 1_280 << 10
+    turn_events: int = 4_096
+    turn_inflated: int = 256 << 10
+    max_windows: int = 1_000
+    topic: tuple[bytes, ...] = (b"@metadata", b"beat")
+    fields: tuple[tuple[bytes, ...], ...] = ()
+    topic_bytes: int = 4 << 10
+
+    @property
+    def max_event(self) -> int:
+        """Return the size of the largest document that becomes one record, and of the largest D frame, in bytes."""
+        return min(self.max_frame, MAX_EVENT)
+
 
 Event = EventRun | Broken
 
@@ -91,11 +123,13 @@ class LumberjackServerSession(ByteSession):
     :ivar frames: number of complete frames received
     :ivar more_work: True if received data waits for :meth:`process`
     :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
-    :ivar refused: the compressed frames that were refused on other connections; None: refused frames are not remembered
+    :ivar refused: the compressed frames that the listener has refused; None: refused frames are not remembered
+    :ivar network: the network of the writer, which has its own refused frames
     """
 
     limits: LumberjackLimits = LumberjackLimits()
-    refused: RefusedFramesOf | None = None
+    refused: RefusedFrames | None = None
+    network: str = ""
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
@@ -108,7 +142,7 @@ class LumberjackServerSession(ByteSession):
     _columns: Columns = attrs.field(init=False)
     out: list[bytes] = attrs.field(factory=list, init=False)
     _max_event: int = attrs.field(init=False)
-    #: what is left of the turn's limits, see LumberjackLimits
+    #: the bytes, events and inflated bytes that are left of the limits of the turn, see LumberjackLimits
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
@@ -290,7 +324,7 @@ class LumberjackServerSession(ByteSession):
         """End the session, and remember the compressed frame that was refused."""
         self._broken, self._refusal, self.expected = True, None, 0
         if self.refused is not None and refusal.digest:
-            self.refused.add(refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
+            self.refused.add(self.network, refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
         return Broken(error=refusal.error)
 
     def _work(self, granted: int) -> None:
@@ -338,7 +372,7 @@ class LumberjackServerSession(ByteSession):
         if self.refused is None or not inflation.may_be_refused_late:
             return
         digest = inflation.digest_of(self._buffer, at, self.version)
-        reason = self.refused.reason(digest)
+        reason = self.refused.reason(self.network, digest)
         if reason:
             raise RemoteProtocolError("refused-before", f"this frame was refused before, and is not inflated: {reason}")
         inflation.digest = digest

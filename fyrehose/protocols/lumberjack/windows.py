@@ -82,7 +82,9 @@ class Windows:
     def silence_ack_due(self) -> bool:
         """Return whether a writer of version 1 should be acknowledged if it stays silent within its window."""
         window = self.unacknowledged[0] if self.unacknowledged else None
-        return window is not None and window.version == 1 and self._has_progress(window)
+        if window is None or window.version != 1 or not window.sealed:
+            return False
+        return window.durable == window.received > window.acknowledged
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
         """Handle a W frame: finish the open window as it is, and open one of *size* events."""
@@ -188,10 +190,6 @@ class Windows:
         self.unacknowledged.append(window)
         self.begun += 1
         return window
-
-    @staticmethod
-    def _has_progress(window: OpenWindow) -> bool:
-        return window.sealed and window.durable == window.received > window.acknowledged
 
     @staticmethod
     def _partial(window: OpenWindow) -> list[Ack]:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome, Unsettled
     from fyrehose.protocols.relink.publisher import TransactionalPublisher
     from fyrehose.protocols.relink.reader import RelinkReader
-    from fyrehose.protocols.relink.server import RelinkFactory, RelinkProtocol
+    from fyrehose.protocols.relink.server import RelinkProtocol
+    from fyrehose.protocols.relink.service import RelinkFactory
     from fyrehose.protocols.relink.settings import RelinkSettings
 else:
     __getattr__, __dir__ = lazily(
@@ -21,7 +22,8 @@ else:
             "events": "MessageOutcome Uncommitted UnknownOutcome Unsettled",
             "publisher": "TransactionalPublisher",
             "reader": "RelinkReader",
-            "server": "RelinkFactory RelinkProtocol",
+            "server": "RelinkProtocol",
+            "service": "RelinkFactory",
             "settings": "RelinkSettings",
         },
     )

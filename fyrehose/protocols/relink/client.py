@@ -10,42 +10,429 @@
 The client reconnects until it is closed, and resumes its link: within one link the listener processes each message
 once, in order.  If the listener no longer knows the link, all unacknowledged messages fail with UnknownOutcome, and the
 client continues on a new link.
+
+Commits and rollbacks apply to messages in order, so a channel has at most one open transaction.  A commit need not wait
+for the results of earlier transactions; results arrive in order.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, DeferredLock, gatherResults, maybeDeferred, succeed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.errors import Broken, Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers, stopped
+from fyrehose.net.clients import Watchers, reconnecting, stopped
+from fyrehose.net.lifecycle import Timers
+from fyrehose.options import shown_size
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.connection import ConnectorConnection
-from fyrehose.protocols.relink.events import UnknownOutcome, Unsettled
-from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown, SessionEvent
-from fyrehose.protocols.relink.inbox import Inbox, OnMessage
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.channels import Sending
+from fyrehose.protocols.relink.events import Decided, Received, Uncommitted, UnknownOutcome, Unsettled
+from fyrehose.protocols.relink.frames import Ack, Hello, Op, Terms
+from fyrehose.protocols.relink.keepalive import PingsSilentPeer
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.messages import MessageParts, message_parts
 from fyrehose.protocols.relink.names import publish_name
-from fyrehose.protocols.relink.parts import Parts, parts_of
-from fyrehose.protocols.relink.tables import Sending
-from fyrehose.protocols.relink.transactions import Channel, Transaction
+from fyrehose.protocols.relink.session import ConnectorSession, Linked, LinkUnknown, SessionEvent
 
+log = Logger()
+
+#: Called with channel, sequence number and parts of a message.
+OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
+#: A handshake that takes longer ends the connection; in seconds.
+HANDSHAKE_TIMEOUT = 10.0
+#: A ping is sent after this much silence of the peer, in seconds.
+PING_AFTER = 15.0
+#: The connection is aborted after this much silence of the peer, in seconds.
+DROP_AFTER = 45.0
+#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
+CLOSE_TIMEOUT_S = 5.0
 #: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
 CLOSE_TIMEOUT = 5.0
+
+
+@attrs.define(eq=False)
+class Channel:
+    """The results that the program waits for on one channel.
+
+    :ivar sent: unconsumed messages in order: the number of each, and the Deferred that its sender waits for
+    :ivar closing: the Deferreds of the calls that close the channel
+    :ivar lock: held by the open transaction
+    :ivar open: the open transaction
+    :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
+        messages, and the Deferred of the commit
+    :ivar refused: whether a part of the first committed transaction was refused
+    """
+
+    sent: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
+    closing: list[Deferred[None]] = attrs.field(factory=list)
+    lock: DeferredLock = attrs.field(factory=DeferredLock)
+    open: Transaction | None = None
+    committed: deque[tuple[int, int, Deferred[None]]] = attrs.field(factory=deque)
+    refused: bool = False
+
+    def consumed(self, last: int) -> None:
+        """Fire the Deferreds of the messages up to number *last*."""
+        while self.sent and self.sent[0][0] <= last:
+            self.sent.popleft()[1].callback(None)
+
+    def abandon(self) -> list[Deferred[None]]:
+        """Return the Deferreds of all that waits for the listener, and forget them."""
+        waiting = [deferred for _, deferred in self.sent]
+        waiting += [deferred for _, _, deferred in self.committed] + self.closing
+        self.sent.clear()
+        self.committed.clear()
+        self.closing, self.refused = [], False
+        return waiting
+
+    def resulted(self, last: int, result: Ack) -> None:
+        """Record *result* for the messages up to number *last*, and fire the Deferreds of finished transactions."""
+        end = -1
+        while self.committed and end < last:
+            self.refused = self.refused or result is Ack.UNCOMMITTED
+            end, count, done = self.committed[0]
+            if end > last:
+                return
+            refused, self.refused = self.refused, False
+            self.committed.popleft()
+            if refused:
+                done.errback(Uncommitted(_refusal(count)))
+            else:
+                done.callback(None)
+
+
+def _refusal(count: int) -> str:
+    """Return the message of the error for a refused transaction of *count* messages.
+
+    The protocol does not state the reason, so the message names the limits that listeners have.
+    """
+    limits = LinkLimits()
+    return (
+        f"the listener refused a transaction of {count} messages, and none of them is stored; a server takes at most "
+        f"{2 * limits.backlog} undecided messages on a channel, and {shown_size(2 * limits.backlog_size)} on a link; "
+        "its log says why it refused"
+    )
+
+
+@attrs.define(eq=False)
+class Transaction:
+    """One transaction of one channel.
+
+        async with client.transaction() as transaction:
+            await transaction.send(b"...")
+
+    commits at the end of the block, and waits for the result; an exception rolls back.
+    """
+
+    _client: RelinkClient
+    _state: Channel
+    channel: int
+    count: int = attrs.field(default=0, init=False)
+    _link: Link | None = attrs.field(default=None, init=False)
+
+    def begin(self) -> Deferred[Transaction]:
+        """Begin the transaction; fires with it when the previous transaction on this channel has ended."""
+        acquired: Deferred[Any] = self._state.lock.acquire()
+
+        def begun(_: Any) -> Deferred[Transaction]:
+            ready: Deferred[Any] = maybeDeferred(self._client.when_room, self.channel)
+            return ready.addCallbacks(opened, release)
+
+        def opened(_: Any) -> Transaction:
+            self._state.open, self._link = self, self._client.link
+            return self
+
+        def release(failure: Any) -> Any:
+            self._state.lock.release()
+            return failure
+
+        return acquired.addCallback(begun)
+
+    def send(self, parts: MessageParts) -> Deferred[None]:
+        """Send a message as soon as the window has room; fires when it was passed to the link.
+
+        :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
+        :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of the transaction will be
+            processed
+        """
+        self._check()
+        client = self._client
+        if self.count >= client.limits.window:
+            raise LocalProtocolError(
+                f"a transaction may not exceed the window of {client.limits.window} messages; commit it, or create the "
+                "client with limits=LinkLimits(window=...)"
+            )
+        self.count += 1
+        message = message_parts(parts)
+
+        def send_now(_: Any = None) -> None:
+            self._check()
+            self._require_link().send((self.channel,), message)
+            client.flush_soon()
+
+        ready: Deferred[Any] = client.when_room(self.channel)
+        return ready.addCallback(send_now)
+
+    def commit(self) -> Deferred[None]:
+        """Commit; fires when the listener has processed all messages, and fails with Uncommitted if it could not.
+
+        :raises LocalProtocolError: the transaction is not open
+        """
+        self._check()
+        link = self._require_link()
+        try:
+            if not self.count:
+                return succeed(None)
+            _, last = link.decide(self.channel, Op.COMMIT)
+            done: Deferred[None] = Deferred()
+            self._state.committed.append((last, self.count, done))
+            self._client.flush_soon()
+            return done
+        finally:
+            # End the transaction last: the next one on the channel may begin and end within this call.
+            self._end()
+
+    def rollback(self) -> None:
+        """Roll the transaction back.
+
+        :raises LocalProtocolError: the transaction is not open
+        """
+        self._check()
+        link = self._link
+        try:
+            if self.count and link is self._client.link and link is not None and not link.over:
+                link.decide(self.channel, Op.ROLLBACK)
+                self._client.flush_soon()
+        finally:
+            self._end()  # End it last, for the same reason as in commit.
+
+    async def __aenter__(self) -> Transaction:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None:
+            await self.commit()
+        elif self._state.open is self:
+            self.rollback()
+
+    def _check(self) -> None:
+        if self._state.open is not self:
+            raise LocalProtocolError("the transaction is not open")
+
+    def _require_link(self) -> Link:
+        """Return the link that the transaction began on.
+
+        :raises UnknownOutcome: that link is lost; the transaction is over
+        """
+        link = self._link
+        if link is None or link.over or link is not self._client.link:
+            self._end()
+            raise UnknownOutcome
+        return link
+
+    def _end(self) -> None:
+        if self._state.open is self:
+            self._state.open = None
+            self._state.lock.release()
+
+
+@attrs.define(eq=False)
+class Inbox:
+    """Pass on messages until ``on_message`` returns a Deferred that has not fired.
+
+    :ivar on_message: as for :class:`~.client.RelinkClient`
+    :ivar refused: called if a plain message could not be processed
+    :ivar flush: called after messages were settled
+    """
+
+    on_message: OnMessage | None
+    refused: Callable[[], object]
+    flush: Callable[[], object]
+    link: Link | None = None
+    paused: bool = False
+    #: channel, sequence number, parts, and whether to process the message; None instead of the parts if they were
+    #: dropped
+    _waiting: deque[tuple[int, int, tuple[bytes, ...] | None, bool]] = attrs.field(factory=deque, init=False)
+    _busy: bool = attrs.field(default=False, init=False)
+    _delivering: bool = attrs.field(default=False, init=False)
+
+    def add(self, link: Link, event: Received | Decided) -> None:
+        """Pass on the messages of *event*, after the messages that already wait."""
+        self.link = link
+        process = True
+        if isinstance(event, Decided):
+            process = event.commit
+            if event.dropped is not None:
+                self._waiting.append((event.channel, event.last, None, process))
+        for seq, parts in enumerate(event.messages, event.first):
+            self._waiting.append((event.channel, seq, parts, process))
+        self.deliver()
+
+    def clear(self) -> None:
+        """Forget all messages, because their link is lost."""
+        self._waiting.clear()
+
+    def deliver(self) -> None:
+        """Pass on messages.
+
+        Messages that are processed at once are handled by this loop, not by recursion, however many there are.
+        """
+        if self._delivering:
+            return
+        self._delivering = True
+        try:
+            while self._waiting and not self._busy and not self.paused:
+                self._deliver_one(*self._waiting.popleft())
+        finally:
+            self._delivering = False
+        self.flush()
+
+    def _deliver_one(self, channel: int, seq: int, parts: tuple[bytes, ...] | None, process: bool) -> None:
+        link = self.link
+        assert link is not None
+        if not process or parts is None:
+            link.consume(channel, seq, Ack.UNCOMMITTED if process else None)
+            return
+        self._busy = True
+        done: Deferred[Any] = maybeDeferred(self._call_on_message, channel, seq, parts)
+        done.addBoth(self._processed, link, channel, seq)
+
+    def _call_on_message(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Any:
+        if self.on_message is None:
+            raise LocalProtocolError("received a message, but on_message is not set")
+        return self.on_message(channel, seq, parts)
+
+    def _processed(self, result: Any, link: Link, channel: int, seq: int) -> None:
+        self._busy = False
+        if link is not self.link or link.over:
+            self.deliver()  # Messages of a new link may have arrived meanwhile.
+            return
+        failed = isinstance(result, Failure)
+        if failed:
+            log.failure("message {seq} of {name!r} could not be processed", result, seq=seq, name=link.terms.endpoint)
+        if link.peer_transactions:
+            link.consume(channel, seq, Ack.UNCOMMITTED if failed else Ack.COMMITTED)
+        elif failed:
+            self.refused()
+            return
+        else:
+            link.consume(channel, seq)
+        self.deliver()
+
+
+class ConnectorConnection(PingsSilentPeer, Protocol):
+    """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
+
+    transport: Any
+    session: ConnectorSession
+    ping_after, drop_after = PING_AFTER, DROP_AFTER
+
+    def __init__(self, client: RelinkClient) -> None:
+        self.client = client
+        self._over = False
+        self._reading = True
+        self.timers = Timers(client.clock)
+        self.heard_at = 0.0
+
+    # Called by the reactor.
+
+    def connectionMade(self) -> None:
+        self.session = self.client.connection_made(self)
+        self.timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+        self.flush()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard_at = self.timers.clock.seconds()
+        if not self._over:
+            self._dispatch(self.session.receive_data(data))
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        self._over = True
+        self.timers.end()
+        self.session.receive_eof()
+        self.client.connection_gone(self)
+
+    # Called by the client.
+
+    def flush_soon(self) -> None:
+        """Write pending packets at the end of this turn of the reactor."""
+        if not self._over:
+            self.timers.start(0, self._flush_now)
+
+    def flush(self) -> None:
+        """Write pending packets now."""
+        self.transport.writeSequence(self.session.data_to_send())
+
+    def finish(self) -> None:
+        """Close the connection of a link that has ended or is lost, after its last packets were sent."""
+        self.flush()
+        self._over = True
+        self.timers.clear()
+        self.transport.loseConnection()
+        self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
+
+    def abort(self) -> None:
+        """Abort the connection; nothing that it still receives has an effect."""
+        self._over = True
+        self.session.fenced()
+        self.transport.abortConnection()
+
+    # Private.
+
+    def _dispatch(self, found: Sequence[Any]) -> None:
+        """Pass events on to the client; an event Broken closes the connection after the events before it."""
+        if found and isinstance(found[0], Linked):
+            self.timers.stop(self._handshake_timed_out)
+            self.keep_alive()
+        broken = found[-1] if found and isinstance(found[-1], Broken) else None
+        self.client.handle(found if broken is None else found[:-1])
+        if broken is not None:
+            log.warn("the listener violates the protocol, so the link is lost: {error}", error=broken.error)
+            self.finish()  # Messages before the violation are acknowledged.
+            self.session.fenced()
+            self.client.protocol_broken()
+        elif not self._over:
+            self.flush()
+            reading = not self.session.waiting  # False while too many messages wait for the client
+            if reading != self._reading:
+                self._reading = reading
+                (self.transport.resumeProducing if reading else self.transport.pauseProducing)()
+
+    def _flush_now(self) -> None:
+        if not self._over:
+            self._dispatch(self.session.receive_data(b""))
+
+    # Called by the timers.
+
+    @property
+    def unheard(self) -> bool:
+        return not self._reading
+
+    def ping(self) -> None:
+        if self.session.linked and self.session.link is not None:
+            self.session.link.ping()
+            self.flush()
+
+    def _handshake_timed_out(self) -> None:
+        self.give_up(HANDSHAKE_TIMEOUT)
+
+    def give_up(self, silence: float) -> None:
+        if not self._over:
+            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
+            self.transport.abortConnection()
 
 
 def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
@@ -141,13 +528,10 @@ class RelinkClient:
             raise ConfigError("a link belongs to one stream: select it before connect()")
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
-        factory = Factory()
-        factory.noisy, factory.protocol = False, partial(ConnectorConnection, self)
-        self._service = ClientService(self.endpoint, factory, retryPolicy=self._delay, clock=self.clock)
-        self._service.startService()
+        self._service = reconnecting(self.clock, self.endpoint, partial(ConnectorConnection, self), self._delay)
         return self._connected
 
-    def send(self, parts: Parts, channel: int = 0) -> Deferred[None]:
+    def send(self, parts: MessageParts, channel: int = 0) -> Deferred[None]:
         """Send a message on a plain channel.
 
         :return: fires when the listener has consumed the message; fails with UnknownOutcome if the link is lost
@@ -155,7 +539,7 @@ class RelinkClient:
         """
         return self.multicast(parts, (channel,))
 
-    def multicast(self, parts: Parts, channels: Sequence[int]) -> Deferred[None]:
+    def multicast(self, parts: MessageParts, channels: Sequence[int]) -> Deferred[None]:
         """Send one message on each of several plain channels.
 
         :return: fires when the listener has consumed the message on all of them
@@ -163,7 +547,7 @@ class RelinkClient:
         """
         if self.transactional:
             raise LocalProtocolError("the channels of this link are transactional; use transaction()")
-        seqs = self._require_link().send(tuple(channels), parts_of(parts))
+        seqs = self._require_link().send(tuple(channels), message_parts(parts))
         waiting: list[Deferred[None]] = []
         for channel, seq in zip(channels, seqs, strict=True):
             waiting.append(Deferred())
@@ -289,7 +673,7 @@ class RelinkClient:
         return stopped(service)
 
     def _fail(self, error: Exception) -> None:
-        """Fail everything that waits for the listener with *error*."""
+        """Fail with *error* all Deferreds that wait for an answer of the listener."""
         waiting = [deferred for channel in self._channels.values() for deferred in channel.abandon()]
         self._inbox.clear()
         for deferred in waiting:

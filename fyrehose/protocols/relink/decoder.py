@@ -1,4 +1,4 @@
-"""Decode packets from a byte stream (specification, "2.  Packets"), into whatever pieces the network has cut it.
+"""Decode packets from a byte stream (specification, "2.  Packets"), however the network has cut it into pieces.
 
     in: bytes that the reactor read      out: packets, in order; RemoteProtocolError at the first invalid one
 
@@ -7,9 +7,8 @@ Each length field is checked as soon as its own bytes have arrived, so a packet 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -34,7 +33,7 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     aligned,
 )
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
@@ -51,19 +50,6 @@ _SIMPLE = 1 | Format.MESSAGE << 2
 _UNUSED = 1 << 7
 #: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
-
-
-class DecoderOwner(Protocol):
-    """The part of a link that the decoder needs to decode many messages at a time."""
-
-    def room(self) -> tuple[int, int]:
-        """Return how many messages of one channel, and how many bytes of all channels, may be decoded at once.
-
-        Both are at least 1.
-        """
-
-    def accepts(self, channels: Sequence[int]) -> bool:
-        """Return whether the peer may send a message on each of *channels* now."""
 
 
 class _MoreNeeded(Exception):
@@ -89,7 +75,7 @@ class Decoder:
     sender_size: int
     receiver_size: int
     limits: LinkLimits = attrs.field(factory=LinkLimits)
-    owner: DecoderOwner | None = None
+    owner: Link | None = None
     #: The received bytes, of which those before ``_at`` are decoded already; empty if all are.
     buffer: bytes | bytearray = attrs.field(default=b"", init=False)
     _at: int = attrs.field(default=0, init=False)
@@ -128,13 +114,13 @@ class Decoder:
         self.buffer += data
 
     def drop(self, size: int) -> None:
-        """Remove the next *size* bytes."""
+        """Remove the next *size* bytes from the buffer."""
         self._at += size
         if self._at >= len(self.buffer):
             self.clear()
 
     def clear(self) -> None:
-        """Remove all bytes."""
+        """Empty the buffer."""
         self.buffer, self._at = b"", 0
 
     def next_packet(self) -> Incoming | None:
@@ -163,7 +149,7 @@ class Decoder:
         if len(self.buffer) - self._at < size:
             raise _MoreNeeded(size)
 
-    def _gathered(self, at: int, owner: DecoderOwner) -> tuple[Incoming, int] | None:
+    def _gathered(self, at: int, owner: Link) -> tuple[Incoming, int] | None:
         """Return the messages of one part that follow each other from *at*, and the offset of their end.
 
         :return: None if no such message is complete

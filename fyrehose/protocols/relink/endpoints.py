@@ -9,9 +9,8 @@ An endpoint object belongs to one connection; the link's entry in the registry k
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.python.failure import Failure
@@ -19,24 +18,21 @@ from zope.interface import implementer
 
 from fyrehose.broker import letters
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
-from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
-from fyrehose.net.lifecycle import Timers
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.options import shown_size
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.channels import Sending
 from fyrehose.protocols.relink.events import DropReason
-from fyrehose.protocols.relink.frames import Ack
+from fyrehose.protocols.relink.frames import PROTOCOL, Ack
 from fyrehose.protocols.relink.linklog import Anchors
-from fyrehose.protocols.relink.messages import MessageSequence, Parts, Piece
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, MessageSequence, Parts, Piece, views
 from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, views
-from fyrehose.protocols.relink.registry import LinkEntry, Registry
-from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.tables import Sending
+from fyrehose.protocols.relink.registry import LinkEntry
+from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
 from fyrehose.records import Buffer, Delivery, Run
 from fyrehose.sessions import PIECE, fitting, piece_of
 
-PROTOCOL = "relink"
 #: Delay before the server tries again to move the position of a named subscription, in seconds.
 RETRY = 1.0
 #: The most bytes that a message of one part needs besides its part, and each further part besides its data: head, size,
@@ -46,111 +42,16 @@ HEAD = 32
 MAX_ANCHORS = 1_000
 
 
-def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
-    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
-
-    :param position: the position of the named subscription that the link consumes; None: it consumes none
-    """
-    if not place.subscribe:
-        return []
-    if position is not None:
-        return [(int(place.seqs), position + 1)]
-    oldest, last = broker.bounds(place.stream)
-    after = last if place.after is None else min(max(place.after, oldest - 1), last)
-    return [(int(place.seqs), after + 1)]  # With ?seq, message 0 carries no record: it says where the channel begins.
-
-
 def stream_seq(anchors: Anchors, channel_seq: int) -> int:
     """Return the seq, in the stream, of the record that message *channel_seq* of the channel carries."""
     begin, seq = next(anchor for anchor in reversed(anchors) if anchor[0] <= channel_seq)
     return seq + channel_seq - begin
 
 
-#: Called when a write is refused permanently, before :meth:`Shell.write` returns; returns whether it has handled this.
-Refused = Callable[[PublishError], bool]
-
-
-class Shell(Protocol):
-    """The connection that an endpoint belongs to, which is a RelinkProtocol."""
-
-    broker: IBroker
-    registry: Registry
-    settings: RelinkSettings
-    timers: Timers
-    unsettled: int
-    producer: str
-    peer_left: bool
-
-    @property
-    def named(self) -> Any: ...
-
-    @property
-    def shared(self) -> Any: ...
-
-    @property
-    def subscriber(self) -> tuple[str, str]: ...
-
-    @property
-    def closes_in(self) -> float | None: ...
-
-    def write(
-        self,
-        runs: Sequence[Run],
-        staged: Mapping[int, int | None],
-        refused: Refused | None = None,
-        dead: Sequence[Run] = (),
-    ) -> None: ...
-
-    def handle_events(self, found: Sequence[object]) -> None: ...
-
-    def end_link(self, error: PublishError) -> None: ...
-
-    def reject(self, error: RemoteProtocolError) -> None: ...
-
-    def refuse_subscription(self, failure: Failure) -> None: ...
-
-    def failed(self, failure: Failure) -> None: ...
-
-    def settled(self) -> None: ...
-
-    def count_refusal(self, cause: str, detail: str) -> None: ...
-
-    def attach(self, subscription: ISubscription) -> None: ...
-
-    def detach(self, subscription: ISubscription) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def send_record(self, record: LargeRecord) -> None: ...
-
-    def flush_soon(self) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-class Endpoint:
-    """Base of the endpoints: handles the link's events on one connection."""
-
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
-        self.protocol = protocol
-        self.entry = entry
-        self.link = entry.link
-        self.place = place
-
-    def begin(self) -> None:
-        """Start messaging on a new link."""
-
-    def end(self) -> None:
-        """Release resources, because the connection is closed."""
-
-    def after_read(self) -> None:
-        """Handle everything that one read has collected."""
-
-
 class Publishing(Endpoint):
     """Publish the peer's messages to a stream."""
 
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
+    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         #: messages of plain channels from the current read: channel -> first sequence number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
@@ -160,7 +61,6 @@ class Publishing(Endpoint):
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
-        """Handle an event of the link."""
         match event:
             case events.Received():
                 self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
@@ -187,18 +87,16 @@ class Publishing(Endpoint):
         many = f"a transaction of {event.last - event.first + 1} messages on channel {event.channel} is refused"
         if why is DropReason.FORGOTTEN:
             detail = "the server has forgotten its messages, by a restart or while it could not write; send them again"
-            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}")
+            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}; commit more often")
             return
         limits = self.link.limits
         size = shown_size(2 * limits.backlog_size)
         detail = {
-            DropReason.COUNT: f"more than {2 * limits.backlog} undecided messages of the channel",
-            DropReason.SIZE: f"more than {size} of the link",
-            DropReason.MEMORY: "more messages of all links than half of server.memory allows",
+            DropReason.COUNT: f"more than {2 * limits.backlog} messages of the channel were undecided",
+            DropReason.SIZE: f"more than {size} of the link were undecided",
+            DropReason.MEMORY: "the links used more than half of the option server.memory",
         }[why]
-        self.protocol.count_refusal(
-            "transactions-too-large", f"{many}: {detail}, were undecided; commit more often, or raise it"
-        )
+        self.protocol.count_refusal("transactions-too-large", f"{many}: {detail}; commit more often")
 
     def _stage(self, event: events.Decided) -> None:
         result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED
@@ -339,7 +237,7 @@ class Publishing(Endpoint):
 
 
 def _pack_seq(seq: int) -> bytes:
-    """Return a record's number as a message part."""
+    """Return a record's number as the eight bytes of a message part."""
     return seq.to_bytes(SEQ_SIZE, "little")
 
 
@@ -358,7 +256,7 @@ class Subscribing(Endpoint):
     window have room.
     """
 
-    def __init__(self, protocol: Shell, entry: LinkEntry, place: EndpointName) -> None:
+    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False
@@ -376,7 +274,6 @@ class Subscribing(Endpoint):
         self._subscribe(0)
 
     def handle(self, event: events.Event) -> None:
-        """Handle an event of the link."""
         match event:
             case events.Consumed():
                 anchors = self.entry.anchors
@@ -500,7 +397,11 @@ class Subscribing(Endpoint):
         wanted = stream_seq(self.entry.anchors, channel_seq)
         subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
         if subscription.position < wanted - 1:
-            self.protocol.reject(RemoteProtocolError("acknowledged-unsent", f"message {channel_seq - 1}"))
+            self.protocol.reject(
+                RemoteProtocolError(
+                    "acknowledged-unsent", f"the peer has message {channel_seq - 1}, which was not sent to it"
+                )
+            )
             return
         if subscription.position >= wanted:
             self.skipped(wanted, subscription.position)
@@ -510,7 +411,7 @@ class Subscribing(Endpoint):
 
     @property
     def _room(self) -> int:
-        """Return how many records may be sent now."""
+        """Return how many records the peer's window has room for; 0 if other messages have to precede them."""
         channel = self.link.sending.get(0)
         if self._pending or self._writing_anchor or channel is None or not self.link.may_send:
             return 0

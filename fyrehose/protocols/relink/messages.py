@@ -1,21 +1,70 @@
-"""Consecutive messages of a channel; messages of one part, which are the most frequent, are stored as columns.
+"""Consecutive messages of a channel, and the records that store them.
 
-    Column             messages of one part each, their payloads as in records.py
+    Column             messages of one part each, the most frequent ones; their payloads as in records.py
     MessageSequence    any messages: a few pieces, each a Column or a tuple of messages with their parts
 
-A message of one part is stored as a record with the same payload; parts.py describes the records of other messages.
+The payload of a message of one part is stored unchanged.  A message of no part or several is stored with
+:data:`CONTENT_TYPE`:
+
+    u32 count | u32 size x count | the parts, end to end
+
+Integers are little-endian, and no bytes may follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from struct import Struct
 
 import attrs
 
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join, split
-from fyrehose.records import Column, Run, column_of
+from fyrehose.records import MAX_PAYLOAD, Buffer, Column, Run, column_of
+
+#: Content type of a record that holds the parts of a message.
+CONTENT_TYPE = "application/vnd.fyrehose.relink-parts"
+
+_U32 = Struct("<I")
+
+#: A message as programs pass it: its parts, or the bytes of its only part.
+MessageParts = bytes | Sequence[bytes]
+
+
+def message_parts(parts: MessageParts) -> tuple[bytes, ...]:
+    """Return the parts of a message that a program passes as its parts, or as the bytes of its only part."""
+    return (bytes(parts),) if isinstance(parts, (bytes, bytearray, memoryview)) else tuple(map(bytes, parts))
+
+
+def join(parts: tuple[bytes, ...]) -> bytes:
+    """Return the payload of the record for a message that does not have exactly one part."""
+    return b"".join((Struct(f"<{len(parts) + 1}I").pack(len(parts), *map(len, parts)), *parts))
+
+
+def split(payload: Buffer, max_parts: int) -> tuple[bytes, ...]:
+    """Return the parts that *payload* holds; a payload that is not valid, or has more than *max_parts*, is one part."""
+    return tuple(map(bytes, views(payload, max_parts)))
+
+
+def views(payload: Buffer, max_parts: int) -> tuple[memoryview, ...]:
+    """Return the parts that *payload* holds, as :func:`split` does, without copying them."""
+    whole = memoryview(payload)
+    if len(whole) < _U32.size:
+        return (whole,)
+    count = _U32.unpack_from(whole)[0]
+    begin = _U32.size * (count + 1)
+    if count > max_parts or count == 1 or begin > len(whole):
+        return (whole,)
+    sizes = Struct(f"<{count}I").unpack_from(whole, _U32.size)
+    padded = sum(size + 7 & ~7 for size in sizes) + begin
+    if sum(sizes) != len(whole) - begin or padded > MAX_PAYLOAD:
+        return (whole,)
+    parts = []
+    for size in sizes:
+        parts.append(whole[begin : begin + size])
+        begin += size
+    return tuple(parts)
+
 
 #: The parts of one message.
 Parts = tuple[bytes, ...]

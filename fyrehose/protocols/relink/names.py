@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.frames import Terms
 from fyrehose.records import LAST_SEQ, MAX_NAME
 
 #: Number of digits of the largest sequence number of a stream.

@@ -13,13 +13,12 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IBroker, IConsumingPlugin, ILeadingPlugin, ITransactionalPlugin
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.endpoints import PROTOCOL
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.frames import PROTOCOL
+from fyrehose.protocols.relink.link import LinkLimits
 from fyrehose.protocols.relink.publisher import TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.service import RelinkService
+from fyrehose.protocols.relink.service import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import RelinkSettings
 
 

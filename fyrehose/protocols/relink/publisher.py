@@ -6,11 +6,10 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
-from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.transactions import Transaction
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.relink.client import RelinkClient, Transaction
 
 #: An open transaction is committed when no message was added to it for this long, in seconds.
 COMMIT_DELAY = 0.2
@@ -28,7 +27,7 @@ class TransactionalPublisher(RelinkClient):
     _lock: DeferredLock = attrs.field(factory=DeferredLock, init=False)
     _open: Transaction | None = attrs.field(default=None, init=False)
     _waiting: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    _timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.clock), takes_self=True), init=False)
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
         """Add a message to the open transaction.
@@ -49,7 +48,7 @@ class TransactionalPublisher(RelinkClient):
 
     def close(self) -> Deferred[None]:
         """Roll back the open transaction, and close the client."""
-        self._cancel_timer()
+        self._timers.clear()
         return super().close()
 
     async def _add(self, payload: bytes, done: Deferred[None]) -> None:
@@ -58,14 +57,14 @@ class TransactionalPublisher(RelinkClient):
             self._open = await self.transaction().begin()
         await self._open.send(payload)
         self._waiting.append(done)
-        self._cancel_timer()
+        self._timers.clear()
         if len(self._waiting) >= self.size:
             self._commit()
         else:
-            self._timer = self.clock.callLater(COMMIT_DELAY, self._commit)
+            self._timers.start(COMMIT_DELAY, self._commit)
 
     def _commit(self) -> None:
-        self._cancel_timer()
+        self._timers.clear()
         transaction, self._open = self._open, None
         waiting, self._waiting = self._waiting, []
         assert transaction is not None
@@ -85,8 +84,3 @@ class TransactionalPublisher(RelinkClient):
         waiting, self._waiting = self._waiting, []
         for deferred in [*waiting, done]:
             deferred.errback(failure)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None

@@ -22,9 +22,9 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, RemoteProtocolError
 from fyrehose.interfaces import ITailer
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.limits import NUMBERED, LinkLimits
+from fyrehose.protocols.relink.link import NUMBERED, LinkLimits
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import SEQ_SIZE, subscribe_name
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
 from fyrehose.records import MAX_PAYLOAD, Run
 
 log = Logger()
@@ -131,7 +131,7 @@ class RelinkReader(RelinkClient):
         if self._name is not None:
             rewound = rewinds != self._rewinds
             self._rewinds = rewinds
-            # Otherwise records up to `position` that arrive again are skipped.
+            # A link that begins behind fewer records sends some again; _on_message skips those up to `position`.
             if rewound or self.position is None or seq > self.position:
                 self.position = seq
             return

@@ -22,8 +22,8 @@ from fyrehose.broker.state_stream import Checks, StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
-from fyrehose.protocols.relink import linklog, snapshot
-from fyrehose.protocols.relink.handshake import MAX_LINK_ID, Hello, Terms
+from fyrehose.protocols.relink import linklog
+from fyrehose.protocols.relink.frames import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.linklog import Anchors, RecordKind
 from fyrehose.protocols.relink.settings import RelinkSettings
@@ -118,7 +118,7 @@ class Registry:
     :ivar stream: name of the stream that holds the links
     :ivar now: returns microseconds since January 1, 1970 UTC
     :ivar randbits: returns the given number of unpredictable bits
-    :ivar memory: how many bytes all links may take, of undecided messages and 2 KiB for each channel
+    :ivar memory: limit of the memory of all links, in bytes: undecided messages, and 2 KiB for each channel
     """
 
     broker: IBroker
@@ -174,7 +174,8 @@ class Registry:
             for saved in self._saved.links.values():
                 self._restore(saved)
         except (JournalCorrupt, ValueError) as damage:
-            self._log_loss(damage)
+            why = "relink: the links in stream {stream} are lost, and clients get new ones: {damage}"
+            log.warn(why, stream=self.stream, damage=str(damage))
             self._clear()
             self.epoch = max(self.now(), self._saved.epoch + 1)
         self._saved.links = {}
@@ -192,13 +193,6 @@ class Registry:
         self.entries.clear()
         self._detached, self._unused = FairShare(), FairShare()
         self._weight = 0
-
-    def _log_loss(self, damage: Exception) -> None:
-        log.warn(
-            "relink: the links in stream {stream} are lost, and clients get new ones: {damage}",
-            stream=self.stream,
-            damage=str(damage),
-        )
 
     def _opened(self, result: Any) -> Any:
         if isinstance(result, Failure):
@@ -218,7 +212,7 @@ class Registry:
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
         for part in saved.snapshots:
-            snapshot.restore(link, part)
+            linklog.restore_snapshot(link, part)
         link.used = True
         entry = LinkEntry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
@@ -334,10 +328,11 @@ class Registry:
 
         def ended(result: Any) -> None:
             if isinstance(result, Failure):
-                self._not_written(result)
+                result.trap(PublishError)
+                log.warn("relink: the state of links was not written: {why}", why=result.getErrorMessage())
             then()
 
-        self._publish(entry, (self._record(RecordKind.GONE, entry.name),), ended)
+        self._publish(entry, self._record(RecordKind.GONE, entry.name), ended)
 
     # Memory.
 
@@ -393,7 +388,7 @@ class Registry:
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
         """Write a link that is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
-        self._publish(entry, (self._record(RecordKind.ENTRY, self._pack_entry(entry)),), then)
+        self._publish(entry, self._record(RecordKind.ENTRY, self._pack_entry(entry)), then)
 
     def begin_write(self, entry: LinkEntry, channels: Sequence[int]) -> Run:
         """Begin a write: return the record with the staged state of *channels*, to be published with their messages.
@@ -401,10 +396,10 @@ class Registry:
         The write counts as unfinished until :meth:`LinkEntry.write_finished`.
         """
         entry.writes += 1
-        return self._record(RecordKind.DELTA, entry.name + snapshot.save(entry.link, channels))
+        return self._record(RecordKind.DELTA, entry.name + linklog.save_snapshot(entry.link, channels))
 
-    def _publish(self, entry: LinkEntry, own: Sequence[Run], then: Callable[[Any], None]) -> None:
-        """Publish the registry's records *own* in one batch; the write is unfinished until *then* has returned."""
+    def _publish(self, entry: LinkEntry, record: Run, then: Callable[[Any], None]) -> None:
+        """Publish *record* to the stream of links; the write is unfinished until *then* has returned."""
         entry.writes += 1
 
         def ended(result: Any) -> None:
@@ -414,25 +409,20 @@ class Registry:
                 log.failure("relink: handling the result of a write failed")
             entry.write_finished()
 
-        written: Deferred[Any] = self.broker.publish(own)
-        written.addBoth(ended)
+        self.broker.publish((record,)).addBoth(ended)
 
     def _pack_entry(self, entry: LinkEntry) -> bytes:
-        """Return the bytes of an entry of the link log."""
+        """Return *entry* as bytes for the stream of links."""
         link = entry.link
-        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, snapshot.save(link))
+        return linklog.pack_entry(entry.name, link.terms, entry.identity, entry.anchors, linklog.save_snapshot(link))
 
     def _record(self, kind: RecordKind, body: bytes) -> Run:
         return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))
 
     def _everything(self) -> list[bytes]:
-        """Return the records of a checkpoint: all links as they were appended."""
+        """Return the payloads of a checkpoint, which describes all links that survive a restart."""
         entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
         return linklog.pack_checkpoint(self.epoch, entries)
-
-    def _not_written(self, failure: Failure) -> None:
-        failure.trap(PublishError)
-        log.warn("relink: the state of links was not written: {why}", why=failure.getErrorMessage())
 
     # Periodic checks.
 

@@ -9,8 +9,8 @@ before is stored and acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, get_args
 
 import attrs
 from twisted.internet.error import ConnectionAborted
@@ -35,35 +35,39 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
-from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import certificate_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import PROTOCOL, Publishing, Refused, Subscribing, first_anchor
-from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
-from fyrehose.protocols.relink.keepalive import KeepAliveTimer
-from fyrehose.protocols.relink.limits import EVENTS, REFUSALS
+from fyrehose.protocols.relink.frames import PROTOCOL
+from fyrehose.protocols.relink.keepalive import PingsSilentPeer
+from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.names import EndpointName, parse
-from fyrehose.protocols.relink.registry import LinkEntry, Registry
-from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink.registry import LinkEntry
+from fyrehose.protocols.relink.session import HelloReceived, Linked, ListenerSession
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.working import WorkerEndpoint
 from fyrehose.records import Publish, Run
 
 #: Refusals that would be repeated after a retry; the broker raises them at once, before it writes anything.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
-#: Events of a link that only its endpoint handles.
-LINK_EVENTS = (
-    events.Resumed,
-    events.Received,
-    events.Decided,
-    events.Finished,
-    events.Consumed,
-    events.Rewound,
-    events.ChannelClosed,
-    events.PeerShutdown,
-)
+
+
+def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
+    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
+
+    :param position: the position of the named subscription that the link consumes; None: it consumes none
+    """
+    if not place.subscribe:
+        return []
+    if position is not None:
+        return [(int(place.seqs), position + 1)]
+    oldest, last = broker.bounds(place.stream)
+    after = last if place.after is None else min(max(place.after, oldest - 1), last)
+    return [(int(place.seqs), after + 1)]  # With ?seq, message 0 carries no record: it says where the channel begins.
+
+
+#: Called when a write is refused permanently, before :meth:`Shell.write` returns; returns whether it has handled this.
+Refused = Callable[[PublishError], bool]
 
 
 @attrs.frozen(slots=True)
@@ -75,7 +79,7 @@ class LinkWrite:
     refused: Refused | None
 
 
-class RelinkProtocol(SessionProtocol):
+class RelinkProtocol(PingsSilentPeer, SessionProtocol):
     """The Twisted protocol of one connection to the server."""
 
     protocol_name: ClassVar[str] = PROTOCOL
@@ -84,12 +88,12 @@ class RelinkProtocol(SessionProtocol):
     session: ListenerSession
     settings: RelinkSettings
 
-    def __init__(self, factory: RelinkFactory) -> None:
+    def __init__(self, factory: Any) -> None:
         settings = factory.settings
         super().__init__(factory, ListenerSession(settings.limits))
         self.registry = factory.registry
         self.entry: LinkEntry | None = None
-        self.endpoint: Publishing | Subscribing | WorkerEndpoint | None = None
+        self.endpoint: Endpoint | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
         #: the shared subscription whose worker the peer is
@@ -97,7 +101,7 @@ class RelinkProtocol(SessionProtocol):
         #: whether the peer itself has ended the connection, and so knows that its link is lost
         self.peer_left = False
         self._unread_paused = False
-        self._keepalive = KeepAliveTimer(self, settings.ping_after, settings.drop_after)
+        self.ping_after, self.drop_after = settings.ping_after, settings.drop_after
 
     # Called by the reactor.
 
@@ -243,8 +247,7 @@ class RelinkProtocol(SessionProtocol):
         if entry.link.over:
             self.finish()
             return
-        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
-        self.endpoint = kind(self, entry, place)
+        self.endpoint = self.factory.endpoint(self, entry, place)
         self.received(self.session.accept(entry.link, resumed=resumed))
         if self.phase is Phase.OPEN:
             self.received(self.session.receive_data(b""))
@@ -252,7 +255,7 @@ class RelinkProtocol(SessionProtocol):
     def linked(self, event: Linked) -> None:
         """Complete the handshake, and start messaging on a new link."""
         self.timers.stop(self._handshake_timed_out)
-        self._keepalive.start()
+        self.keep_alive()
         self.broker.counters.add(PROTOCOL, "links-resumed" if event.resumed else "links-made")
         if not event.resumed and self.endpoint is not None:
             self.endpoint.begin()
@@ -301,7 +304,7 @@ class RelinkProtocol(SessionProtocol):
             self.drop(event.error)  # A link that was found has received nothing on this connection, so it is kept.
 
     def link_event(self, event: events.Event) -> None:
-        """Handle an event of a link, which concerns only its endpoint."""
+        """Pass an event of the link on to the endpoint."""
         assert self.endpoint is not None
         self.endpoint.handle(event)
 
@@ -313,11 +316,11 @@ class RelinkProtocol(SessionProtocol):
         self.finish()
 
     handlers = (
-        on(Broken, broken)
+        dict.fromkeys(get_args(events.Event), link_event)
+        | on(Broken, broken)
         | on(HelloReceived, hello_received)
         | on(Linked, linked)
         | on(events.Ended, link_ended)
-        | dict.fromkeys(LINK_EVENTS, link_event)
     )
 
     # Called by the endpoint.
@@ -454,36 +457,24 @@ class RelinkProtocol(SessionProtocol):
             self.entry.ending = True
 
 
-class RelinkFactory(SessionFactory):
-    """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
+class Endpoint:
+    """Base of the endpoints: handles the link's events on one connection."""
 
-    :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
-        begins
-    """
+    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
+        self.protocol = protocol
+        self.entry = entry
+        self.link = entry.link
+        self.place = place
 
-    protocol = RelinkProtocol
-    defaults = RelinkSettings()
-    events = EVENTS
-    refusals = REFUSALS
-    settings: RelinkSettings
+    def begin(self) -> None:
+        """Start messaging on a new link."""
 
-    def __init__(
-        self,
-        broker: IBroker,
-        settings: RelinkSettings | None = None,
-        reactor: Any = None,
-        registry: Registry | None = None,
-    ) -> None:
-        super().__init__(broker, settings, reactor)
-        self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
+    def handle(self, event: events.Event) -> None:
+        """Handle an event of the link."""
+        raise NotImplementedError
 
-    def configure(self, settings: RelinkSettings) -> None:
-        super().configure(settings)
-        self.registry.settings = settings
+    def end(self) -> None:
+        """Release resources, because the connection is closed."""
 
-    def startFactory(self) -> None:
-        if self.registry.closed:
-            self.registry.open().addErrback(lambda failure: self.log.failure("relink: links cannot be read", failure))
-
-    def stopFactory(self) -> None:
-        self.registry.close()
+    def after_read(self) -> None:
+        """Handle everything that one read has collected."""

@@ -1,4 +1,4 @@
-"""The service of a listener: recovers its links, and then opens it."""
+"""The factory of connections, and the service that recovers the links of a listener before it listens."""
 
 from __future__ import annotations
 
@@ -7,19 +7,119 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import OutcomeUnknown, ReadOnly
+from fyrehose.interfaces import IBroker
+from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
-from fyrehose.protocols.relink.endpoints import PROTOCOL
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.net.lifecycle import Timers
+from fyrehose.protocols.relink.endpoints import Publishing, Subscribing
+from fyrehose.protocols.relink.frames import PROTOCOL
+from fyrehose.protocols.relink.names import EndpointName
+from fyrehose.protocols.relink.registry import LinkEntry, Registry
+from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
+from fyrehose.protocols.relink.settings import RelinkSettings
+from fyrehose.protocols.relink.working import WorkerEndpoint
 
 log = Logger()
 
+#: The protocol's own counters, and the causes for which it refuses messages and closes connections.
+EVENTS = (
+    "connections-fenced",
+    "links-ended",
+    "links-expired",
+    "links-made",
+    "links-resumed",
+    "links-unknown",
+    "skipped",
+)
+REFUSALS = (
+    "links-displaced",
+    "links-too-large",
+    "acknowledged-unsent",
+    "backlog-too-large",
+    "bad-id-size",
+    "bad-link-id",
+    "channel-after-shutdown",
+    "consumed-before-result",
+    "consumed-undecided",
+    "endpoint-not-utf-8",
+    "endpoint-unknown",
+    "format-unknown",
+    "gap-not-written",
+    "general-unknown",
+    "handshake-timeout",
+    "message-after-close",
+    "message-to-subscription",
+    "message-too-large",
+    "notices-unconsumed",
+    "operation-not-transactional",
+    "operation-on-unreceived",
+    "request-invalid",
+    "result-not-transactional",
+    "result-unasked",
+    "results-unconfirmed",
+    "resume-unexpected",
+    "resumes-mismatched",
+    "silent-peer",
+    "subscription-displaced",
+    "subscription-refused",
+    "too-early",
+    "too-many-channels",
+    "too-many-gaps",
+    "too-many-links",
+    "too-many-parts",
+    "too-many-targets",
+    "transactions-forgotten",
+    "transactions-too-large",
+    "transactions-unsupported",
+)
 #: Delay before a listener that could not write its links, because of a full disk for example, tries again, in seconds.
 DISK_FULL_RETRY = 2.0
+
+
+class RelinkFactory(SessionFactory):
+    """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
+
+    :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
+        begins
+    """
+
+    protocol = RelinkProtocol
+    defaults = RelinkSettings()
+    events = EVENTS
+    refusals = REFUSALS
+    settings: RelinkSettings
+
+    def __init__(
+        self,
+        broker: IBroker,
+        settings: RelinkSettings | None = None,
+        reactor: Any = None,
+        registry: Registry | None = None,
+    ) -> None:
+        super().__init__(broker, settings, reactor)
+        self.registry = Registry(broker, self.clock, self.settings) if registry is None else registry
+
+    @staticmethod
+    def endpoint(protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> Endpoint:
+        """Return the endpoint of a connection whose connector has asked for *place*."""
+        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
+        return kind(protocol, entry, place)
+
+    def configure(self, settings: RelinkSettings) -> None:
+        super().configure(settings)
+        self.registry.settings = settings
+
+    def startFactory(self) -> None:
+        if self.registry.closed:
+            self.registry.open().addErrback(lambda failure: self.log.failure("relink: links cannot be read", failure))
+
+    def stopFactory(self) -> None:
+        self.registry.close()
 
 
 class RelinkService(TCPService):
@@ -28,14 +128,14 @@ class RelinkService(TCPService):
     def __init__(self, reactor: Any, endpoint: str, factory: RelinkFactory) -> None:
         super().__init__(reactor, PROTOCOL, endpoint, factory)
         self.registry = factory.registry
-        self._retry_timer: IDelayedCall | None = None
+        self._timers = Timers(self.registry.clock)
 
     def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options that cannot change while the listener is open: it read its links when it opened."""
+        """Return the options that cannot change while the listener is open, such as the name of its table of links."""
         return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen; while the journal accepts no writes, only this listener stays closed."""
+        """Recover the links, then listen; until the journal accepts writes, the listener stays closed."""
         Service.startService(self)
         return self._open()
 
@@ -58,11 +158,10 @@ class RelinkService(TCPService):
             "relink: the listener stays closed until its links can be written; retrying: {why}",
             why=failure.getErrorMessage(),
         )
-        self._retry_timer = self.registry.clock.callLater(DISK_FULL_RETRY, self._retry_open)
+        self._timers.start(DISK_FULL_RETRY, self._retry_open)
         return None
 
     def _retry_open(self) -> None:
-        self._retry_timer = None
         self._open().addErrback(self._open_failed)
 
     def _open_failed(self, failure: Failure) -> None:
@@ -71,8 +170,6 @@ class RelinkService(TCPService):
 
     def stopService(self) -> Deferred[None]:
         """Close the listener and its connections; the links stay on disk."""
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
+        self._timers.clear()
         self.registry.close()
         return super().stopService()

@@ -6,18 +6,14 @@ import attrs
 
 from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
-from fyrehose.options import count, duration, exact_size, fixed, name, option, size
-from fyrehose.protocols.relink.limits import LEASED, LinkLimits
-from fyrehose.protocols.relink.sending import MAX_WINDOW
+from fyrehose.options import count, duration, exact_size, fixed, name, one_of, option, size
+from fyrehose.protocols.relink.channels import MAX_WINDOW
+from fyrehose.protocols.relink.link import LEASED, LinkLimits
 from fyrehose.records import MAX_PAYLOAD
 
 
 def _name_or_nothing(text: str) -> str:
     return name(text) if text else text
-
-
-#: If a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters.
-_refused = one_of(letters.CLOSE, letters.KEEP)
 
 
 @attrs.frozen(kw_only=True)
@@ -32,12 +28,15 @@ class RelinkSettings(TLSSettings):
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, padding included")
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
-    refused: str = option(letters.CLOSE, _refused, "refused messages of plain channels: close or dead-letter")
-    #: links, connected or not: as many as connections, and not fewer because of the descriptors that the server has
+    #: if a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters
+    refused: str = option(
+        letters.CLOSE, one_of(letters.CLOSE, letters.KEEP), "refused messages of plain channels: close or dead-letter"
+    )
+    #: the most links, with or without a connection: as many as connections, even if the server has fewer descriptors
     max_links: int = fixed(attrs.Factory(lambda self: max(10_000, self.max_connections), takes_self=True))
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
     #: messages of a channel that may wait to be durable; twice as many may be undecided.  With four times as many, one
-    #: read may occupy the reactor for 29 ms in place of 8
+    #: read may occupy the reactor for 29 ms instead of 8 ms
     backlog: int = fixed(1_024)
     backlog_size: int = fixed(16 << 20)  #: bytes of all channels of a link that may wait to be durable
 
@@ -65,7 +64,7 @@ class RelinkSettings(TLSSettings):
 
     @property
     def limits(self) -> LinkLimits:
-        """The limits of each link."""
+        """Return the limits of each link."""
         return LinkLimits(
             message_size=self.max_payload,
             sent_size=MAX_PAYLOAD + LEASED,

@@ -8,8 +8,19 @@ import pytest
 
 from fyrehose.bench.wires.base import Job, Wrong, payload
 from fyrehose.bench.wires.relink import SAY_EVERY, RelinkPublisherWire, RelinkSubscriberWire, hello, message
-from fyrehose.protocols.relink.frames import PING, PONG, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
+from fyrehose.protocols.relink.frames import (
+    PING,
+    PONG,
+    Ack,
+    Acknowledgement,
+    Hello,
+    Message,
+    Op,
+    Operation,
+    Terms,
+    pack_reply,
+    pack_version,
+)
 
 JOB = Job(stream="s", size=21, messages=10)
 

@@ -351,7 +351,7 @@ def test_window_opens_as_pushes_are_confirmed() -> None:
 
 
 def test_pushes_wait_for_missed_records_after_a_loss() -> None:
-    """Otherwise a missed record with the same bytes would confirm a new push."""
+    """A new push waits for missed records, because one with the same bytes would confirm it."""
     bench = joined(timeout=60.0)
     bench.receive(Deliver(seq=1, data=b"1"))
     assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]

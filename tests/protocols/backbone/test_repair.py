@@ -406,7 +406,7 @@ def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, a
 def test_repair_agrees_with_a_model_that_is_a_set_of_numbers(
     after: int | None, arrivals: list[tuple[int, int, bool]]
 ) -> None:
-    """Whatever comes, asked for or not: what is new, delivered, missing and repeated is as a plain set has it."""
+    """Compare new, delivered, missing and repeated records with those of a plain set, for any sequence of runs."""
     order = Repair(after, reorder=0.0, probe=1e9)
     seen: set[int] = set()
     position, repeated, now, tail = after, 0, 0.0, False

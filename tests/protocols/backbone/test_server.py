@@ -254,7 +254,7 @@ def test_one_slice_of_the_journal_answers_many_requests(make_world: Make, monkey
 
 
 def test_records_beyond_the_ration_are_sent_after_the_next_keepalives(make_world: Make) -> None:
-    """And no REQUEST brings it earlier."""
+    """No REQUEST makes the server send the rest before the next KEEPALIVE."""
     world = make_world(trusted=())
     world.send(keep_alive())
     for _ in range(4):
@@ -353,7 +353,7 @@ def test_payloads_that_ip_has_to_fragment_are_counted(make_world: Make) -> None:
 
 
 def test_records_too_large_for_a_datagram_are_left_out(make_world: Make) -> None:
-    """These records are older than the limit of the stream."""
+    """Records that were stored before the stream had a limit may be too large for a datagram."""
     world = make_world()
     world.send(keep_alive())
     world.broker.restrict("backbone", 1 << 20)

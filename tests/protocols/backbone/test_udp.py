@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
+from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.trains import Train
-from fyrehose.protocols.backbone.udp import UDPPort
+from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort
 
 THERE = ("10.0.0.2", 4000)
 AWAY = ("10.9.9.9", 4000)
@@ -106,6 +107,7 @@ class FakeSocket:
 
 
 class Owner(TrainProtocol):
+    timers = Timers(Clock())
     name = "backbone"
 
     def __init__(self) -> None:

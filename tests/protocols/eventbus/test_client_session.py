@@ -17,12 +17,13 @@ from fyrehose.protocols.eventbus.client_session import (
     Events,
     EventsExpired,
     Ignored,
+    PubConfirmed,
+    PubTimedOut,
     Restarted,
     ServerPort,
     Synchronised,
     SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.confirmations import PubConfirmed, PubTimedOut
 from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
 
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -279,7 +280,7 @@ class TestGaps:
 class TestTime:
     @pytest.mark.parametrize("state", ["disconnected", "asking", "quiet", "ahead", "publishing"])
     def test_timer_is_due_exactly_when_work_is_due(self, state: str) -> None:
-        """Otherwise the owner's timer would turn in circles, or be late."""
+        """next_due() is never in the past after a tick, so that the owner's timer neither loops nor is late."""
         subtrees = ("/a/",) if state == "ahead" else ()
         one = ready(after=0, subtrees=subtrees, recheck=5, confirm=5)
         if state == "disconnected":

@@ -120,7 +120,7 @@ def test_message_has_its_origin(kernel: ModuleType) -> None:
 
 @both
 def test_message_has_the_number_that_the_zap_handler_gave_its_connection(kernel: ModuleType) -> None:
-    """Also if the peer itself sends a property of that name in its READY."""
+    """The address is that of the socket, even if the peer sends a property of that name in its READY."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     numbers = []
     try:

@@ -162,7 +162,7 @@ TOPICS = [b"/", b"/a", b"/a/", b"/a/b", b"/ax", b"/b/c", b"a", b"ab", b"z", "é"
 def test_subscribers_receive_their_topics_in_their_own_dialect_only(
     usual: Dialect, steps: list[tuple[int, bool, bytes]]
 ) -> None:
-    """Against a model that keeps the prefixes, and looks at the history for the dialect."""
+    """Compare with a model that keeps the prefixes, and finds the dialect in the history."""
     one = socket(usual)
     prefixes: dict[int, set[bytes]] = {1: set(), 2: set(), 3: set()}
     marks: dict[int, Dialect] = {}

@@ -473,7 +473,7 @@ class TestSnapshots:
 
     def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
         world.publish(b"x")
-        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1, expected 6 for an event" in log_lines[-1]
+        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1 frames, expected 6 for an event" in log_lines[-1]
 
     def test_repeated_request_is_counted(self, world: World) -> None:
         world.ask(b"SYNCSTART", b"", b"0")

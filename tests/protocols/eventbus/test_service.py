@@ -21,8 +21,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus import connections
-from fyrehose.protocols.eventbus.connections import AcceptedConnection
-from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT
+from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, AcceptedConnection
 from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import ACCEPTED, CONNECTED, DISCONNECTED, FAILED, FAILED_AUTH, FAILED_PROTOCOL
@@ -236,7 +235,7 @@ def test_connections_beyond_the_limit_are_refused(make_service: Any, monkeypatch
 def test_connection_with_the_descriptor_of_one_that_just_ended_is_served(
     make_service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Subscriptions of the earlier one may still wait to be read; they have its number."""
+    """Subscriptions of the earlier connection that are read late have its number, and are dropped."""
     running = make_service()
     running.start()
     monkeypatch.setattr(connections, "peer_of", lambda port, descriptor: ("127.0.0.1", 1))

@@ -10,8 +10,7 @@ import pytest
 
 from fyrehose.broker.budget import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackLimits, LumberjackServerSession
 
 Make = Callable[..., Any]
 WINDOW = Window(version=2, number=9).serialize()

@@ -175,7 +175,7 @@ def test_first_event_beyond_the_limit_stores_nothing(server: Make) -> None:
 
 @both
 def test_large_frame_that_was_damaged_on_its_way_is_accepted_later(server: Make, version: int) -> None:
-    """It has the same size and the same beginning when the writer sends it again."""
+    """The damaged frame has the same size and beginning as the undamaged one that the writer sends next."""
     made = server()
     good = docs([b"%d" % n * 1_000 for n in range(10_000, 10_100)], version)
     wire = announce(100, version) + Compressed(version=version, payload=zlib.compress(good, 0)).serialize()
@@ -248,7 +248,7 @@ def test_version_1_writer_is_acknowledged_only_whole_windows_before_a_violation(
 
 
 def test_damaged_compressed_frame_is_not_acknowledged_but_what_precedes_it_is(server: Make) -> None:
-    """Its events may not be those that the writer sent; those of the frames before it are."""
+    """The events of a damaged frame may not be those that the writer sent, so they are not acknowledged."""
     made = server()
     payload = bytearray(zlib.compress(docs(LARGE), 0))
     payload[-1] ^= 1
@@ -313,41 +313,40 @@ def test_events_before_a_full_disk_are_acknowledged(server: Make) -> None:
 def test_unknown_frame_is_not_refused() -> None:
     frames = RefusedFrames(Clock().seconds)
     frames.add("10.0.0.1", b"a", "bomb", hopeless=True)
-    assert frames.of("10.0.0.1").reason(b"a") == "bomb"
-    assert frames.of("10.0.0.1").reason(b"b") == ""
-    assert frames.of("10.0.0.2").reason(b"a") == "", "networks share nothing"
+    assert frames.reason("10.0.0.1", b"a") == "bomb"
+    assert frames.reason("10.0.0.1", b"b") == ""
+    assert frames.reason("10.0.0.2", b"a") == "", "networks share nothing"
 
 
 def test_frame_that_can_be_acknowledged_in_part_is_tried_again_after_pauses_that_double() -> None:
     clock = Clock()
-    frames = RefusedFrames(clock.seconds).of("10.0.0.1")
+    frames = RefusedFrames(clock.seconds)
     pause = FIRST
     for _ in range(15):
-        frames.add(b"a", "bomb", hopeless=False)
+        frames.add("10.0.0.1", b"a", "bomb", hopeless=False)
         clock.advance(pause - 1)
-        assert frames.reason(b"a") == "bomb"
+        assert frames.reason("10.0.0.1", b"a") == "bomb"
         clock.advance(1)
-        assert frames.reason(b"a") == ""
+        assert frames.reason("10.0.0.1", b"a") == ""
         pause = min(2 * pause, LONGEST)
     assert pause == LONGEST
 
 
 def test_frame_that_can_never_be_acknowledged_is_not_inflated_again() -> None:
     clock = Clock()
-    frames = RefusedFrames(clock.seconds).of("10.0.0.1")
-    frames.add(b"a", "bomb", hopeless=True)
+    frames = RefusedFrames(clock.seconds)
+    frames.add("10.0.0.1", b"a", "bomb", hopeless=True)
     clock.advance(1e9)
-    assert frames.reason(b"a") == "bomb"
+    assert frames.reason("10.0.0.1", b"a") == "bomb"
 
 
 def test_full_memory_forgets_the_oldest_frame_of_the_network_with_the_most() -> None:
     frames = RefusedFrames(Clock().seconds, most=5)
-    honest = frames.of("10.0.0.1")
-    honest.add(b"own", "bomb", hopeless=True)
+    frames.add("10.0.0.1", b"own", "bomb", hopeless=True)
     for number in range(10_000):
         frames.add("10.6.6.6", b"%d" % number, "flood", hopeless=True)
         assert len(frames) <= 5
-    assert honest.reason(b"own") == "bomb"
+    assert frames.reason("10.0.0.1", b"own") == "bomb"
     assert [bool(frames.reason("10.6.6.6", b"%d" % number)) for number in range(9_994, 10_000)] == [False, False] + [
         True
     ] * 4

@@ -25,8 +25,8 @@ from fyrehose.net.connections import READS
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, SILENCE, LumberjackSettings
+from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, READ
 from fyrehose.records import Run
 
@@ -113,7 +113,7 @@ def test_version_2_writer_is_kept_alive_during_a_long_commit(server: Make, windo
 
 
 def test_version_1_writer_is_never_kept_alive(server: Make, window: Make) -> None:
-    """An established server does that, and its writers take it for an acknowledgement."""
+    """An established server sends such frames, and its writers take them for acknowledgements."""
     made = server(auto=False)
     peer = made.connect()
     peer.send(window(3, version=1))

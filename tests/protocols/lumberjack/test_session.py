@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fyrehose.protocols.lumberjack import inflate
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-from fyrehose.protocols.lumberjack.limits import LumberjackLimits
-from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackLimits, LumberjackServerSession
 from fyrehose.testing import every_chunking
 
 Make = Callable[..., Any]
@@ -320,7 +319,7 @@ def test_silent_peer_holds_about_as_much_memory_as_it_sent(peer: Make) -> None:
 
 
 def test_large_compressed_frame_with_a_wrong_checksum_is_not_acknowledged(peer: Make) -> None:
-    """Some of its events may be stored already; the writer resends the whole window."""
+    """Some events of the frame may be stored already; the writer sends the whole window again."""
     documents = [b"%d" % n * 1_000 for n in range(1_000, 3_000)]
     payload = bytearray(zlib.compress(b"".join(doc(n, each) for n, each in enumerate(documents, 1)), 0))
     payload[-1] ^= 1

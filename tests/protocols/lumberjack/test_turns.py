@@ -132,7 +132,7 @@ def test_worker_that_needs_more_than_its_grant_queues_again() -> None:
 
 
 def test_held_back_worker_releases_its_grant_until_it_requests_again() -> None:
-    """It waits for a commit, so that other workers can inflate; its buffers stay charged to its account."""
+    """A worker that waits for a commit lets other workers inflate; its buffers stay charged to its account."""
     table = Table()
     worker = table.worker("a", (POOL, BACK), (POOL, DONE))
     table.request(worker, table.worker("b", (POOL, DONE)))

@@ -23,7 +23,6 @@ from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -32,15 +31,17 @@ from fyrehose.protocols.relink.frames import (
     SHUTDOWN,
     Ack,
     Acknowledgement,
+    Hello,
     Message,
     Op,
     Operation,
     Packet,
+    Terms,
 )
-from fyrehose.protocols.relink.handshake import Hello, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.service import RelinkFactory
+from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport

@@ -12,10 +12,8 @@ from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.client import backoff
 from fyrehose.protocols.relink.events import Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.handshake_events import HelloReceived
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.session import HelloReceived, ListenerSession
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from fyrehose.protocols.relink.frames import (
     Operation,
     Packet,
 )
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import LinkLimits
 from fyrehose.protocols.relink.messages import column_of
 from fyrehose.testing import every_chunking
 

@@ -8,10 +8,11 @@ import pytest
 
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.endpoints import first_anchor, stream_seq
+from fyrehose.protocols.relink.endpoints import stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Message
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import EndpointName
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.server import first_anchor
 from fyrehose.sessions import PIECE
 
 

@@ -12,8 +12,17 @@ import pytest
 
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import RESUME, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import pack_reply, pack_version
+from fyrehose.protocols.relink.frames import (
+    RESUME,
+    SHUTDOWN,
+    Ack,
+    Acknowledgement,
+    Message,
+    Op,
+    Operation,
+    pack_reply,
+    pack_version,
+)
 
 
 def message(payload: bytes) -> bytes:
@@ -91,7 +100,7 @@ def test_commit_behind_durable_messages_is_no_violation_after_a_restart(make_ser
 
 
 def test_new_messages_of_the_same_transaction_are_uncommitted_too(make_server: Any) -> None:
-    """The server numbers them too low, because it does not know of those that it has forgotten."""
+    """The server numbers new messages too low, because it has forgotten the earlier ones."""
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
     written(peer)
@@ -102,7 +111,7 @@ def test_new_messages_of_the_same_transaction_are_uncommitted_too(make_server: A
 
 
 def test_messages_that_are_numbered_too_low_are_not_kept_over_a_reconnection(make_server: Any) -> None:
-    """Otherwise the server would have two messages twice, and commit them in place of those that it has forgotten."""
+    """If it kept them, the server would commit two messages twice, instead of the ones that it has forgotten."""
     server = make_server()
     peer = publish(server, message(b"1") + message(b"2"))
     assert written(peer) == acknowledged((Ack.RECEIVED, 1))
@@ -157,7 +166,7 @@ def test_commit_of_messages_that_a_full_disk_has_rewound_is_uncommitted(make_ser
 
 
 def test_commit_on_an_unknown_channel_is_answered(make_server: Any) -> None:
-    """Nothing was forgotten on this link, so the channel stays unknown."""
+    """A commit does not open a channel on a link of which the server has forgotten nothing."""
     server = make_server()
     peer = publish(server, decision(Op.COMMIT, 5) + decision(Op.COMMIT) + decision(Op.ROLLBACK, 5))
     assert written(peer) == acknowledged((Ack.UNCOMMITTED, 5), (Ack.UNCOMMITTED, None))
@@ -177,7 +186,7 @@ def test_commit_of_unsent_messages_is_a_violation_while_nothing_was_forgotten(ma
 
 
 def test_commit_that_follows_shutdown_is_answered_after_a_restart(make_server: Any) -> None:
-    """``shutdown`` forbids new channels, and this one was opened before."""
+    """The peer had opened the channel before its ``shutdown``, which forbids only new channels."""
     server = make_server()
     peer = publish(server, message(b"1"))
     written(peer)

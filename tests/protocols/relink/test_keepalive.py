@@ -7,13 +7,14 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.relink.keepalive import KeepAliveTimer
+from fyrehose.protocols.relink.keepalive import PingsSilentPeer
 
 
-class Connection:
+class Connection(PingsSilentPeer):
     """Notes when it was to ping its peer, and to give it up."""
 
-    heard_at = 0.0
+    unheard = False
+    ping_after, drop_after = 15, 45
 
     def __init__(self, unheard: bool = False) -> None:
         self.clock, self.done, self.unheard = Clock(), list[Any](), unheard
@@ -29,7 +30,7 @@ class Connection:
 def test_silent_peer_is_pinged_and_then_given_up() -> None:
     connection = Connection()
     clock = connection.clock
-    KeepAliveTimer(connection, 15, 45).start()
+    connection.keep_alive()
     clock.pump([10])
     connection.heard_at = clock.seconds()
     clock.pump([1] * 14)
@@ -42,13 +43,13 @@ def test_silent_peer_is_pinged_and_then_given_up() -> None:
 def test_silence_counts_from_the_start() -> None:
     connection = Connection()
     connection.clock.pump([100])
-    KeepAliveTimer(connection, 15, 45).start()
+    connection.keep_alive()
     connection.clock.pump([1] * 20)
     assert connection.done == [115.0]
 
 
 def test_peer_is_pinged_but_not_given_up_while_it_is_not_read() -> None:
     connection = Connection(unheard=True)
-    KeepAliveTimer(connection, 15, 45).start()
+    connection.keep_alive()
     connection.clock.pump([1] * 100)
     assert connection.done == [15, 30, 45, 60, 75, 90]

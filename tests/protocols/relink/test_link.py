@@ -20,10 +20,9 @@ from fyrehose.protocols.relink.frames import (
     Message,
     Op,
     Operation,
+    Terms,
 )
-from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.messages import MessageSequence, column_of
 
 

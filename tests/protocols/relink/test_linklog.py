@@ -9,7 +9,7 @@ import pytest
 from fyrehose.broker.state_stream import replay
 from fyrehose.errors import JournalCorrupt
 from fyrehose.protocols.relink import linklog
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.frames import Terms
 from fyrehose.protocols.relink.linklog import (
     SOURCE,
     RecordKind,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.relink.messages import MessageSequence, cut, parts_of, piece_of
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, MessageSequence, cut, join, parts_of, piece_of
 from fyrehose.records import Column, Run, column_of
 
 

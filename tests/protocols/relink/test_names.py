@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.frames import Terms
 from fyrehose.protocols.relink.names import EndpointName, parse, publish_name, subscribe_name
 
 

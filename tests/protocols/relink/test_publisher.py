@@ -10,7 +10,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.relink.events import UnknownOutcome
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.plugin import plugin
 from fyrehose.protocols.relink.publisher import TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from twisted.internet.defer import Deferred
 
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join, split
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join, split
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.records import MAX_PAYLOAD, Run
 

@@ -15,13 +15,13 @@ from fyrehose.protocols.relink.frames import Op
 @pytest.mark.parametrize(
     ("options", "payloads", "limit"),
     [
-        ({"backlog": 3}, [b"x"] * 7, "more than 6 undecided messages of the channel,"),
+        ({"backlog": 3}, [b"x"] * 7, "more than 6 messages of the channel were undecided"),
         (
             {"backlog_size": 1 << 10, "max_payload": "1K"},
             [b"x" * 900] * 4,
             "more than 2.0 KiB of the link",
         ),
-        ({"link_memory": 4 << 10}, [b"x" * 900] * 4, "more messages of all links than half of server.memory allows"),
+        ({"link_memory": 4 << 10}, [b"x" * 900] * 4, "the links used more than half of the option server.memory"),
     ],
     ids=["count", "size", "memory"],
 )

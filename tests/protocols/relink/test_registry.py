@@ -11,7 +11,7 @@ from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.inbound import CHANNEL_MEMORY
+from fyrehose.protocols.relink.link import CHANNEL_MEMORY
 from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, pack
 
 STREAM = ".relink/x"
@@ -62,7 +62,7 @@ def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
 
 
 def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any) -> None:
-    """Neither among the links that may be kept, nor in the memory that they may hold."""
+    """Lost links count neither toward the limit of links nor toward the memory of links."""
     server = make_server(max_links=2, link_memory=2 * CHANNEL_MEMORY)
     for peer in [used(server, b"x") for _ in range(2)]:
         peer.leave()
@@ -149,7 +149,7 @@ def undecided(server: Any, host: str, size: int) -> Any:
 def test_too_many_undecided_messages_fail_the_largest_transaction_of_the_network_with_the_most(
     make_server: Any,
 ) -> None:
-    """The largest transaction of the network with the most fails; then that of another, which has the most now."""
+    """The network that uses most memory loses its largest transaction; then the network that uses most after that."""
     server = make_server(link_memory=1_000_000)
     sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
     sizes += [(f"10.0.1.{host}", 199_000) for host in range(4)]

@@ -17,10 +17,20 @@ from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PING, PONG, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.handshake_events import Linked, LinkUnknown
-from fyrehose.protocols.relink.server import RelinkFactory
+from fyrehose.protocols.relink.frames import (
+    PING,
+    PONG,
+    Ack,
+    Acknowledgement,
+    Hello,
+    Message,
+    Op,
+    Operation,
+    Terms,
+    pack_version,
+)
+from fyrehose.protocols.relink.service import RelinkFactory
+from fyrehose.protocols.relink.session import Linked, LinkUnknown
 from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
@@ -111,7 +121,7 @@ def test_one_read_is_one_write(make_server: Any) -> None:
 
 
 def test_durable_writes_are_acknowledged_at_once_in_one_write(make_server: Any) -> None:
-    """In the same turn of the reactor, and once for all writes that one commit makes durable."""
+    """The server sends the acknowledgements of one commit in the same turn of the reactor, in one write."""
     server = make_server(auto=False)
     peer = server.linked_durably()
     send(peer, b"one")
@@ -191,7 +201,7 @@ def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> No
 
 @pytest.mark.parametrize("together", [False, True])
 def test_refused_plain_message_is_kept_as_a_dead_letter(make_server: Any, together: bool) -> None:
-    """With ``refused=dead-letter`` a link goes on behind a message that it would end at."""
+    """With ``refused=dead-letter`` the link does not end when the stream refuses a message."""
     server = make_server(refused="dead-letter", auto=False)
     server.broker.restrict("s", 3)
     peer = server.linked_durably()
@@ -289,7 +299,7 @@ def receipts(peer: Any) -> list[int]:
 
 
 def test_undecided_messages_of_one_read_are_acknowledged_once(make_server: Any) -> None:
-    """A peer may wait for this acknowledgement before its commit."""
+    """The server sends ``received``, because a peer may wait for it before it commits."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
     send(peer, b"1", b"2", b"3")
@@ -334,7 +344,7 @@ def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
 
 
 def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
-    """The report of a restarted server takes messages back that it had acknowledged as received."""
+    """After a restart the server reports fewer messages than it had acknowledged as received."""
     server = make_server()
     peer = server.linked(connector_transactions=True)
     send(peer, b"1", b"2")
@@ -633,7 +643,7 @@ def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
 def test_full_listener_displaces_links_of_the_address_with_the_most(
     make_server: Any, links: int, displaced: int
 ) -> None:
-    """One below, at and one above the limit; the address with fewer links keeps all of them."""
+    """The address with fewer links keeps all of them when the limit of links is reached and exceeded."""
     server = make_server(max_links=10)
     honest = [server.linked(host="10.0.0.1") for _ in range(4)]
     for peer in honest:

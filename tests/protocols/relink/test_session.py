@@ -9,7 +9,6 @@ import pytest
 
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.client_session import ConnectorSession
 from fyrehose.protocols.relink.frames import (
     NOP,
     PING,
@@ -18,16 +17,17 @@ from fyrehose.protocols.relink.frames import (
     SHUTDOWN,
     Ack,
     Acknowledgement,
+    Hello,
     Message,
     Op,
     Operation,
+    Terms,
+    pack_reply,
+    pack_version,
 )
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version
-from fyrehose.protocols.relink.handshake_events import HelloReceived, LinkUnknown
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.messages import MessageSequence
-from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink.session import ConnectorSession, HelloReceived, LinkUnknown, ListenerSession
 from fyrehose.testing import every_chunking, feed
 
 TERMS = Terms(endpoint="e", connector_size=1, listener_size=2, connector_transactions=True)

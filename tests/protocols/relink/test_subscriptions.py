@@ -14,11 +14,11 @@ from fyrehose.broker.policy import parse
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.endpoints import RETRY
-from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.handshake_events import LinkUnknown
+from fyrehose.protocols.relink.frames import Terms
 from fyrehose.protocols.relink.names import parse as parse_place
 from fyrehose.protocols.relink.names import subscribe_name
 from fyrehose.protocols.relink.reader import RelinkReader
+from fyrehose.protocols.relink.session import LinkUnknown
 from fyrehose.records import Run
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fyrehose.protocols.relink import events, receiving
+from fyrehose.protocols.relink import channels, events
 from fyrehose.protocols.relink.events import MessageOutcome, UnknownOutcome
 from fyrehose.protocols.relink.frames import RESUME, SHUTDOWN, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import LinkLimits
 from fyrehose.protocols.relink.settings import RelinkSettings
 
 #: Violations that are values of the first byte of a packet which must not be sent.
@@ -108,7 +108,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limits small that take thousands of packets otherwise."""
     limits = LinkLimits(channels=3, backlog=8, result_runs=5, window=5)
     monkeypatch.setattr(RelinkSettings, "limits", property(lambda self: limits))
-    monkeypatch.setattr(receiving, "MAX_UNDECIDED", 20)
+    monkeypatch.setattr(channels, "MAX_WINDOW", 20)
 
 
 def violate(

@@ -14,10 +14,10 @@ from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.handshake_events import LinkUnknown
-from fyrehose.protocols.relink.leases import HEAD
+from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import share_name
-from fyrehose.protocols.relink.parts import CONTENT_TYPE, join
+from fyrehose.protocols.relink.session import LinkUnknown
+from fyrehose.protocols.relink.working import HEAD
 
 
 class World:

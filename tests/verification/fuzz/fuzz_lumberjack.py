@@ -26,10 +26,9 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack import frames, inflate
     from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
-    from fyrehose.protocols.lumberjack.limits import LumberjackLimits
-    from fyrehose.protocols.lumberjack.refused import RefusedFrames, RefusedFramesOf
+    from fyrehose.protocols.lumberjack.refused import RefusedFrames
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
-    from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
     from fyrehose.records import Run
 
 #: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.
@@ -38,7 +37,7 @@ JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc
 
 
 def session_of(
-    limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFramesOf | None = None
+    limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFrames | None = None
 ) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
     """Return the events that a session makes of ``chunks``, one by one, and what broke it."""
     session, events, cause, turns = LumberjackServerSession(limits, refused), [], None, 0
@@ -134,7 +133,7 @@ def read(stream: bytes, size: int, events: int) -> None:
     assert found == wanted, (found, wanted)
     with streaming(size):
         events_found, cause = session_of(LumberjackLimits(max_inflated=1 << 20), chunks)
-        refused = RefusedFrames(lambda: 0.0).of("10.0.0.1")
+        refused = RefusedFrames(lambda: 0.0)
         small = LumberjackLimits(max_inflated=64 * events)
         once, again = (session_of(small, chunks, refused) for _ in range(2))
         assert again[0] == once[0][: len(again[0])], "a repeated frame brings nothing new"

@@ -30,8 +30,8 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.kernels import NATIVE
     from fyrehose.kernels import relink as kernel
     from fyrehose.kernels.pure import relink as pure
-    from fyrehose.protocols.relink import events, linklog, snapshot
-    from fyrehose.protocols.relink.client_session import ConnectorSession
+    from fyrehose.protocols.relink import events, linklog
+    from fyrehose.protocols.relink.channels import Receiving
     from fyrehose.protocols.relink.decoder import Decoder
     from fyrehose.protocols.relink.frames import (
         NOP,
@@ -41,20 +41,21 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
         SHUTDOWN,
         Ack,
         Acknowledgement,
+        Hello,
         Message,
         Op,
         Operation,
+        Terms,
         nearest,
+        pack_reply,
+        pack_version,
+        reply_size,
+        version_size,
     )
-    from fyrehose.protocols.relink.handshake import Hello, Terms, pack_reply, pack_version, reply_size, version_size
-    from fyrehose.protocols.relink.handshake_events import HelloReceived
-    from fyrehose.protocols.relink.limits import LinkLimits
-    from fyrehose.protocols.relink.link import Link
-    from fyrehose.protocols.relink.server import RelinkFactory
-    from fyrehose.protocols.relink.server_session import ListenerSession
-    from fyrehose.protocols.relink.session import RelinkSession
+    from fyrehose.protocols.relink.link import Link, LinkLimits
+    from fyrehose.protocols.relink.service import RelinkFactory
+    from fyrehose.protocols.relink.session import ConnectorSession, HelloReceived, ListenerSession, RelinkSession
     from fyrehose.protocols.relink.settings import RelinkSettings
-    from fyrehose.protocols.relink.tables import Receiving
     from fyrehose.records import Run
     from fyrehose.sessions import events_of
     from fyrehose.testing import MemoryJournal
@@ -235,13 +236,13 @@ class Fuzzer:
         for _ in range(random.randrange(4)):
             link.receive(Message(channels=(0,), parts=()))
             link.consume(0, link.receiving[0].next - 1)
-        data = bytearray(snapshot.save(link))
+        data = bytearray(linklog.save_snapshot(link))
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         try:
-            snapshot.restore(Link(link.terms, False, durable=True, kept=False), bytes(data))
+            linklog.restore_snapshot(Link(link.terms, False, durable=True, kept=False), bytes(data))
         except ValueError:
             pass
-        entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], snapshot.save(link))
+        entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], linklog.save_snapshot(link))
         records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
         records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
         damaged = random.choice(records)

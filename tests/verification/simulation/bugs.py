@@ -30,22 +30,21 @@ from fyrehose.protocols.backbone import server_session, subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.client_session import EventBusClientSession
-from fyrehose.protocols.eventbus.confirmations import Confirmations
+from fyrehose.protocols.eventbus.client_session import Confirmations, EventBusClientSession
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
 from fyrehose.protocols.lumberjack.resent import Repetitions
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
+from fyrehose.protocols.relink.channels import SendChannel
+from fyrehose.protocols.relink.client import Transaction
 from fyrehose.protocols.relink.endpoints import Publishing
 from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
-from fyrehose.protocols.relink.leases import HeldRecords
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.sending import SendChannel
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.protocols.relink.transactions import Transaction
+from fyrehose.protocols.relink.working import HeldRecords
 from tests.doubles.disk import RecordingFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))

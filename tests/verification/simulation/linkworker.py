@@ -21,13 +21,11 @@ from webclient import place_of
 from worker import BAD_KINDS, KINDS, Held, choose, items, results
 
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.connection import ConnectorConnection
-from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.protocols.relink.handshake_events import Linked
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.client import ConnectorConnection
+from fyrehose.protocols.relink.frames import Hello, Terms
+from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.names import share_name
+from fyrehose.protocols.relink.session import ConnectorSession, Linked
 
 PORT = 7734
 #: The channels of the server.

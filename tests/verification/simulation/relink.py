@@ -24,13 +24,12 @@ from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome, Unsettled
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.parts import join
+from fyrehose.protocols.relink.link import LinkLimits
+from fyrehose.protocols.relink.messages import join
 from fyrehose.protocols.relink.plugin import plugin
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.service import RelinkService
+from fyrehose.protocols.relink.service import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 

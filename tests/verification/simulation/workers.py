@@ -32,8 +32,7 @@ from fyrehose.protocols.http.plugin import plugin
 from fyrehose.protocols.http.server import HttpSettings
 from fyrehose.protocols.relink.plugin import plugin as link_plugin
 from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.server import RelinkFactory
-from fyrehose.protocols.relink.service import RelinkService
+from fyrehose.protocols.relink.service import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import RelinkSettings
 
 #: Where the server keeps the links of workers.

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.server_session import ListenerSession
-from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending, Transitions
+from fyrehose.protocols.relink.channels import RECEIVING, SENDING, Receiving, Sending
+from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession, Transitions
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 _MARKED = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- /drawn -->)", re.DOTALL)

@@ -9,10 +9,9 @@ from unittest.mock import patch
 
 from relink_sides import Violation
 
+from fyrehose.protocols.relink.channels import ReceiveChannel, SendChannel
 from fyrehose.protocols.relink.frames import Ack, Acknowledgement, Op, Operation, nearest
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.receiving import ReceiveChannel
-from fyrehose.protocols.relink.sending import SendChannel
 
 
 def _no_rollbacks_again(self: SendChannel) -> Any:

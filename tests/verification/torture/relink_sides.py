@@ -6,14 +6,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from fyrehose.errors import Broken
-from fyrehose.protocols.relink import events, snapshot
+from fyrehose.protocols.relink import events, linklog
+from fyrehose.protocols.relink.channels import ReceiveChannel, SendChannel, Sending
 from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked, LinkUnknown
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.messages import column_of
-from fyrehose.protocols.relink.receiving import ReceiveChannel
-from fyrehose.protocols.relink.sending import SendChannel
-from fyrehose.protocols.relink.tables import Sending
+from fyrehose.protocols.relink.session import HelloReceived, Linked, LinkUnknown
 
 if TYPE_CHECKING:
     from relink_world import World
@@ -191,7 +189,7 @@ class Side:
 
     def fly(self, effects: list[tuple[Any, bytes, Any]], then: Any) -> None:
         assert self.link is not None
-        self.flying.append((effects, snapshot.save(self.link) if self.durable else b"", then))
+        self.flying.append((effects, linklog.save_snapshot(self.link) if self.durable else b"", then))
         if not self.durable:
             self.land()
 
@@ -241,8 +239,8 @@ class Side:
             self.lose(self.link)
         self.link = world.new_link(self, world.epoch, world.next_id())
         if self.durable:
-            self.link.channel(0)  # channels that are not in the snapshot would begin again
-            self.saved = snapshot.save(self.link)
+            self.link.channel(0)  # what is not in the snapshot would begin again
+            self.saved = linklog.save_snapshot(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
     def on_linked(self, event: Linked) -> None:

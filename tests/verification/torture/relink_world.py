@@ -14,14 +14,10 @@ from typing import Any
 
 from relink_sides import CHANNELS, Connection, Side, Violation, WorldLink
 
-from fyrehose.protocols.relink import snapshot
-from fyrehose.protocols.relink.client_session import ConnectorSession
-from fyrehose.protocols.relink.frames import Ack, Op
-from fyrehose.protocols.relink.handshake import Hello, Terms
-from fyrehose.protocols.relink.handshake_events import HelloReceived, Linked
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.server_session import ListenerSession
+from fyrehose.protocols.relink import linklog
+from fyrehose.protocols.relink.frames import Ack, Hello, Op, Terms
+from fyrehose.protocols.relink.link import Link, LinkLimits
+from fyrehose.protocols.relink.session import ConnectorSession, HelloReceived, Linked, ListenerSession
 
 
 class World:
@@ -168,7 +164,7 @@ class World:
             b.link = None
             if b.saved is not None:
                 b.link = self.new_link(b, self.epoch, id_)
-                snapshot.restore(b.link, b.saved)
+                linklog.restore_snapshot(b.link, b.saved)
 
     def lose_link(self) -> None:
         """Let B forget its links, so that its epoch is another one."""

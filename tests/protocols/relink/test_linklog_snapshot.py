@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Terms
+from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, Terms
 from fyrehose.protocols.relink.link import Link
-from fyrehose.protocols.relink.snapshot import restore, save
+from fyrehose.protocols.relink.linklog import restore_snapshot, save_snapshot
 
 TERMS = Terms(endpoint="e", connector_size=8, listener_size=8, connector_transactions=True)
 
@@ -42,14 +41,14 @@ def worked(results: list[Ack | None], channel: int = 3) -> Link:
 def test_snapshot_matches_its_golden_bytes() -> None:
     made = worked([Ack.COMMITTED, Ack.COMMITTED, None, Ack.UNCOMMITTED], channel=200)
     made.channel(1).base = 300
-    assert save(made).hex() == "0101019003000402040003010101ac02"
+    assert save_snapshot(made).hex() == "0101019003000402040003010101ac02"
 
 
 @given(st.lists(st.sampled_from([Ack.COMMITTED, Ack.UNCOMMITTED, None]), max_size=20))
 def test_snapshot_round_trip(results: list[Ack | None]) -> None:
     made = worked(results)
     found = link()
-    restore(found, save(made))
+    restore_snapshot(found, save_snapshot(made))
     if results:
         made.settle(3, len(results) - 1)
     made.rewind()
@@ -59,12 +58,12 @@ def test_snapshot_round_trip(results: list[Ack | None]) -> None:
 def test_partial_snapshot_keeps_other_channels() -> None:
     made = worked([Ack.COMMITTED])
     found = link()
-    restore(found, save(made))
+    restore_snapshot(found, save_snapshot(made))
     made.receive(Message(channels=(9,), parts=()))
-    restore(found, save(made, [9]))
+    restore_snapshot(found, save_snapshot(made, [9]))
     assert sorted(found.receiving) == [3, 9]
     made.receiving[3].leaving = True
-    restore(found, save(made, [3]))
+    restore_snapshot(found, save_snapshot(made, [3]))
     assert sorted(found.receiving) == [9]
     assert found.opened == 2
 
@@ -73,20 +72,20 @@ def test_snapshot_holds_only_cursors_of_our_channels() -> None:
     made = link()
     made.channel(0).base = 41
     found = link()
-    restore(found, save(made))
+    restore_snapshot(found, save_snapshot(made))
     sent = found.sending[0]
     assert (sent.base, sent.next, sent.recv, sent.unsure) == (41, 41, 40, True)
     kept = Link(TERMS, False)
     kept.channel(0)
     with pytest.raises(LocalProtocolError, match="keeps messages"):
-        save(kept)
+        save_snapshot(kept)
 
 
 def test_invalid_snapshot_is_refused() -> None:
-    whole = save(worked([Ack.COMMITTED, None, Ack.UNCOMMITTED]))
+    whole = save_snapshot(worked([Ack.COMMITTED, None, Ack.UNCOMMITTED]))
     for size in range(len(whole)):
         with pytest.raises(ValueError):
-            restore(link(), whole[:size])
+            restore_snapshot(link(), whole[:size])
     for wrong in (b"\2" + whole[1:], whole + b"\0", b"\1" + b"\xff" * 12):
         with pytest.raises(ValueError):
-            restore(link(), wrong)
+            restore_snapshot(link(), wrong)

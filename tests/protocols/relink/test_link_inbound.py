@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from fyrehose.protocols.relink.channels import OVERHEAD
 from fyrehose.protocols.relink.events import DropReason
-from fyrehose.protocols.relink.frames import Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.inbound import SCAN_LIMIT
-from fyrehose.protocols.relink.limits import LinkLimits
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.frames import Message, Op, Operation, Terms
+from fyrehose.protocols.relink.link import SCAN_LIMIT, Link, LinkLimits
 from fyrehose.protocols.relink.messages import column_of
-from fyrehose.protocols.relink.receiving import OVERHEAD
 
 
 def backlog(channels: int = 0, transactional: bool = False, **limits: int) -> Link:

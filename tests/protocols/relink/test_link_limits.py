@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PING, Ack, Acknowledgement, Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Hello, Terms, pack_version
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.frames import (
+    PING,
+    Ack,
+    Acknowledgement,
+    Hello,
+    Message,
+    Op,
+    Operation,
+    Terms,
+    pack_version,
+)
+from fyrehose.protocols.relink.link import LinkLimits
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
@@ -72,7 +81,7 @@ def test_threat_multicast_payload_is_held_once(make_server: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 0), (0, 5), (9, 9), (255, 1), (6, 8)])
 def test_threat_invalid_channel_id_sizes_are_refused(make_server: Any, sizes: tuple[int, int]) -> None:
-    """Invalid id sizes: 3, 5-7 and 9-255."""
+    """The server refuses channel ids of 3, 5 to 7 and 9 to 255 bytes."""
     peer = make_server().connect()
     peer.session.data_to_send()
     peer.say(pack_version(0) + bytes([1, ord("n"), *sizes, 0]))
@@ -94,7 +103,7 @@ def test_threat_peer_that_opens_too_many_channels_loses_its_link(make_server: An
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_threat_full_backlog_stops_reading(make_server: Any, channels: int) -> None:
-    """A journal that does not commit: at 1,024 messages of a channel reading stops."""
+    """While the journal commits nothing, reading stops at 1,024 messages of a channel."""
     server = make_server(auto=False)
     peer = server.linked_durably(connector_size=2)
     peer.say(b"".join(message(number % channels) for number in range(3_000 * channels)))
@@ -109,7 +118,7 @@ def test_threat_full_backlog_stops_reading(make_server: Any, channels: int) -> N
 
 
 def test_threat_full_backlog_size_stops_reading(make_server: Any) -> None:
-    """Reading also stops at 16 MiB of a link."""
+    """While the journal commits nothing, reading stops at 16 MiB of a link."""
     server = make_server(auto=False)
     peer = server.linked_durably(connector_size=2)
     for number in range(40):
@@ -278,7 +287,7 @@ def test_threat_connection_for_an_unknown_endpoint_is_closed_without_a_reply(mak
 
 
 def test_threat_slow_handshake_and_silent_peer_time_out(make_server: Any) -> None:
-    """Ten seconds for a handshake; after 15 s of silence a ping, after 45 s the connection is dropped."""
+    """A handshake may take 10 s; a silent peer is pinged after 15 s, and dropped after 45 s."""
     server = make_server()
     slow = server.connect()
     slow.say(pack_version(0))
@@ -317,7 +326,7 @@ def test_threat_peer_that_never_pongs_loses_its_link(make_server: Any, monkeypat
     ],
 )
 def test_message_size_limit_is_inclusive(make_server: Any, size: int, *, closed: bool) -> None:
-    """The header alone decides, and padding is included."""
+    """The server refuses a message by the sizes in its header, which include padding."""
     server = make_server()
     peer = server.linked(connector_size=2)
     peer.say(pack("<BBH4xQ", 0x51, 1, 0, size))

@@ -9,7 +9,7 @@ import pytest
 from fyrehose.broker.consumers.settling import Result, Settling
 from fyrehose.broker.consumers.work import Item
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.relink.leases import HEAD, HeldRecord, HeldRecords, notices_of, read_request
+from fyrehose.protocols.relink.working import HEAD, HeldRecord, HeldRecords, notices_of, read_request
 
 
 def held(seq: int, number: int = 1, stream: str = "") -> HeldRecord:

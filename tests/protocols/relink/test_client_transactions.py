@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import LinkLimits
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:

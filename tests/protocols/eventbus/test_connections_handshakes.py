@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from fyrehose.protocols.eventbus.handshakes import BAD, LEFT, TIMEOUT, Handshakes
+from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, Handshakes
 
 
 def test_connection_that_ends_after_its_handshake_has_no_cause() -> None:

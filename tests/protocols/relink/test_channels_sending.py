@@ -12,11 +12,10 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.options import build
+from fyrehose.protocols.relink.channels import MAX_WINDOW, ChannelEvent, SendChannel, Sending
 from fyrehose.protocols.relink.events import MessageOutcome
 from fyrehose.protocols.relink.frames import Ack, Message, Op, Operation, nearest
-from fyrehose.protocols.relink.sending import MAX_WINDOW, SendChannel
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.tables import ChannelEvent, Sending
 
 
 def channel(count: int = 0, transactional: bool = True, **more: Any) -> SendChannel:
@@ -124,7 +123,9 @@ def test_results_skip_rolled_back_messages() -> None:
     assert sent.resulted(Ack.COMMITTED, None) == [(2, 2)]
     assert sent.resulted(Ack.UNCOMMITTED, None) == [(4, 4)]
     assert sent.consumed(4) == (2, 4)
-    with pytest.raises(RemoteProtocolError, match="result-unasked: message 5 is not decided"):
+    with pytest.raises(
+        RemoteProtocolError, match="result-unasked: the peer sent a result for message 5, which was not decided"
+    ):
         sent.resulted(Ack.COMMITTED, None)
 
 
@@ -208,7 +209,7 @@ def test_sequence_numbers_wrap() -> None:
 
 @attrs.define
 class Went:
-    """One message that was sent, and what became of it."""
+    """One sent message, its decision and its result."""
 
     payload: bytes
     decision: Op | None = None
@@ -250,7 +251,7 @@ class History:
         return list(enumerate(self.all))[self.consumed + 1 :]
 
     def number(self, plain: int) -> tuple[int | None, int]:
-        """Return what the peer says, and the message that it means: without a number, *plain*."""
+        """Return the number in an acknowledgement, if any, and the message that it is about (*plain* without one)."""
         last = self.random.randint(max(0, plain - 2), max(len(self.all), plain))
         return (None, plain) if self.random.random() < 0.4 else (last, last)
 

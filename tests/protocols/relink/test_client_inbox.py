@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from fyrehose.protocols.relink.client import Inbox
 from fyrehose.protocols.relink.events import Decided
-from fyrehose.protocols.relink.frames import Message, Op, Operation
-from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.inbox import Inbox
+from fyrehose.protocols.relink.frames import Message, Op, Operation, Terms
 from fyrehose.protocols.relink.link import Link
 
 

@@ -11,12 +11,11 @@ import attrs
 import pytest
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
+from fyrehose.protocols.relink.channels import MAX_WINDOW as MAX_UNDECIDED
+from fyrehose.protocols.relink.channels import OVERHEAD, ChannelEvent, ReceiveChannel, Receiving
 from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import MessageSequence
-from fyrehose.protocols.relink.receiving import OVERHEAD, ReceiveChannel
-from fyrehose.protocols.relink.sending import MAX_WINDOW as MAX_UNDECIDED
-from fyrehose.protocols.relink.tables import ChannelEvent, Receiving
 from fyrehose.records import Column, column_of
 
 
@@ -301,7 +300,7 @@ def test_number_of_dropped_messages_is_limited() -> None:
 
 @attrs.define
 class Came:
-    """One message that came in, and what became of it."""
+    """One received message, its decision and its result."""
 
     payload: bytes
     kept: bool
@@ -338,7 +337,7 @@ class Diary:
         return sum(one.cost for one in self.all[first : through + 1])
 
     def results(self, first: int, through: int) -> list[tuple[Ack, int, int]]:
-        """Results of consecutive messages that are the same, each with its first and last message."""
+        """Return each run of equal results, with the numbers of its first and last message."""
         numbers = range(max(first, self.forgotten + 1), through + 1)
         runs = [(result, list(run)) for result, run in groupby(numbers, lambda number: self.all[number].result)]
         return [(result, run[0], run[-1]) for result, run in runs if result is not None]

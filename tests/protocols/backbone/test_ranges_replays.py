@@ -6,7 +6,7 @@ from itertools import count, islice, takewhile
 
 import pytest
 
-from fyrehose.protocols.backbone.replays import LEAST_EACH, MOST, MOST_EACH, Replays
+from fyrehose.protocols.backbone.ranges import LEAST_EACH, MOST, MOST_EACH, Replays
 
 A, B = ("10.0.0.1", 1), ("10.0.0.2", 1)
 

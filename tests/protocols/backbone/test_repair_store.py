@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fyrehose.protocols.backbone.store import RecentRuns
+from fyrehose.protocols.backbone.repair import RecentRuns
 from fyrehose.records import Run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.protocols.relink.tables import RECEIVING, SENDING, Receiving, Sending
+from fyrehose.protocols.relink.channels import RECEIVING, SENDING, Receiving, Sending
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocols" / "relink-wire.md"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.protocols.relink.parts import join, parts_of, split
+from fyrehose.protocols.relink.messages import join, message_parts, split
 
 
 def test_payload_matches_its_golden_bytes() -> None:
@@ -29,6 +29,6 @@ def test_split_beyond_the_limit_returns_one_part() -> None:
     assert split(whole, 4) == (whole,)
 
 
-def test_parts_of_accepts_bytes_and_sequences() -> None:
-    assert parts_of(b"x") == parts_of(bytearray(b"x")) == parts_of([b"x"]) == (b"x",)
-    assert parts_of([]) == ()
+def test_message_parts_accepts_bytes_and_sequences() -> None:
+    assert message_parts(b"x") == message_parts(bytearray(b"x")) == message_parts([b"x"]) == (b"x",)
+    assert message_parts([]) == ()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.protocols.relink.handshake import Terms
-from fyrehose.protocols.relink.linkstate import LinkState
+from fyrehose.protocols.relink.frames import Terms
+from fyrehose.protocols.relink.link import Link
 
 
 @pytest.mark.parametrize("connector", [False, True])
 def test_link_selects_the_terms_of_each_peer(connector: bool) -> None:
     terms = Terms(endpoint="e", connector_size=1, listener_size=8, connector_transactions=True)
-    link = LinkState(terms, connector)
+    link = Link(terms, connector)
     ours, theirs = (link.our_size, link.our_transactions), (link.peer_size, link.peer_transactions)
     assert (ours, theirs) == (((1, True), (8, False)) if connector else ((8, False), (1, True)))

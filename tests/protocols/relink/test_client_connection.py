@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fyrehose.protocols.relink.frames import PING
-from fyrehose.protocols.relink.limits import LinkLimits
+from fyrehose.protocols.relink.link import LinkLimits
 
 
 def test_silent_listener_is_pinged_then_dropped(make_client: Any) -> None:

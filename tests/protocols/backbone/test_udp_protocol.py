@@ -9,10 +9,11 @@ import pytest
 from twisted.internet.error import MessageLengthError
 from twisted.internet.task import Clock
 
+from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.protocol import TrainProtocol
 from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.udp import TrainProtocol
 
 THERE = ("10.0.0.2", 4000)
 AWAY = ("10.9.9.9", 4000)
@@ -38,6 +39,7 @@ class Listener(TrainProtocol):
 
     def __init__(self) -> None:
         self.reactor, self.counters, self.transport = Clock(), Counters(), None
+        self.timers = Timers(self.reactor)
         self.seen: list[Any] = []
         self.port = FakeTransport()
         self.makeConnection(self.port)
