@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -26,12 +25,12 @@ from fyrehose.cli.eventbus import eventbus
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
 from fyrehose.cli.reload import reload
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, remote_options
+from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, asks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -277,7 +276,7 @@ def tail(
 
 
 @main.command("work", short_help="Run a command for each record of a stream.")
-@remote_options(HTTP_URL, "http")
+@asks("http")
 @click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
 @click.option(
     "--subscription",
@@ -290,9 +289,7 @@ def tail(
 @click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
 @click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
 def work(
-    url: str,
-    token_file: Path | None,
-    ca: Path | None,
+    server: RemoteServer,
     stream: str,
     subscription: str,
     jobs: int,
@@ -313,10 +310,8 @@ def work(
     from fyrehose.cli.work import client
     from fyrehose.cli.work import work as run_work
 
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
-
     async def run(reactor: Any) -> int:
-        at = client(reactor, server, None if ca is None else str(ca))
+        at = client(reactor, server)
         return await run_work(reactor, [at.share(stream, subscription, idle=idle) for _ in range(jobs)], program)
 
     sys.exit(running.run(run))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,9 +21,9 @@ from rich.text import Text
 from fyrehose.broker.letters import PREFIX
 from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, remote_options
+from fyrehose.cli.values import FORMAT, asks
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 
@@ -37,7 +36,7 @@ CONSUMER = "fyrehose dead"
 #: The source of the dead letters of shared subscriptions.
 _SHARED = "server-shared"
 
-_of_a_server = remote_options(HTTP_URL, "http")
+_of_a_server = asks("http")
 _streams = click.option(
     "--stream",
     "pattern",
@@ -119,13 +118,13 @@ class Desk:
         return f"dead:{self.pattern}"
 
     def __enter__(self) -> Desk:
-        options = {"match": self.pattern, "shared": True, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
-        self.server.share(self.subscription, "", options)
+        options = {"match": self.pattern, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
+        self.server.create_shared(self.subscription, options)
         while len(self.letters) < MOST:
             # After a restart of the server, leased letters come back only when their leases end.
             wait = 0 if self.letters else LEASE_S + 1
             wanted = {"consumer": CONSUMER, "most": MOST - len(self.letters), "wait": wait}
-            found = self.server.share(self.subscription, "lease", wanted)["records"]
+            found = self.server.act(self.subscription, "lease", wanted)["records"]
             if not found:
                 break
             self.letters += map(Letter, found)
@@ -136,7 +135,7 @@ class Desk:
         """Give back the letters that are not done, so that the next command gets them at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
-            self.server.share(self.subscription, "settle", {"untried": items})
+            self.server.act(self.subscription, "settle", {"untried": items})
 
     def chosen(self, names: Sequence[str], everything: bool) -> list[Letter]:
         """Return the letters with these *names*, or all letters if there are no names.
@@ -156,7 +155,7 @@ class Desk:
 
         :raises FyrehoseError: the server refuses; nothing was done
         """
-        answer = self.server.share(
+        answer = self.server.act(
             self.subscription, "settle", {"done": [letter.item], **({"publish": list(messages)} if messages else {})}
         )
         self.letters.remove(letter)
@@ -181,7 +180,7 @@ def dead() -> None:
 @_of_a_server
 @FORMAT
 @_streams
-def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, pattern: str) -> None:
+def list_letters(server: RemoteServer, form: str, pattern: str) -> None:
     """List the dead letters, the oldest of each stream first.
 
     The access policy must allow `subscribe` and `consume`. json: one object a line.
@@ -190,7 +189,7 @@ def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, 
         fyrehose dead
         fyrehose dead list --stream orders.dead --format json
     """
-    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+    with Desk(server, pattern) as desk:
         found = list(desk.letters)
     if form == "json":
         for letter in found:
@@ -217,13 +216,13 @@ def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, 
 @_of_a_server
 @_streams
 @click.argument("letter", metavar="STREAM/SEQ")
-def show(url: str, token_file: Path | None, ca: Path | None, pattern: str, letter: str) -> None:
+def show(server: RemoteServer, pattern: str, letter: str) -> None:
     """Write one letter as a JSON object, with its message.
 
     \b
         fyrehose dead show dead.figg/1
     """
-    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+    with Desk(server, pattern) as desk:
         (found,) = desk.chosen([letter], everything=False)
     why, size, stream = found.about
     click.echo(json.dumps({"why": why, "size": size, "belongs": stream, **found.record}, ensure_ascii=False, indent=2))
@@ -234,9 +233,7 @@ def show(url: str, token_file: Path | None, ca: Path | None, pattern: str, lette
 @_streams
 @_ALL
 @_LETTERS
-def replay(
-    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
-) -> None:
+def replay(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
     """Publish messages where they belong, and end their letters in the same commit; stop at the first refusal.
 
     Remove the reason first, such as a limit of the stream: a message that is refused again stays a letter.
@@ -245,7 +242,7 @@ def replay(
         fyrehose dead replay dead.figg/1
         fyrehose dead replay --all
     """
-    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=True)
+    _end(server, pattern, letters, everything, again=True)
 
 
 @dead.command()
@@ -253,15 +250,13 @@ def replay(
 @_streams
 @_ALL
 @_LETTERS
-def delete(
-    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
-) -> None:
+def delete(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
     """End letters without publishing their messages.
 
     \b
         fyrehose dead delete dead.figg/1
     """
-    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=False)
+    _end(server, pattern, letters, everything, again=False)
 
 
 def _end(server: RemoteServer, pattern: str, names: Sequence[str], everything: bool, again: bool) -> None:

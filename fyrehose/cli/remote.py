@@ -32,7 +32,7 @@ class RemoteServer:
     """HTTP client of the server at ``url``.
 
     :ivar token: the bearer token that is sent, if any
-    :ivar context: the certificate authorities that are trusted, for https
+    :ivar context: for https, the TLS context that trusts the certificates in the file ``authorities``
     :ivar default: the default address of the listener: :data:`DEFAULT_URL` or :data:`HTTP_URL`
     """
 
@@ -40,6 +40,7 @@ class RemoteServer:
     token: str | None = attrs.field(default=None, repr=False)
     context: ssl.SSLContext | None = None
     default: str = DEFAULT_URL
+    authorities: Path | None = None
 
     @classmethod
     def of(
@@ -62,7 +63,7 @@ class RemoteServer:
         if not usable:
             raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
         context = _context(authorities) if parts.scheme == "https" else None
-        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default)
+        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default, authorities)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
         """Return the server's status: see :mod:`fyrehose.admin.status`.
@@ -114,15 +115,6 @@ class RemoteServer:
         """
         return self._parsed("lag", self._send("GET", _subscription_path(name)))
 
-    def rewind(self, name: str, seq: int | str, stream: str | None = None) -> dict[str, Any]:
-        """Set the position of the subscription *name* to *seq*, a number or ``latest``, and return the subscription.
-
-        :param stream: the only stream whose position to set, if the subscription is to a pattern
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        body = json.dumps({"seq": seq} if stream is None else {"positions": {stream: seq}}).encode()
-        return self._parsed("lag", self._send("POST", f"{_subscription_path(name)}/rewind", body))
-
     def create_shared(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Create the shared subscription *name*, and return it.
 
@@ -132,23 +124,15 @@ class RemoteServer:
         body = json.dumps({**fields, "shared": True}).encode()
         return self._parsed("lag", self._send("PUT", _subscription_path(name), body))
 
-    def pause(self, name: str, paused: bool) -> dict[str, Any]:
-        """Pause or resume the shared subscription *name*, and return it; while it is paused, no records are leased.
+    def act(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Send *fields* to an action of the subscription *name*, and return the answer: see docs/protocols/http.md.
 
+        :param action: ``lease``, ``settle``, ``pause``, ``redrive`` or ``rewind``
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        return self._parsed("lag", self._post(name, "pause", {"paused": paused}))
-
-    def redrive(self, name: str) -> tuple[int, int]:
-        """Publish dead letters of the shared subscription *name* again, and return how many, and how many remain.
-
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        answer = self._parsed("redriven", self._post(name, "redrive", {}))
-        return answer["redriven"], answer["left"]
-
-    def _post(self, name: str, action: str, fields: dict[str, Any]) -> bytes:
-        return self._send("POST", f"{_subscription_path(name)}/{action}", json.dumps(fields).encode())
+        expected = {"lease": "records", "settle": "refused", "redrive": "redriven"}.get(action, "lag")
+        path = f"{_subscription_path(name)}/{action}"
+        return self._parsed(expected, self._send("POST", path, json.dumps(fields).encode()))
 
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.
@@ -156,18 +140,6 @@ class RemoteServer:
         :raises FyrehoseError: the server refuses, or does not answer
         """
         self._send("DELETE", _subscription_path(name))
-
-    def share(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Create the shared subscription *name* (*action* is empty), or lease or settle its records.
-
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        path, body = _subscription_path(name), json.dumps(fields).encode()
-        if not action:
-            return self._parsed("name", self._send("PUT", path, body))
-        return self._parsed(
-            {"lease": "records", "settle": "refused"}[action], self._send("POST", f"{path}/{action}", body)
-        )
 
     def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
         return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))

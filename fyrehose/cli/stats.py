@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.console import WIDE, escaped, terminal
-from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
-from fyrehose.cli.values import FORMAT, WholeNumber, remote_options
+from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.values import FORMAT, WholeNumber, asks
 from fyrehose.options import shown_size
 
 #: Columns that are text, besides the first.
@@ -30,9 +29,9 @@ SECOND = 1.1
 
 
 @click.command()
-@remote_options(DEFAULT_URL, "admin")
+@asks("admin")
 @FORMAT
-def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+def stats(server: RemoteServer, form: str) -> None:
     """Show the status of a running server.
 
     Shows the journal, protocols, listeners, refused requests, other events that are counted, and subscribers. json: the
@@ -43,7 +42,6 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
         fyrehose stats --format json | jq .journal.state
         fyrehose stats --url https://10.0.0.5:8118 --token-file token --ca ca.pem
     """
-    server = RemoteServer.of(url, token_file, ca)
     if form == "json":
         click.echo(json.dumps(with_rates(server), ensure_ascii=False))
     else:
@@ -51,13 +49,13 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
 
 
 @click.command()
-@remote_options(DEFAULT_URL, "admin")
+@asks("admin")
 @FORMAT
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
 )
 @click.option("--count", type=WholeNumber(1), help="Stop after this many updates.")
-def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
+def top(server: RemoteServer, form: str, interval: float, count: int | None) -> None:
     """Watch a running server until Ctrl-C.
 
     Shows rates, the busiest streams, and the subscribers that are furthest behind. json: the whole status, one object a
@@ -67,7 +65,6 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
         fyrehose top
         fyrehose top --format json --count 60 | jq '.protocols[].published_rate'
     """
-    server = RemoteServer.of(url, token_file, ca)
     console = terminal()
     left = -1 if count is None else count
     try:

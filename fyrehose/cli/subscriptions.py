@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,13 +11,13 @@ from rich.text import Text
 
 from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import HTTP_URL, RemoteServer
+from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, remote_options
+from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, asks
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 
-_of_a_server = remote_options(HTTP_URL, "http")
+_of_a_server = asks("http")
 _NAME = click.argument("name", shell_complete=candidates.subscriptions)
 
 
@@ -37,7 +36,7 @@ def subscriptions() -> None:
 @subscriptions.command("list")
 @_of_a_server
 @FORMAT
-def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+def list_subscriptions(server: RemoteServer, form: str) -> None:
     """List the named subscriptions, those furthest behind first.
 
     Programs that read the journal's files, such as a backup or an archive, are listed with the bytes that they are
@@ -47,22 +46,20 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
         fyrehose subscriptions
         fyrehose subscriptions --format json | jq -r .name
     """
-    listed = RemoteServer.of(url, token_file, ca, HTTP_URL).subscriptions()
+    listed = server.subscriptions()
     show(listed, form)
 
 
 @subscriptions.command("show")
 @_of_a_server
 @_NAME
-def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def show_one(server: RemoteServer, name: str) -> None:
     """Show one subscription as a JSON object.
 
     \b
         fyrehose subscriptions show billing
     """
-    click.echo(
-        json.dumps(RemoteServer.of(url, token_file, ca, HTTP_URL).subscription(name), ensure_ascii=False, indent=2)
-    )
+    click.echo(json.dumps(server.subscription(name), ensure_ascii=False, indent=2))
 
 
 @subscriptions.command(short_help="Create a shared subscription.")
@@ -77,9 +74,7 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
 @click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
 @click.argument("name")
-def create(
-    url: str, token_file: Path | None, ca: Path | None, stream: str, since: int | None, name: str, **options: Any
-) -> None:
+def create(server: RemoteServer, stream: str, since: int | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
 
     It may be repeated; other options for the same name are refused.
@@ -92,7 +87,7 @@ def create(
     if "lease" in fields:
         fields["lease"] = round(fields["lease"])
     fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if since is None else since + 1}
-    RemoteServer.of(url, token_file, ca, HTTP_URL).create_shared(name, fields)
+    server.create_shared(name, fields)
     click.echo(f"shared subscription {escaped(name)} of {escaped(stream)} is there")
 
 
@@ -100,7 +95,7 @@ def create(
 @_of_a_server
 @click.option("--resume", is_flag=True, help="Lease records again.")
 @_NAME
-def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name: str) -> None:
+def pause(server: RemoteServer, resume: bool, name: str) -> None:
     """Lease no more records of a shared subscription, for example while a database is down.
 
     Records that workers have can still be settled.
@@ -109,23 +104,23 @@ def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name
         fyrehose subscriptions pause billing
         fyrehose subscriptions pause billing --resume
     """
-    RemoteServer.of(url, token_file, ca, HTTP_URL).pause(name, not resume)
+    server.act(name, "pause", {"paused": not resume})
     click.echo(f"subscription {escaped(name)} {'leases records again' if resume else 'is paused'}")
 
 
 @subscriptions.command(short_help="Publish dead letters to their streams again.")
 @_of_a_server
 @_NAME
-def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def redrive(server: RemoteServer, name: str) -> None:
     """Publish the dead letters of a shared subscription to their streams again, each once.
 
     \b
         fyrehose subscriptions redrive billing
     """
-    server, total, left = RemoteServer.of(url, token_file, ca, HTTP_URL), 0, 1
+    total, left = 0, 1
     while left:
-        redriven, left = server.redrive(name)
-        total += redriven
+        answer = server.act(name, "redrive", {})
+        total, left = total + answer["redriven"], answer["left"]
     click.echo(f"{counted(total, 'dead letter')} of subscription {escaped(name)} published again")
 
 
@@ -139,9 +134,7 @@ def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> No
     shell_complete=candidates.streams,
 )
 @_NAME
-def rewind(
-    url: str, token_file: Path | None, ca: Path | None, since: int | None, stream: str | None, name: str
-) -> None:
+def rewind(server: RemoteServer, since: int | None, stream: str | None, name: str) -> None:
     """Set the position of a subscription, backwards or forwards, and disconnect its consumer.
 
     \b
@@ -151,8 +144,8 @@ def rewind(
     """
     if stream is not None and since is None:
         raise click.UsageError("--stream needs --since with a number, or start")
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
-    shown = server.rewind(name, "latest" if since is None else since, stream)
+    seq = "latest" if since is None else since
+    shown = server.act(name, "rewind", {"seq": seq} if stream is None else {"positions": {stream: seq}})
     if shown.get("kind") == "shared":
         click.echo(f"subscription {escaped(name)} continues with {counted(shown['lag'], 'record')} to lease")
     elif shown.get("kind") == "pattern":
@@ -165,7 +158,7 @@ def rewind(
 @subscriptions.command()
 @_of_a_server
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.subscriptions)
-def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
+def delete(server: RemoteServer, names: tuple[str, ...]) -> None:
     """Delete subscriptions by name; stop at the first that the server refuses.
 
     A consumer that comes back creates its subscription again.
@@ -173,7 +166,6 @@ def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
     \b
         fyrehose subscriptions delete billing
     """
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     for name in names:
         server.delete_subscription(name)
         click.echo(f"subscription {escaped(name)} deleted")

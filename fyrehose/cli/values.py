@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
 from fyrehose.options import duration, size
 from fyrehose.records import LAST_SEQ
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: The option of commands that print a table or JSON.
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -51,22 +51,28 @@ PARTS = click.Choice(["join", "keep"])
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
-def remote_options(url: str, listener: str) -> Callable[[F], F]:
-    """Add the options of a command that asks a running server.
+def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that name a running server to a command; the command's function gets it as ``server``.
 
-    :param url: the default address
-    :param listener: the name of the listener that the command asks
+    :param listener: the listener that the command asks: ``admin`` or ``http``
     """
+    default = {"admin": DEFAULT_URL, "http": HTTP_URL}[listener]
     options = (
         click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
         click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
-        click.option("--url", default=url, show_default=True, metavar="URL", help=f"URL of its {listener} listener."),
+        click.option(
+            "--url", default=default, show_default=True, metavar="URL", help=f"URL of its {listener} listener."
+        ),
     )
 
-    def add(command: F) -> F:
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*args: Any, url: str, token_file: Path | None, ca: Path | None, **values: Any) -> Any:
+            return command(*args, server=RemoteServer.of(url, token_file, ca, default), **values)
+
         for option in options:
-            command = option(command)
-        return command
+            run = option(run)
+        return run
 
     return add
 

@@ -134,10 +134,9 @@ async def work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> in
     return 1 if working.counts["failed"] or working.counts["lost"] else 0
 
 
-def client(reactor: Any, server: RemoteServer, authorities: str | None) -> Any:
+def client(reactor: Any, server: RemoteServer) -> Any:
     """Return a client of the server at the URL of *server*.
 
-    :param authorities: the value of ``--ca``
     :raises ConfigError: the URL has a path
     """
     parts = urlsplit(server.url)
@@ -148,8 +147,8 @@ def client(reactor: Any, server: RemoteServer, authorities: str | None) -> Any:
     if parts.scheme == "https":
         from fyrehose.cli.tls import encrypted
 
-        if authorities is None:
+        if server.authorities is None:
             raise ConfigError(f"--url {server.url!r} needs --ca FILE, the certificates of its authorities")
-        endpoint = encrypted(endpoint, host, (authorities,))
+        endpoint = encrypted(endpoint, host, (str(server.authorities),))
     plugin: Any = IWorkPlugin(plugins.load("http"))
     return plugin.worker(reactor, endpoint, parts.netloc, server.token)

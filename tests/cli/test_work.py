@@ -93,8 +93,8 @@ def test_a_refusal_ends_the_command() -> None:
 
 
 def test_client_requires_a_url_without_path_and_authorities_for_tls() -> None:
-    made = client(MemoryReactorClock(), RemoteServer.of("http://there:8117"), None)
+    made = client(MemoryReactorClock(), RemoteServer.of("http://there:8117"))
     assert made.authority == "there:8117"
     for url in ("http://there:1/path", "https://there:1"):
         with pytest.raises(ConfigError):
-            client(MemoryReactorClock(), RemoteServer.of(url), None)
+            client(MemoryReactorClock(), RemoteServer.of(url))
