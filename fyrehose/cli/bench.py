@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import tempfile
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from rich.table import Table
 
 from fyrehose import plugins
 from fyrehose.cli import candidates
-from fyrehose.cli.console import bar, terminal
+from fyrehose.cli.console import bar, table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.imports import Extra
@@ -76,7 +74,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
             Path(folder), protocols, seconds, mode, lambda passed, what: progress(min(passed, seconds), seconds)
         )
     if form == "json":
-        click.echo(json.dumps(as_json(report, data_dir, mode), ensure_ascii=False))
+        write_json(as_json(report, data_dir, mode))
     else:
         show(report, data_dir, mode)
     for line in missing:
@@ -110,16 +108,11 @@ def show(report: TrialReport, directory: Path, durability: str) -> None:
     for line in about(report, directory, durability):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("protocol", no_wrap=True)
     heads = ("bytes", "messages/s", "CPU us\na message", "one core\ncarries/s", "alone:\np50 ms", "p99 ms")
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in report.trials:
-        table.add_row(trial.protocol, str(trial.full.size), *_cells(trial))
+    rows = [(trial.protocol, str(trial.full.size), *_cells(trial)) for trial in report.trials]
     p50, p99 = (_quantile(report.syncs, part) for part in (0.5, 0.99))
-    table.add_row("disk", "128", f"{1 / p50:,.0f}", "", "", f"{p50 * 1000:.3g}", f"{p99 * 1000:.3g}")
-    console.print(table)
+    rows.append(("disk", "128", f"{1 / p50:,.0f}", "", "", f"{p50 * 1000:.3g}", f"{p99 * 1000:.3g}"))
+    console.print(table(("protocol", *heads), rows, right=heads, whole=("protocol",)))
     console.print()
     for line in remarks(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -17,9 +16,8 @@ from urllib.parse import urlsplit
 
 import attrs
 import click
-from rich.table import Table
 
-from fyrehose.cli.console import terminal
+from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
 from fyrehose.observe.meters import MemberStatus
@@ -108,7 +106,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
     check_installed()
     found = asyncio.run(survey(settings_of(config, urls, name)))
     if form == "json":
-        click.echo(json.dumps(attrs.asdict(found)))
+        write_json(attrs.asdict(found))
     else:
         _show(found)
     if why := refusal(found):
@@ -304,20 +302,15 @@ def _members(found: Survey) -> list[MemberStatus]:
 def _show(found: Survey) -> None:
     ends = {said.get("name"): int(said.get("position", 0)) for said in found.servers}
     leader = leader_of(found.servers)
-    table = Table(
-        "server", "role", "position", "behind", "records", "seconds", "heard", "address", box=None, pad_edge=False
-    )
+    rows = []
     for each in _members(found):
         role = each.role if each.alive or each.heard is None else f"silent for {each.heard:.0f} s"
         leads = leader is not None and leader.get("name") == each.name
         lacks = (each.behind, each.records, each.seconds)
-        table.add_row(
-            *(re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (each.name, role, ends.get(each.name, "?"))),
-            *("?" if lack is None else f"{lack:,}" for lack in lacks),
-            "" if leads or each.heard is None else f"{each.heard:.1f} s ago",
-            each.address,
-        )
-    terminal().print(table)
+        heard = "" if leads or each.heard is None else f"{each.heard:.1f} s ago"
+        numbers = ("?" if lack is None else f"{lack:,}" for lack in lacks)
+        rows.append((each.name, role, str(ends.get(each.name, "?")), *numbers, heard, each.address))
+    terminal().print(table(("server", "role", "position", "behind", "records", "seconds", "heard", "address"), rows))
     if found.log is None:
         click.echo("shared log: JetStream does not answer")
     else:
@@ -334,13 +327,13 @@ def _show(found: Survey) -> None:
 def _show_nats(found: Survey) -> None:
     """Show which NATS servers answer, and the state that JetStream reports for those that store the shared log."""
     stored = {node["name"]: node for node in (found.log or {}).get("nodes", ())}
-    table = Table("NATS server", "address", "answers", "shared log", box=None, pad_edge=False)
+    rows = []
     for server in found.nats:
         node = stored.pop(server.name, None)
-        table.add_row(server.name or "?", server.address, server.version if server.alive else "no", _stores(node))
+        rows.append((server.name or "?", server.address, server.version if server.alive else "no", _stores(node)))
     for name, node in stored.items():
-        table.add_row(name, "?", "no" if node["offline"] else "?", _stores(node))
-    terminal().print(table)
+        rows.append((name, "?", "no" if node["offline"] else "?", _stores(node)))
+    terminal().print(table(("NATS server", "address", "answers", "shared log"), rows))
 
 
 def _stores(node: dict[str, Any] | None) -> str:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from fyrehose.cli import cluster
 from fyrehose.cli.cluster import Survey, of_a_cluster
-from fyrehose.cli.console import terminal
+from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal.format import Damage
@@ -49,12 +48,9 @@ def members(config: Path | None, urls: tuple[str, ...], name: str, form: str) ->
     rows = list(_rows(found, listed))
     if form == "json":
         shown = [{"name": name, "member": name in listed.names, "state": state} for name, state in rows]
-        click.echo(json.dumps({"version": listed.version, "places": listed.places, "servers": shown}))
+        write_json({"version": listed.version, "places": listed.places, "servers": shown})
         return
-    table = Table("member", "state", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    terminal().print(table)
+    terminal().print(table(("member", "state"), rows))
     if listed.places:
         click.echo(f"{counted(listed.places, 'place is', 'places are')} free: the next new servers take them")
 

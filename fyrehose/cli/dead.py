@@ -8,19 +8,16 @@ retention deletes it.
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import click
-from rich.table import Table
-from rich.text import Text
 
 from fyrehose.broker.letters import PREFIX
 from fyrehose.cli import candidates
-from fyrehose.cli.console import escaped, moment, terminal
+from fyrehose.cli.console import moment, table, terminal, write_json
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
 from fyrehose.cli.values import FORMAT, asks
@@ -45,6 +42,7 @@ _streams = click.option(
     help="Stream of dead letters, or pattern.",
     shell_complete=candidates.streams,
 )
+_COLUMNS = ("letter", "time", "why", "bytes", "belongs in", "from")
 _LETTERS = click.argument("letters", nargs=-1, metavar="STREAM/SEQ...")
 _ALL = click.option("--all", "everything", is_flag=True, help=f"All of them, at most {MOST:,} a time.")
 
@@ -192,24 +190,23 @@ def list_letters(server: RemoteServer, form: str, pattern: str) -> None:
     with Desk(server, pattern) as desk:
         found = list(desk.letters)
     if form == "json":
-        for letter in found:
-            why, size, stream = letter.about
-            about = {"letter": letter.name, "why": why, "size": size, "belongs": stream}
-            click.echo(json.dumps({**about, **letter.record}, ensure_ascii=False))
+        write_json(*({"letter": letter.name, **_object(letter)} for letter in found))
         return
     if not found:
         click.echo(f"fyrehose: there are no dead letters in {pattern}", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("letter", "time", "why", "bytes", "belongs in", "from"):
-        right, folds = name == "bytes", name in ("belongs in", "from")
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=not folds)
-    for letter in found:
-        why, size, stream = letter.about
-        sender = "" if letter.record.get("source") == _SHARED else str(letter.record.get("producer", ""))
-        row = (letter.name, moment(letter.record["time"])[:19], why, f"{size:,}", stream, sender)
-        table.add_row(*(Text(escaped(cell)) for cell in row))
-    terminal().print(table)
+    terminal().print(table(_COLUMNS, map(_row, found), right=("bytes",), whole=("letter", "time", "why")))
+
+
+def _object(letter: Letter) -> dict[str, Any]:
+    """Return *letter* as an object for JSON: what it says about its message, and its record."""
+    return {**dict(zip(("why", "size", "belongs"), letter.about, strict=True)), **letter.record}
+
+
+def _row(letter: Letter) -> tuple[str, ...]:
+    why, size, stream = letter.about
+    sender = "" if letter.record.get("source") == _SHARED else str(letter.record.get("producer", ""))
+    return letter.name, moment(letter.record["time"])[:19], why, f"{size:,}", stream, sender
 
 
 @dead.command()
@@ -224,8 +221,7 @@ def show(server: RemoteServer, pattern: str, letter: str) -> None:
     """
     with Desk(server, pattern) as desk:
         (found,) = desk.chosen([letter], everything=False)
-    why, size, stream = found.about
-    click.echo(json.dumps({"why": why, "size": size, "belongs": stream, **found.record}, ensure_ascii=False, indent=2))
+    write_json(_object(found), indent=2)
 
 
 @dead.command()

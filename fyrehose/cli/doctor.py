@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import escaped, terminal
+from fyrehose.cli.console import escaped, table, terminal, write_json
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.options import counted
@@ -24,23 +22,20 @@ def show(findings: Sequence[Finding], form: str) -> None:
     """Write findings as a table, the worst first, or as JSON, one object a line."""
     ordered = sorted(findings, key=lambda each: -each.level)
     if form == "json":
-        for each in ordered:
-            click.echo(json.dumps(each.as_json(), ensure_ascii=False))
+        write_json(*(each.as_json() for each in ordered))
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "about", "finding", "what to do"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("", "about"))
-    for each in ordered:
-        what = Text(escaped(each.what))
-        if each.where:
-            what.append(f"\n{escaped(each.where)}", style="dim")
-        mark = Text(each.level.name.lower(), style=_STYLES[each.level])
-        table.add_row(mark, each.subject, what, Text(escaped(each.advice)))
     console = terminal()
-    console.print(table)
+    console.print(table(("", "about", "finding", "what to do"), map(_row, ordered), whole=("", "about")))
     counts = [(level, sum(each.level is level for each in findings)) for level in (Level.ERROR, Level.WARNING)]
     words = " and ".join(counted(count, level.name.lower()) for level, count in counts if count)
     console.print(f"\n{words or 'nothing to do'}", highlight=False)
+
+
+def _row(finding: Finding) -> tuple[str | Text, ...]:
+    what = Text(escaped(finding.what))
+    if finding.where:
+        what.append(f"\n{escaped(finding.where)}", style="dim")
+    return Text(finding.level.name.lower(), style=_STYLES[finding.level]), finding.subject, what, finding.advice
 
 
 @click.command(short_help="Look for what is wrong, or soon will be.")

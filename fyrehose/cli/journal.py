@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
+from fyrehose.cli.console import WIDE, escaped, moment, progress_bar, table, terminal, write_json
 from fyrehose.cli.journal_backup import backup, restore
 from fyrehose.cli.journal_standby import follow, promote
 from fyrehose.cli.values import FORMAT, PARTS, WholeNumber
@@ -130,7 +130,7 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     with progress_bar(f"reading {directory}") as progress:
         found = counted(directory, progress, everything)
     if form == "json":
-        click.echo(json.dumps(_as_json(found), ensure_ascii=False))
+        write_json(_as_json(found))
     else:
         _show(found)
     if found.damaged:
@@ -336,25 +336,15 @@ def _as_json(found: Any) -> dict[str, Any]:
 
 
 def _show(found: Any) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from fyrehose.cli.console import terminal
-
     console = terminal()
-    times = console.width >= WIDE
-    table = Table(box=None, pad_edge=False)
-    table.add_column("stream", overflow="fold")
-    for name in ("records", "first", "last", "missing", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("from", "to") if times else ():
-        table.add_column(name, no_wrap=True)
+    times = ("from", "to") if console.width >= WIDE else ()
+    numbers = ("records", "first", "last", "missing", "size")
+    rows = []
     for name, of in sorted(found.streams.items()):
-        numbers = [*map(str, (of.records, of.first, of.last, of.missing)), shown_size(of.size)]
-        when = [moment(time)[:19] for time in (of.began, of.ended)] if times else []
-        table.add_row(Text(escaped(name)), *numbers, *when)
-    if found.streams:
-        console.print(table)
+        cells = [*map(str, (of.records, of.first, of.last, of.missing)), shown_size(of.size)]
+        rows.append((name, *cells, *(moment(time)[:19] for time in (of.began, of.ended) if times)))
+    if rows:
+        console.print(table(("stream", *numbers, *times), rows, right=numbers, whole=times))
         console.print()
     state = "closed cleanly" if found.closed else "in use, or not closed cleanly"
     console.print(

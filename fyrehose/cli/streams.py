@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import WIDE, escaped, terminal
+from fyrehose.cli.console import WIDE, escaped, terminal, write_json
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.stats import streams_table, with_rates
 from fyrehose.cli.values import FORMAT, WholeNumber, asks
@@ -78,8 +77,7 @@ def list_streams(server: RemoteServer, form: str, limit: int, match: str) -> Non
     if limit > PAGE and status["streams"]["matching"] > PAGE:
         listed = _all_streams(server, match)[:limit]
     if form == "json":
-        for stream in listed:
-            click.echo(json.dumps(stream, ensure_ascii=False))
+        write_json(*listed)
         return
     if match and not listed:
         click.echo(

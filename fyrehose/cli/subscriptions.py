@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import escaped, moment, terminal
+from fyrehose.cli.console import escaped, moment, table, terminal, write_json
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
 from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, asks
@@ -59,7 +56,7 @@ def show_one(server: RemoteServer, name: str) -> None:
     \b
         fyrehose subscriptions show billing
     """
-    click.echo(json.dumps(server.subscription(name), ensure_ascii=False, indent=2))
+    write_json(server.subscription(name), indent=2)
 
 
 @subscriptions.command(short_help="Create a shared subscription.")
@@ -171,45 +168,30 @@ def delete(server: RemoteServer, names: tuple[str, ...]) -> None:
         click.echo(f"subscription {escaped(name)} deleted")
 
 
-#: The columns of the table; true for a column that is aligned to the right.
-_COLUMNS = (
-    ("subscription", False),
-    ("stream", False),
-    ("position", True),
-    ("behind", True),
-    ("oldest", True),
-    ("consumer", False),
-    ("last used", False),
-)
+_COLUMNS = ("subscription", "stream", "position", "behind", "oldest", "consumer", "last used")
 
 
 def show(listed: list[dict[str, Any]], form: str) -> None:
     """Write subscriptions as a table, those furthest behind first, or as JSON, one object a line."""
     listed = sorted(listed, key=lambda each: (each["kind"] == "files", -each.get("lag", 0), each["name"]))
     if form == "json":
-        for each in listed:
-            click.echo(json.dumps(each, ensure_ascii=False))
+        write_json(*listed)
         return
     if not listed:
         click.echo("fyrehose: there are no named subscriptions, or none that this client may see", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for name, right in _COLUMNS:
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for each in listed:
-        table.add_row(*(Text(cell) for cell in _row(each)))
-    terminal().print(table)
+    terminal().print(table(_COLUMNS, map(_row, listed), right=("position", "behind", "oldest")))
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     used = moment(each["active"])[:19]
     if each["kind"] == "files":
-        return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
+        return each["name"], "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
     shared = each["kind"] == "shared"
     seconds = (each["oldest_unsettled_seconds"] or None) if shared else each.get("lag_seconds") if each["lag"] else None
     return (
-        escaped(each["name"]),
-        escaped(each["stream"]),
+        each["name"],
+        each["stream"],
         _position(each),
         f"{each['lag']:,}",
         "-" if seconds is None else f"{seconds:,.0f} s",
