@@ -9,9 +9,9 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -19,14 +19,13 @@ import click
 
 from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT
-from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.imports import NATS
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings, server_name
 from fyrehose.replication.stream import nodes_of, say_subject_of, stream_of
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: How long the command listens, in seconds: each server sends several messages in that time.
 LISTEN = 1.5
@@ -77,8 +76,14 @@ def cluster() -> None:
     """
 
 
-def of_a_cluster(command: F) -> F:
-    """Add the options that select the cluster to a command."""
+def of_a_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a cluster to a command; the command's function gets its ``settings``."""
+
+    @wraps(command)
+    def run(*args: Any, config: Path | None, urls: tuple[str, ...], name: str, **values: Any) -> Any:
+        NATS.require("this command")
+        return command(*args, settings=settings_of(config, urls, name), **values)
+
     for option in (
         click.option("--cluster", "name", default="", help="Name of the cluster, with --nats.  [default: fyrehose]"),
         click.option("--nats", "urls", multiple=True, metavar="URL", help="Address of a NATS server; may be repeated."),
@@ -86,14 +91,14 @@ def of_a_cluster(command: F) -> F:
             "--config", type=click.Path(path_type=Path), help="Configuration file of a server of the cluster."
         ),
     ):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 @cluster.command()
 @of_a_cluster
 @FORMAT
-def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
+def status(settings: ReplicationSettings, form: str) -> None:
     """Show which server leads, how far behind the others are, and which are silent.
 
     The status is 1 whenever messages are refused: no server leads, the leader refuses them, or JetStream does not
@@ -103,8 +108,7 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
         fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
     """
-    check_installed()
-    found = asyncio.run(survey(settings_of(config, urls, name)))
+    found = asyncio.run(survey(settings))
     if form == "json":
         write_json(attrs.asdict(found))
     else:
@@ -117,14 +121,13 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
 @of_a_cluster
 @click.option("--name", "only_name", is_flag=True, help="Print the name of the server instead of its address.")
 @click.option("--wait", type=DURATION, default="60s", show_default=True, help="How long to wait for a leader.")
-def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: bool, wait: float) -> None:
+def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
     """Print the address of the server that leads; wait until one does.
 
     \b
         fyrehose cluster leader --config fyrehose.toml
     """
-    check_installed()
-    found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
+    found = asyncio.run(survey(settings, wait, leading))
     heard = leader_of(found.servers)
     if heard is None:
         raise FyrehoseError(f"no server leads: none has reported that within {wait:g} s; see: fyrehose cluster status")
@@ -136,15 +139,6 @@ def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: boo
 def leading(said: dict[str, Any]) -> bool:
     """Return whether the message *said* comes from a server that leads, and is not about to leave."""
     return said.get("state") == "leader" and not said.get("leaving")
-
-
-def check_installed() -> None:
-    """Check that nats-py is installed.
-
-    :raises MissingExtra: it is not
-    """
-    if find_spec("nats") is None:
-        raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
 
 
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:

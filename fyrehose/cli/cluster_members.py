@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -36,14 +35,13 @@ WAIT = click.option("--wait", type=DURATION, default="30s", show_default=True, h
 @click.command(short_help="Show the members of a cluster.")
 @of_a_cluster
 @FORMAT
-def members(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
+def members(settings: ReplicationSettings, form: str) -> None:
     """Show the servers for which the shared log is kept, as the log itself lists them.
 
     \b
         fyrehose cluster members --config /etc/fyrehose/fyrehose.toml
     """
-    cluster.check_installed()
-    found = asyncio.run(cluster.survey(cluster.settings_of(config, urls, name)))
+    found = asyncio.run(cluster.survey(settings))
     listed = _listed(found)
     rows = list(_rows(found, listed))
     if form == "json":
@@ -59,7 +57,7 @@ def members(config: Path | None, urls: tuple[str, ...], name: str, form: str) ->
 @click.argument("server", default="")
 @of_a_cluster
 @WAIT
-def add(config: Path | None, urls: tuple[str, ...], name: str, server: str, wait: float) -> None:
+def add(settings: ReplicationSettings, server: str, wait: float) -> None:
     """Add SERVER, by default the one whose configuration file is named, then start it.
 
     From now on the shared log is kept until that server has it, too.
@@ -68,7 +66,6 @@ def add(config: Path | None, urls: tuple[str, ...], name: str, server: str, wait
         fyrehose cluster add --config /etc/fyrehose/fyrehose.toml
         fyrehose cluster add d --nats nats://10.0.0.1:4222
     """
-    settings = cluster.settings_of(config, urls, name)
     _change(settings, wait, ChangeKind.ADD, _name(server or settings.name))
 
 
@@ -77,7 +74,7 @@ def add(config: Path | None, urls: tuple[str, ...], name: str, server: str, wait
 @click.option("--places", is_flag=True, help="Remove the places that no server has taken.")
 @of_a_cluster
 @WAIT
-def remove(config: Path | None, urls: tuple[str, ...], name: str, server: str, places: bool, wait: float) -> None:
+def remove(settings: ReplicationSettings, server: str, places: bool, wait: float) -> None:
     """Remove SERVER: it ends if it runs, and nothing is kept for it any more.
 
     If it leads, another server takes over first. Two members have to be left.
@@ -87,7 +84,6 @@ def remove(config: Path | None, urls: tuple[str, ...], name: str, server: str, p
     """
     if places == bool(server):
         raise ConfigError("pass either the name of a server or --places")
-    settings = cluster.settings_of(config, urls, name)
     if places:
         _change(settings, wait, ChangeKind.CLOSE)
     else:
@@ -99,7 +95,7 @@ def remove(config: Path | None, urls: tuple[str, ...], name: str, server: str, p
 @click.argument("new", default="")
 @of_a_cluster
 @WAIT
-def replace(config: Path | None, urls: tuple[str, ...], name: str, old: str, new: str, wait: float) -> None:
+def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> None:
     """Let NEW, by default the server whose configuration file is named, take the place of OLD, then start it.
 
     Run this on a new machine in the place of one that is lost. Its server needs another name than the old one.
@@ -108,7 +104,6 @@ def replace(config: Path | None, urls: tuple[str, ...], name: str, old: str, new
         fyrehose cluster replace c --config /etc/fyrehose/fyrehose.toml
         fyrehose cluster replace c d --nats nats://10.0.0.1:4222
     """
-    settings = cluster.settings_of(config, urls, name)
     _change(settings, wait, ChangeKind.REPLACE, _name(old), _name(new or settings.name))
 
 
@@ -158,7 +153,6 @@ def _change(settings: ReplicationSettings, wait: float, kind: ChangeKind, name: 
 
     :raises FyrehoseError: it is refused, or no server leads
     """
-    cluster.check_installed()
     found = asyncio.run(cluster.survey(settings, wait, cluster.leading))
     if not any(map(cluster.leading, found.servers)):
         raise FyrehoseError(f"no server leads, so the members cannot be changed; listened for {wait:g} s")

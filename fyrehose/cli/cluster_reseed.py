@@ -11,6 +11,7 @@ import click
 
 from fyrehose.cli import cluster
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.imports import NATS
 from fyrehose.journal import scan
 from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files, lock
@@ -43,7 +44,7 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     \b
         fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
     """
-    cluster.check_installed()
+    NATS.require("this command")
     settings, directory = _server(config, data_dir)
     locked = lock(directory)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -17,7 +16,8 @@ from twisted.application.service import IService
 from twisted.logger import Logger
 
 from fyrehose.broker.budget import Budget
-from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.errors import ConfigError
+from fyrehose.imports import NATS
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
@@ -88,8 +88,7 @@ class Stack:
             return FileJournal(
                 self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
             )
-        if find_spec("nats") is None:
-            raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
+        NATS.require("replication")
         options = cluster.connect_options()
         shared_log = JetStreamLog(
             self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
