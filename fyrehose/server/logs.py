@@ -114,12 +114,14 @@ FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "j
 
 
 class LevelObserver(FileLogObserver):
-    """Writes events from a level on.
+    """Writes the events of a level or above.
 
     :ivar level: the least level that is written; it may change at any time
+    :param form: ``text`` or ``json``
+    :param level: one of :data:`LEVEL_NAMES`
     """
 
-    def __init__(self, form: str, out: TextIO, level: str) -> None:
+    def __init__(self, form: str, out: TextIO, level: str = "info") -> None:
         line = FORMATS[form]
         super().__init__(out, lambda event: None if _is_port_line(event) else line(event))
         self.level = LogLevel.levelWithName(level)
@@ -127,15 +129,6 @@ class LevelObserver(FileLogObserver):
     def __call__(self, event: LogEvent) -> None:
         if event.get("log_level", LogLevel.info) >= self.level:
             super().__call__(event)
-
-
-def observer(form: str, out: TextIO, level: str = "info") -> LevelObserver:
-    """Return an observer that writes the log to *out*.
-
-    :param form: ``text`` or ``json``
-    :param level: one of :data:`LEVEL_NAMES`
-    """
-    return LevelObserver(form, out, level)
 
 
 def _is_port_line(event: LogEvent) -> bool:

@@ -25,18 +25,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.once import KEPT
 from fyrehose.broker.policy import LOOPBACK, Policy
-from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.net.peers import INET
-from fyrehose.observe.counters import Counters
-from fyrehose.observe.meters import Stalls
 
 log = Logger()
 
@@ -50,14 +44,12 @@ class Fyrehose(MultiService):
     server accepts connections.
 
     :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
-    :param limits: limits of the state that one peer may create
-    :param rules: limits of streams by their names, except for ages, which are an argument of the journal
     :param policy: the access policy; without one, only clients on this machine have access
-    :param counters: count on where an earlier server of this process has stopped
-    :param stalls: turns of the reactor that took too long
     :param on_open: called when the journal is open, before the first child starts
     :param on_failure: called with the reason when the server cannot continue, because the journal has failed or a child
         that was added later could not start.  Without it the server stops, and its process continues.
+    :param of_broker: other options of the :class:`Broker`, such as ``max_streams`` or ``rules``; the ages in ``rules``
+        are an argument of the journal, too
     """
 
     def __init__(
@@ -66,33 +58,19 @@ class Fyrehose(MultiService):
         journal: IJournal,
         sequencer: ISequencer | None = None,
         *,
-        max_streams: int = 100_000,
-        named_subscriptions: int = 1_000,
-        keys_kept: float = KEPT,
-        budget: Budget | None = None,
-        limits: PeerLimits | None = None,
-        rules: StreamRules = UNLIMITED,
         policy: Policy = LOOPBACK,
-        counters: Counters | None = None,
-        stalls: Stalls | None = None,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
+        **of_broker: Any,
     ) -> None:
         MultiService.__init__(self)
         self.broker = Broker(
             reactor,
             journal,
             Sequencer() if sequencer is None else sequencer,
-            max_streams=max_streams,
-            named_subscriptions=named_subscriptions,
-            keys_kept=keys_kept,
-            budget=Budget() if budget is None else budget,
-            limits=PeerLimits() if limits is None else limits,
-            rules=rules,
             guard=Guard(policy),
-            counters=Counters() if counters is None else counters,
-            stalls=Stalls() if stalls is None else stalls,
             watch=self._journal_changed,
+            **of_broker,
         )
         self._on_failure = self._give_up if on_failure is None else on_failure
         self._on_open = on_open

@@ -216,10 +216,10 @@ def _log_observer(command: str, config: Config, twistd: Any) -> LevelObserver:
         if not twistd.get("nodaemon"):
             _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
-        return logs.observer(config.log_format, sys.stdout, config.log_level)
+        return logs.LevelObserver(config.log_format, sys.stdout, config.log_level)
     file = logs.RotatedFile(Path(name or "twistd.log"))
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
-    return logs.observer(config.log_format, cast("TextIO", file), config.log_level)
+    return logs.LevelObserver(config.log_format, cast("TextIO", file), config.log_level)
 
 
 def makeService(options: Options) -> ServerProcess:
