@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,6 @@ from fyrehose.cli.console import bar, table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.imports import Extra
-from fyrehose.interfaces import IExtraPlugin
 from fyrehose.journal.settings import Durability
 from fyrehose.journal.settings import durability as durability_of
 from fyrehose.options import shown_size
@@ -91,9 +90,8 @@ def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], 
             raise ConfigError(f"invalid --protocol {name!r}: expected {', '.join(known)}")
     found, missing = [], []
     for name in wanted or known:
-        plugin = plugins.load(name)
-        extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
-        if extra is not None and not extra.installed and not extra.use:
+        extra = plugins.missing_extra(plugins.load(name))
+        if extra is not None and not extra.use:
             missing.append(extra.missing(name))
         else:
             found.append(name)

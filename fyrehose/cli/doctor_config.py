@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, cast
 
 import attrs
 from cryptography import x509
 from twisted.python import usage
 
+from fyrehose import plugins
 from fyrehose.cli.doctor_machine import permissions
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
-from fyrehose.imports import Extra
-from fyrehose.interfaces import IExtraPlugin
 from fyrehose.net.connections import descriptors_for
 from fyrehose.observe.listeners import encryption
 from fyrehose.options import counted, exact_size, options_of, read_toml, typed
@@ -173,8 +171,7 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
             advice = "the protocol has no encryption: use a private network, or a VPN"
         what = "other machines reach it, and nothing is encrypted: messages and tokens can be read on the way"
         yield Finding(Level.WARNING, "encryption", what, where, advice)
-    extra: Extra | None = cast("Any", listener.plugin).extra if IExtraPlugin.providedBy(listener.plugin) else None
-    if extra is not None and not extra.installed:
+    if extra := plugins.missing_extra(listener.plugin):
         level = Level.NOTE if extra.use or not config.explicit else Level.ERROR
         yield Finding(level, "packages", extra.missing(listener.name), where, extra.command)
     known = {field.name for field in options_of(type(listener.settings))}

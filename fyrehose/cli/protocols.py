@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import attrs
 
 from fyrehose import plugins
 from fyrehose.cli.console import table, terminal
-from fyrehose.imports import SPARK, Extra
-from fyrehose.interfaces import IExtraPlugin
+from fyrehose.imports import SPARK
 from fyrehose.options import options_of, shown_value, typed
 
 
@@ -21,8 +19,7 @@ def show(names: Sequence[str], details: bool) -> None:
     for name in names:
         plugin = plugins.load(name)
         listeners.append((name, plugin.default_endpoint, plugin.description))
-        extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
-        if extra is not None and not extra.installed:
+        if extra := plugins.missing_extra(plugin):
             missing.append(extra.missing(name))
     if not details and not SPARK.installed:
         missing.append(SPARK.missing("fyrehose-spark"))
