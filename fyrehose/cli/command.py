@@ -30,39 +30,13 @@ from fyrehose.cli.stats import stats, top
 from fyrehose.cli.streams import streams
 from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
-from fyrehose.cli.values import DURATION, PARTS, Since, WholeNumber, asks
+from fyrehose.cli.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber, asks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 #: Help of the addresses of `publish` and `tail`.
 _ADDRESS = "Server, or all of a cluster's."
-
-
-class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or only a host; its value is (host, port)."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, int | None]:
-        if isinstance(value, tuple):
-            return value
-        text = str(value)
-        host, colon, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
-        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
-            self.fail(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8119", param, ctx)
-        return host.strip("[]") or "127.0.0.1", int(port) if colon else None
-
-
-class Addresses(AddressType):
-    """Option type of one or several servers' addresses, separated by commas."""
-
-    name = "host:port[,...]"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        return tuple(super(Addresses, self).convert(part.strip(), param, ctx) for part in str(value).split(","))
 
 
 def _protocol(command: F) -> F:
@@ -128,7 +102,7 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 @main.command(short_help="Publish messages, or the lines of files.")
 @_protocol
-@click.option("--to", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
+@click.option("--to", "addresses", type=ADDRESSES, default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option(
     "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
@@ -203,7 +177,7 @@ def publish(
     help="[default: http where it listens, else figg]",
     shell_complete=candidates.clients,
 )
-@click.option("--from", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
+@click.option("--from", "addresses", type=ADDRESSES, default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
 @_tls
 @click.option(
     "--stream",
@@ -211,7 +185,7 @@ def publish(
     help="Stream to read (not with backbone), or pattern.",
     shell_complete=candidates.streams,
 )
-@click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
+@click.option("--since", type=SINCE, default="latest", show_default=True, help="First record.")
 @click.option(
     "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
 )

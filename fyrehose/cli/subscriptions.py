@@ -10,7 +10,7 @@ from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, table, terminal, write_json
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import DURATION, FORMAT, Since, WholeNumber, asks
+from fyrehose.cli.values import DURATION, FORMAT, SINCE, WholeNumber, asks
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 
@@ -69,7 +69,7 @@ def show_one(server: RemoteServer, name: str) -> None:
 )
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
-@click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
+@click.option("--since", type=SINCE, default="start", show_default=True, help="First record.")
 @click.argument("name")
 def create(server: RemoteServer, stream: str, since: int | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
@@ -123,7 +123,7 @@ def redrive(server: RemoteServer, name: str) -> None:
 
 @subscriptions.command()
 @_of_a_server
-@click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
+@click.option("--since", type=SINCE, required=True, help="First record to deliver again: latest, start, or a number.")
 @click.option(
     "--stream",
     metavar="STREAM",

@@ -18,7 +18,7 @@ FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), d
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """Option type whose values are parsed by a function of :mod:`fyrehose.options`."""
+    """Option type whose values are parsed by a function; its ValueError says which text it expects."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -77,18 +77,33 @@ def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return add
 
 
-class Since(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a stream position: the number before the first record, or None for new records only."""
+def since(text: str) -> int | None:
+    """Return the number before the first record to read; None for ``latest``: new records only.
 
-    name = "latest|start|seq"
+    :raises ValueError: *text* is neither ``latest``, ``start`` nor a number
+    """
+    if text.lower() == "latest":  # The help shows the words in capitals.
+        return None
+    if text.lower() == "start":
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= LAST_SEQ):
+        raise ValueError(f"latest, start, or a record number up to {LAST_SEQ}")
+    return max(int(text) - 1, 0)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
-        """Return the number before the first record of *value*; None for ``latest``."""
-        number = str(value)
-        if number.lower() == "latest":  # The help shows the words in capitals.
-            return None
-        if number.lower() == "start":
-            return 0
-        if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
-            self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
-        return max(int(number) - 1, 0)
+
+def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
+    """Return the hosts and ports of servers: ``HOST:PORT``, ``[IPV6]:PORT`` or only a host, separated by commas.
+
+    :raises ValueError: one of them has another form
+    """
+    found: list[tuple[str, int | None]] = []
+    for part in map(str.strip, text.split(",")):
+        host, colon, port = part.rpartition(":") if part.count(":") == 1 or "]:" in part else (part, "", "")
+        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError("HOST:PORT, such as 127.0.0.1:8119")
+        found.append((host.strip("[]") or "127.0.0.1", int(port) if colon else None))
+    return tuple(found)
+
+
+#: Option types of the first record of a stream, and of servers' addresses.
+SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)
