@@ -221,8 +221,7 @@ def tail(
     """
     from fyrehose.cli import formats, running
     from fyrehose.cli.servers import protocol_to_tail, server
-    from fyrehose.cli.tail import NamedTail
-    from fyrehose.cli.tail import tail as follow
+    from fyrehose.cli.tail import NamedTail, Tailing
     from fyrehose.journal.parts import Joiner
 
     if extra:
@@ -232,7 +231,7 @@ def tail(
     named = None if subscription is None else NamedTail(subscription, takeover)
     at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
     status = running.run(
-        lambda reactor: follow(
+        lambda reactor: Tailing(
             reactor,
             at.tailer(reactor, stream, subscription is not None),
             stream,
@@ -244,7 +243,7 @@ def tail(
             since,
             named,
             Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
-        )
+        ).run()
     )
     sys.exit(status)
 

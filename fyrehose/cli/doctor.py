@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
 
-from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, table, terminal, write_json
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.values import DURATION, FORMAT
@@ -41,23 +41,14 @@ def _row(finding: Finding) -> tuple[str | Text, ...]:
 @click.command(short_help="Look for what is wrong, or soon will be.")
 @click.option("--config", "file", type=click.Path(dir_okay=False, path_type=Path), help="Configuration file.")
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of the journal.")
-@click.option("--backup", "backups", multiple=True, metavar="DIR", shell_complete=candidates.directories)
+@click.option("--backup", "backups", multiple=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--backup-age", type=DURATION, default="1d", show_default=True, help="How old a backup may be.")
 @click.option("--url", metavar="URL", help="Admin listener, if the configuration does not say.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with its token.")
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM file of its certificate authority.")
 @FORMAT
 @click.option("--json", "form", flag_value="json", help="The same as --format json: one finding a line.")
-def doctor(
-    file: Path | None,
-    data_dir: Path | None,
-    backups: tuple[str, ...],
-    backup_age: float,
-    url: str | None,
-    token_file: Path | None,
-    ca: Path | None,
-    form: str,
-) -> None:
+def doctor(form: str, **options: Any) -> None:
     """Look for what is wrong, or soon will be, with a server: running, or to be started.
 
     Exit status 1: there is a warning or an error.
@@ -66,12 +57,8 @@ def doctor(
         fyrehose doctor --data-dir /var/lib/fyrehose
         fyrehose doctor --config fyrehose.toml --backup /mnt/backup --json
     """
-    from fyrehose.cli.doctor_patient import Patient
+    from fyrehose.cli.doctor_patient import examine
 
-    places = tuple(map(Path, backups))
-    patient = Patient(
-        file=file, data_dir=data_dir, backups=places, backup_age=backup_age, url=url, token_file=token_file, ca=ca
-    )
-    findings = list(patient.examine())
+    findings = list(examine(**options))
     show(findings, form)
     sys.exit(1 if max(each.level for each in findings) >= Level.WARNING else 0)

@@ -103,24 +103,28 @@ class Output:
 
 @attrs.define(eq=False)
 class Tailing:
-    """The records that one ``fyrehose tail`` writes, and those that it misses.
+    """One ``fyrehose tail``: the records that it writes, and those that are missing.
 
+    :ivar tailer: the client
     :ivar left: number of messages to write before it ends; None: no limit
     :ivar idle: seconds without a message after which it ends; None: no limit
-    :ivar since: the number before the first requested record
-    :ivar named: the named subscription to consume, if there is one
+    :ivar timeout: the longest time to connect, in seconds
+    :ivar since: the number before the first requested record; 0 begins with the oldest record that is kept
+    :ivar named: the named subscription to consume, if there is one: its position moves when messages are written
     :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are
     """
 
+    reactor: Any
     tailer: Any
+    stream: str | None
     form: Format
-    history: ConnectionHistory
     left: int | None
     idle: float | None
-    since: int | None
-    named: NamedTail | None
+    timeout: float
+    history: ConnectionHistory
+    since: int | None = None
+    named: NamedTail | None = None
     joiner: Joiner | None = None
-    #: set when the tailer has accepted the subscription
     output: Output = attrs.field(init=False)
     #: the timer that reports that the stream does not exist, unless a message arrives before
     _announcing: IDelayedCall | None = None
@@ -131,6 +135,39 @@ class Tailing:
     _why: str = ""
     #: which records the client misses when the command ends because no message arrives
     _short: str | None = None
+
+    @output.default
+    def _output(self) -> Output:
+        return Output(worker(self.reactor).call, self.tailer)
+
+    async def run(self) -> int:
+        """Write messages to standard output until the last one is written, none arrives any more, or Ctrl-C is pressed.
+
+        :return: the exit status, 0
+        :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
+        :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard
+            output cannot be written
+        """
+        tailer, output = self.tailer, self.output
+        named = {} if self.named is None else attrs.asdict(self.named)
+        tailer.subscribe(self.stream, self.take, self.since, self.lost, **named)
+        try:
+            await connected(self.reactor, tailer, self.timeout, self.history)
+            self.history.watch(lambda: output.end(self.history.refused))
+            self.start_timers()
+            await output.ended
+            await output.drained()
+            if named:
+                # Wait for the callbacks of the last write, which acknowledge the last record.
+                await deferLater(self.reactor, 0)
+            self.check()
+        finally:
+            _cancel(self._announcing)
+            _cancel(self._timer)
+            closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
+            if named:
+                await closed  # The client sends the last acknowledgement before it closes.
+        return 0
 
     def take(self, run: Run) -> Deferred[Any] | None:
         """Write *run*; join the parts of its events first if a joiner is set; see :meth:`write`.
@@ -174,17 +211,12 @@ class Tailing:
         if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):
             self._missing.append(numbers)
 
-    def start_timers(self, reactor: Any, stream: str | None) -> None:
-        """Report soon if ``stream`` does not exist, and end the command after ``idle`` seconds without a message."""
-        if stream is not None and not self.output.ended.called:
-            self._announcing = reactor.callLater(ABSENT_AFTER, self._announce, stream)
+    def start_timers(self) -> None:
+        """Report soon if the stream does not exist, and end the command after ``idle`` seconds without a message."""
+        if self.stream is not None and not self.output.ended.called:
+            self._announcing = self.reactor.callLater(ABSENT_AFTER, self._announce, self.stream)
         if self.idle is not None and not self.output.ended.called:
-            self._timer = reactor.callLater(self.idle, self._end_idle)
-
-    def stop_timers(self) -> None:
-        """Stop the timers of :meth:`start_timers`, if they run."""
-        _cancel(self._announcing)
-        _cancel(self._timer)
+            self._timer = self.reactor.callLater(self.idle, self._end_idle)
 
     def check(self) -> None:
         """Raise an error if the output could not be written, or records are missing.
@@ -210,51 +242,6 @@ class Tailing:
         for part in () if self.joiner is None else self.joiner.end():
             self.write(part)
         self.output.end()
-
-
-async def tail(
-    reactor: Any,
-    tailer: Any,
-    stream: str | None,
-    form: Format,
-    count: int | None,
-    idle: float | None,
-    timeout: float,
-    history: ConnectionHistory,
-    since: int | None = None,
-    named: NamedTail | None = None,
-    joiner: Joiner | None = None,
-) -> int:
-    """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
-    arrived for ``idle`` seconds, or Ctrl-C.
-
-    :param timeout: the longest time to connect, in seconds
-    :param since: the number before the first record; 0 begins with the oldest record that is kept
-    :param named: the named subscription to consume: its position moves when messages are written
-    :param joiner: joins the parts of events that are larger than a record; None: they are written as they are
-    :return: the exit status, 0
-    :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
-    :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
-        cannot be written
-    """
-    tailing = Tailing(tailer, form, history, count, idle, since, named, joiner)
-    tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
-    output = tailing.output = Output(worker(reactor).call, tailer)
-    try:
-        await connected(reactor, tailer, timeout, history)
-        history.watch(lambda: output.end(history.refused))
-        tailing.start_timers(reactor, stream)
-        await output.ended
-        await output.drained()
-        if named is not None:
-            await deferLater(reactor, 0)  # Wait for the callbacks of the last write, which acknowledge the last record.
-        tailing.check()
-    finally:
-        tailing.stop_timers()
-        closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
-        if named is not None:
-            await closed  # The client sends the last acknowledgement before it closes.
-    return 0
 
 
 def _cancel(timer: IDelayedCall | None) -> None:

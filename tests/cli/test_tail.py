@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import text
-from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
+from fyrehose.cli.tail import HIGH, LOW, NamedTail, Tailing
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.parts import LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -72,8 +72,8 @@ class Follower:
         monkeypatch.setattr("fyrehose.cli.tail._write", lambda fd, data: self.written.append(data))
         self.history = ConnectionHistory("figg at h:1")
         self.tailer = Tailer()
-        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
-        self.deferred = Deferred.fromCoroutine(made)
+        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
+        self.deferred = Deferred.fromCoroutine(made.run())
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
     def connect(self) -> None:
