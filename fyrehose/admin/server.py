@@ -46,6 +46,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
+from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
@@ -430,8 +431,8 @@ class AdminService(TCPService):
         address: Any = port.getHost()
         if isinstance(address, INET):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
-            netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
-            AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)
+            where = place_text(host, address.port)
+            AdminProtocol.log.info("the page is at {scheme}://{where}/", scheme=self._scheme, where=where)
         return super()._listening(port)
 
     def stopService(self) -> Deferred[None]:

@@ -94,6 +94,7 @@ def _server(ctx: click.Context, default: str) -> Any:
 def _url_of(ctx: click.Context, default: str) -> str | None:
     """Return the URL of the http listener that the command line names; None: it names an admin listener."""
     from fyrehose.cli.remote import HTTP_URL
+    from fyrehose.net.several import place_text
 
     given = {param.name: param for param in ctx.command.params}
     if "url" in given:
@@ -103,8 +104,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
     # The port in --from or --to belongs to --protocol; all protocols serve the same streams.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
         port = urlsplit(HTTP_URL).port
-    shown = f"[{host}]" if ":" in host else host
-    return f"http{'s' if ctx.params.get('tls') else ''}://{shown}:{port}"
+    return f"http{'s' if ctx.params.get('tls') else ''}://{place_text(host, port)}"
 
 
 def _journal_streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -188,20 +188,10 @@ def serve_values(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     """Complete the value of an option of ``serve``."""
     before = (ctx.params.get("arguments") or ("",))[-1]
     if before in ("--data-dir", "--rundir", "--chroot"):
-        return directories(ctx, param, incomplete)
+        return [CompletionItem(incomplete, type="dir")]
     if before in ("--config", "--policy", "--logfile", "--pidfile"):
-        return files(ctx, param, incomplete)
+        return [CompletionItem(incomplete, type="file")]
     return completed(_arguments_of_serve, 5.0)(ctx, param, incomplete)
-
-
-def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a file."""
-    return [CompletionItem(incomplete, type="file")]
-
-
-def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a directory."""
-    return [CompletionItem(incomplete, type="dir")]
 
 
 #: Completers of names that the server of the command line knows.

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -32,30 +31,19 @@ from fyrehose.cli.subscriptions import subscriptions
 from fyrehose.cli.token import token
 from fyrehose.cli.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber, asks
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 #: Help of the addresses of `publish` and `tail`.
 _ADDRESS = "Server, or all of a cluster's."
 
 
-def _protocol(command: F) -> F:
-    option = click.option(
-        "--protocol",
-        default="figg",
-        show_default=True,
-        metavar="NAME",
-        help="Protocol to use; see `fyrehose protocols`.",
-        shell_complete=candidates.clients,
-    )
-    return option(command)
-
-
-def _tls(command: F) -> F:
-    option = click.option(
-        "--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", shell_complete=candidates.files
-    )
-    return option(command)
+_PROTOCOL = click.option(
+    "--protocol",
+    default="figg",
+    show_default=True,
+    metavar="NAME",
+    help="Protocol to use; see `fyrehose protocols`.",
+    shell_complete=candidates.clients,
+)
+_TLS = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", type=click.Path())
 
 
 class MainProgram(Program):
@@ -101,9 +89,9 @@ def serve(arguments: tuple[str, ...]) -> None:
 
 
 @main.command(short_help="Publish messages, or the lines of files.")
-@_protocol
+@_PROTOCOL
 @click.option("--to", "addresses", type=ADDRESSES, default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
-@_tls
+@_TLS
 @click.option(
     "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
 )
@@ -113,7 +101,7 @@ def serve(arguments: tuple[str, ...]) -> None:
     multiple=True,
     metavar="PATH",
     help="Publish the lines of PATH; - is standard input.",
-    shell_complete=candidates.files,
+    type=click.Path(),
 )
 @click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
 @click.option(
@@ -178,7 +166,7 @@ def publish(
     shell_complete=candidates.clients,
 )
 @click.option("--from", "addresses", type=ADDRESSES, default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
-@_tls
+@_TLS
 @click.option(
     "--stream",
     metavar="NAME",

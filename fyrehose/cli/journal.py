@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from fyrehose.cli import candidates
@@ -192,7 +193,7 @@ def export(
     default="",
     metavar="FILE",
     help="File with the token that clients must send.",
-    shell_complete=candidates.files,
+    type=click.Path(),
 )
 @click.option(
     "--hosts",
@@ -311,28 +312,9 @@ def _line(known: dict[str, Any], form: str) -> bytes:
 
 
 def _as_json(found: Any) -> dict[str, Any]:
-    return {
-        "segments": found.segments,
-        "size": found.size,
-        "mark": found.mark,
-        "end": found.end,
-        "batches": found.batches,
-        "records": found.records,
-        "closed": found.closed,
-        "damaged": len(found.damaged),
-        "streams": {
-            name: {
-                "records": of.records,
-                "first": of.first,
-                "last": of.last,
-                "missing": of.missing,
-                "size": of.size,
-                "began": of.began,
-                "ended": of.ended,
-            }
-            for name, of in sorted(found.streams.items())
-        },
-    }
+    streams = {name: {**attrs.asdict(of), "missing": of.missing} for name, of in sorted(found.streams.items())}
+    whole = attrs.asdict(found, recurse=False)
+    return {**whole, "records": found.records, "damaged": len(found.damaged), "streams": streams}
 
 
 def _show(found: Any) -> None:

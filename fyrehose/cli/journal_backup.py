@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fyrehose.journal.offline.replica import Replica
 
 _TOKEN = click.option(
-    "--token-file", metavar="FILE", help="File with the token of the server at URL.", shell_complete=candidates.files
+    "--token-file", metavar="FILE", help="File with the token of the server at URL.", type=click.Path()
 )
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
@@ -34,7 +34,7 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
     shell_complete=candidates.journal_subscriptions,
 )
 @_TOKEN
-@click.argument("source", metavar="DIR|URL", shell_complete=candidates.directories)
+@click.argument("source", metavar="DIR|URL", type=click.Path(file_okay=False))
 @click.argument("target", metavar="TO", type=_TARGET)
 def backup(
     follow: bool,
@@ -86,7 +86,7 @@ def backup(
 
 @click.command(short_help="Restore a backup, and verify it.")
 @_TOKEN
-@click.argument("source", metavar="FROM", shell_complete=candidates.directories)
+@click.argument("source", metavar="FROM", type=click.Path(file_okay=False))
 @click.argument("target", metavar="DIR", type=_TARGET)
 def restore(token_file: str | None, source: str, target: Path) -> None:
     """Restore the backup in FROM into DIR and verify it, to start a server there.

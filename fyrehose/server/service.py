@@ -31,6 +31,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.net.peers import INET
+from fyrehose.net.several import place_text
 
 log = Logger()
 
@@ -280,10 +281,8 @@ def _state(listening: Any) -> str:
         address = listening.getHost()
         if not isinstance(address, INET):
             return f"listens on {os.fsdecode(address.name or b'') if isinstance(address, UNIXAddress) else address}"
-        host, port = address.host, address.port
-    else:
-        return "has started"
-    return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
+        return f"listens on {place_text(address.host, address.port)}"
+    return "has started"
 
 
 def _reason(error: CannotListenError | OSError) -> str:

@@ -270,16 +270,8 @@ class ServerProcess(Service):
 
     def _build(self, config: Config) -> None:
         """Make the stack of *config*, which creates no file and opens no port yet."""
-        self.stack = stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
-        self.reloading = Reloading(
-            config,
-            self._reread,
-            stack.fyrehose,
-            stack.journal,
-            stack.listeners,
-            stack.retire_idle,
-            self._log_from,
-        )
+        self.stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
+        self.reloading = Reloading(config, self._reread, self.stack, self._log_from)
 
     @property
     def fyrehose(self) -> Fyrehose:
