@@ -15,7 +15,6 @@ from fyrehose import __version__, plugins
 from fyrehose.cli import candidates
 from fyrehose.cli.bench import bench
 from fyrehose.cli.cluster import cluster
-from fyrehose.cli.cluster_members import add, members, remove, replace
 from fyrehose.cli.cluster_reseed import reseed
 from fyrehose.cli.completion import completion
 from fyrehose.cli.dead import dead
@@ -293,8 +292,7 @@ def show_protocols(names: tuple[str, ...]) -> None:
 
 
 main.add_command(journal)
-for _command in (members, add, remove, replace, reseed):
-    cluster.add_command(_command)
+cluster.add_command(reseed)
 main.add_command(cluster)
 main.add_command(completion)
 for _command in (streams, subscriptions, dead, eventbus, stats, top, token, reload, doctor, bench):
