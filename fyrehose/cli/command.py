@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fyrehose import __version__, plugins
+from fyrehose import __version__
 from fyrehose.cli import candidates
 from fyrehose.cli.bench import bench
 from fyrehose.cli.cluster import cluster
@@ -22,6 +22,7 @@ from fyrehose.cli.doctor import doctor
 from fyrehose.cli.eventbus import eventbus
 from fyrehose.cli.journal import journal
 from fyrehose.cli.program import Program
+from fyrehose.cli.protocols import protocols
 from fyrehose.cli.reload import reload
 from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.stats import stats, top
@@ -277,23 +278,9 @@ def work(
     sys.exit(running.run(run))
 
 
-@main.command("protocols")
-@click.argument("names", nargs=-1, shell_complete=candidates.protocols)
-def show_protocols(names: tuple[str, ...]) -> None:
-    """List the protocols, where they listen, and their options.
-
-    \b
-        fyrehose protocols
-        fyrehose protocols figg
-    """
-    from fyrehose.cli.protocols import show
-
-    show(list(names) or plugins.names(), details=bool(names))
-
-
-main.add_command(journal)
 cluster.add_command(reseed)
-main.add_command(cluster)
-main.add_command(completion)
-for _command in (streams, subscriptions, dead, eventbus, stats, top, token, reload, doctor, bench):
+for _command in (
+    *(protocols, journal, cluster, completion, streams, subscriptions, dead, eventbus),
+    *(stats, top, token, reload, doctor, bench),
+):
     main.add_command(_command)

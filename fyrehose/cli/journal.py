@@ -176,12 +176,14 @@ def export(
         fyrehose journal export data all.parquet
         fyrehose journal export data a.ndjson --stream 'log.*' --from 2026-01-31
     """
-    from fyrehose.cli import journal_export
+    from fyrehose.cli.journal_export import Export, format_of, selected
+    from fyrehose.cli.journal_export import export as write
+    from fyrehose.journal.parts import Joiner
 
-    chosen = journal_export.format_of(file, form)
-    wanted = journal_export.selected(streams, start, end)
+    chosen, wanted = format_of(file, form), selected(streams, start, end)
+    joiner = Joiner() if parts == "join" else None
     with progress_bar(f"exporting {directory}") as progress:
-        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress, joins=parts == "join")
+        written = write(Export(directory, chosen, wanted, skip_gaps, progress, joiner), file)
     size = "" if written.size is None else f", {counted(written.size, 'byte')}"
     click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 
