@@ -55,7 +55,7 @@ from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
-#: The most streams, and the most subscribers, that one answer lists; more would block the reactor for too long.
+#: The most streams or subscribers that one answer lists; a longer list would block the reactor for too long.
 MOST_LISTED = 1_000
 #: The largest page number accepted.
 MOST_PAGES = 10**7
@@ -105,7 +105,7 @@ class Admin:
         return self.status.broker
 
     def status_for(self, match: str, limit: int, named: bool) -> dict[str, Any]:
-        """Return the status as one client may see it.
+        """Return the status of the server, without names of streams if the client may not see them.
 
         :param match: list only streams whose name contains this text
         :param limit: the most streams, and the most subscribers, that are listed
@@ -180,17 +180,15 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input: end an event stream, because the browser may have left the page."""
+        """End an event stream when the client closes its side of the connection: the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()
 
     def finish(self) -> None:
-        """Close the connection, after ending an event stream in order; its client may connect again."""
+        """Close the connection; send a last event first, which tells the client of an event stream to connect again."""
         self._end_stream({"error": "the server closes the connection; connect again to continue", "retry": True})
         super().finish()
-
-    # Internals.
 
     def _respond_health(self, check: str, whom: str) -> None:
         status = self.admin.status
@@ -305,7 +303,10 @@ class AdminProtocol(WebProtocol):
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
     def _stream(self, request: RequestHead, start: Callable[[], Callable[[], None]]) -> None:
-        """Begin an event stream: send its head; *start* begins to send events, and returns a function that stops."""
+        """Send the head of an event stream, and begin its events.
+
+        :param start: begins to send the events, and returns a function that stops them
+        """
         self.session.start(200, EVENTS)
         if request.method == "HEAD":
             self.session.end()
@@ -345,7 +346,7 @@ class AdminProtocol(WebProtocol):
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
-            """Send the newest records as an event, or an error as the last one; return how many bytes it costs."""
+            """Send the newest records as an event, or an error as the last one; return :attr:`StreamTail.cost`."""
             if self.write_paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.

@@ -256,7 +256,7 @@ def protocols_of(broker: Broker) -> list[str]:
 
 
 def cluster_status(broker: Broker) -> ClusterStatus | None:
-    """Return the figures of the server as a member of its cluster; None if it is alone."""
+    """Return the state of the server as a member of its cluster; None if it is in no cluster."""
     status: ClusterStatus | None = broker.journal.cluster_status()
     return status
 

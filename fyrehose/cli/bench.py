@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 #: The extra with numpy, which counts received messages without an object for each.
 NUMPY = Extra("bench", "numpy", "numpy")
-#: Free space that the journals may need, in bytes for each second.
+#: Free space that the journals of the measurement need, in bytes for each second.
 SPACE = 64 << 20
-#: A load average above this part of the cores makes figures worse; a load maker (the client process) that is busier
-#: limits the rate.
+#: Load average for each core above which the figures are worse than they could be; and CPU use of a load maker (a
+#: client process), as a part of a core, above which it is the limit of the measured rate.
 LOADED, BUSY = 0.3, 0.9
 
 

@@ -1,7 +1,7 @@
 """Values for shell completion that only a server, a journal's files or this installation knows.
 
-The person at the shell waits, and the shell has no place for errors: a server that does not answer soon, refuses or
-fails leaves the line as it is.
+Completion must be fast and never shows an error.  If a server does not answer within a second, refuses the request or
+fails, there are no values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from click.shell_completion import CompletionItem
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
-#: How long the shell waits for values, in seconds, and the environment variable that sets another time.
+#: How long completion may take, in seconds, and the environment variable that overrides it.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
-#: Most values that are shown.
+#: The most values that are offered.
 MOST = 200
 
 #: The function that click calls to complete the values of a parameter.
@@ -39,15 +39,15 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
         found: list[str] = []
 
         def collect() -> None:
-            with contextlib.suppress(FyrehoseError, OSError):  # the shell has no place for errors
+            with contextlib.suppress(FyrehoseError, OSError):  # completion shows no errors
                 for value in source(ctx, incomplete):
-                    # The shells' scripts read a value a line, and a terminal interprets control characters.
+                    # The scripts of the shells expect one value a line; control characters would reach the terminal.
                     if value.startswith(incomplete) and value.isprintable():
                         found.append(value)
                     if len(found) == MOST:
                         return
 
-        # Only this thread bounds the time: a server may send a byte now and then, and looking up a name may take long.
+        # Timeouts of the requests do not limit the total time: a server may send slowly, and so may a name server.
         thread = threading.Thread(target=collect, daemon=True)
         thread.start()
         thread.join(_patience(patience_s))
@@ -59,7 +59,7 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
 def _patience(default_s: float) -> float:
     try:
         return duration(os.environ[WAIT])
-    except (KeyError, ValueError):  # the shell has no place for an error
+    except (KeyError, ValueError):  # completion shows no errors
         return default_s
 
 

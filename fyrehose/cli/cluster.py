@@ -37,7 +37,7 @@ from fyrehose.replication.stream import members_subject_of, nodes_of, say_subjec
 LISTEN = 1.5
 #: How long NATS may take to answer, in seconds.
 NATS_TIMEOUT_S = 5.0
-#: How long a NATS server may take to say its name, in seconds.
+#: How long a NATS server may take to send its name to a new client, in seconds.
 REACH_S = 2.0
 #: The port of a NATS server whose address has none.
 NATS_PORT = 4222
@@ -256,7 +256,9 @@ async def survey(
     enough = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        with suppress(ValueError, TypeError, AttributeError):  # ignore messages that no server of the cluster sends
+        with suppress(
+            ValueError, TypeError, AttributeError
+        ):  # somebody else may publish other messages to this subject
             said = json.loads(message.data)
             heard[server_name(said.get("name"))] = said
             if until(said):
@@ -317,7 +319,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     try:
         info = await client.jetstream(timeout=NATS_TIMEOUT_S).stream_info(stream)
     except (Error, OSError):
-        return None  # the status says that JetStream does not answer
+        return None  # the caller reports that JetStream does not answer
     return {
         "stream": stream,
         "first": info.state.first_seq,
@@ -451,7 +453,7 @@ def _said_by(said: dict[str, Any]) -> Members | None:
 
 
 def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
-    """Return the members with their states, then other servers that run."""
+    """Yield the name and the state of each member, then those of other servers that run."""
     heard = {re.sub(r"[^\x20-\x7e]", "?", str(said.get("name"))): said for said in found.servers}
     known = {each.name: each.heard for each in parsed(leader_of(found.servers) or {})}
     for name in listed.names:

@@ -93,7 +93,7 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
 
 
 def _parts(directory: Path, end: int, aside: list[SetAside]) -> str:
-    """Return the parts of the new journal as text: the log up to *end*, and the files *aside* that continue it."""
+    """Return as text what the new journal consists of: the log up to *end*, and the files *aside* that continue it."""
     mark = scan.look_at_mark(directory, Files())
     known = "an unknown position" if mark.copied or mark.begin is None else f"position {mark.durable}"
     more = "".join(f", {each.path.name} to {each.end}" for each in aside)
@@ -106,7 +106,7 @@ def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[b
     :return: the identity of the journal, and the checksum from which it continues
     """
     files = Files()
-    # Opened with a handover, the journal appends no bytes of its own.
+    # With a handover, opening the journal appends nothing to it.
     writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
     try:
         writer.open(journal.time)

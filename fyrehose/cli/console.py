@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fyrehose.options import shown_size
 
-#: Width from which `stats` shows the times of each stream, in columns.
+#: Width of a terminal from which tables of streams show times, too, in columns.
 WIDE = 100
 #: Width of a table that is written to a file or a pipe, in columns.
 WIDTH = 160
@@ -98,7 +98,7 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float]
 
 
 def progress_bar(label: str) -> AbstractContextManager[Callable[[float, float], object]]:
-    """Show a bar of bytes, as :func:`bar` does."""
+    """Show a progress bar for a number of bytes on standard error, if that is a terminal; see :func:`bar`."""
     return bar(label, DownloadColumn(binary_units=True), SpeedColumn())
 
 

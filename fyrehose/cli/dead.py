@@ -26,9 +26,9 @@ from fyrehose.options import counted
 
 #: The most dead letters that one command handles: the oldest of each stream.
 MOST = 1_000
-#: How long other commands have to wait for the letters if this one dies, in seconds: its leases.
+#: Length of this command's leases, in seconds: if it is killed, other commands get the letters after that time.
 LEASE_S = 5
-#: The name of the command as a consumer.
+#: The name under which the command leases letters.
 CONSUMER = "fyrehose dead"
 #: The source of the dead letters of shared subscriptions.
 _SHARED = "server-shared"
@@ -75,7 +75,7 @@ class Letter:
 
     @property
     def about(self) -> tuple[str, int, str]:
-        """Return why the message is a dead letter, its size in bytes, and the stream where it belongs ("": unknown)."""
+        """Return why the message is a dead letter, its bytes, and the stream to which it was sent ("": unknown)."""
         if self.record.get("source") == _SHARED:
             stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
             return f"failed as record {seq}", len(self.payload), stream
@@ -104,7 +104,7 @@ class Letter:
 
 @attrs.define(eq=False)
 class Desk:
-    """The dead letters of the streams that match a pattern, leased while a command needs them."""
+    """A context in which the dead letters of the streams that match a pattern are leased for one command."""
 
     server: RemoteServer
     pattern: str
@@ -112,7 +112,7 @@ class Desk:
 
     @property
     def subscription(self) -> str:
-        """Return the name of the shared subscription that keeps which letters are done."""
+        """Return the name of the shared subscription that records which letters were replayed or deleted."""
         return f"dead:{self.pattern}"
 
     def __enter__(self) -> Desk:
@@ -130,7 +130,7 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Give back the letters that are not done, so that the next command gets them at once."""
+        """Return the letters that were neither replayed nor deleted, so that the next command gets them at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
             self.server.act(self.subscription, "settle", {"untried": items})
@@ -149,7 +149,7 @@ class Desk:
         return [known[name] for name in dict.fromkeys(names)]
 
     def end(self, letter: Letter, *messages: dict[str, Any]) -> None:
-        """End *letter* and publish *messages*, in one commit.
+        """Settle *letter*, so that it is not listed again, and publish *messages*, in one commit.
 
         :raises FyrehoseError: the server refuses; nothing was done
         """

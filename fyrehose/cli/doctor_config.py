@@ -25,7 +25,7 @@ from fyrehose.server.listeners import check_guarded
 from fyrehose.server.process import RESERVED
 from fyrehose.web.hosts import is_local
 
-#: A certificate that expires sooner than this should be renewed now.
+#: A certificate that expires within this time is reported.
 RENEW = timedelta(days=14)
 #: Options that name files that only the server may read.
 _PRIVATE = ("tls_key", "tls_key_passphrase", "token_file", "server_key")
@@ -80,7 +80,9 @@ def _parsed(words: Sequence[str], where: str) -> ConfigSource:
 
     options = ServeOptions()
     try:
-        usage.Options.parseOptions(options, list(words))  # its own parseOptions would end the process
+        usage.Options.parseOptions(
+            options, list(words)
+        )  # ServeOptions.parseOptions would end the process after an error
     except usage.UsageError as error:
         raise ConfigError(str(error)) from error
     return ConfigSource(options.resolved, where, None if options["config"] is None else Path(options["config"]))

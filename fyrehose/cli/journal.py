@@ -20,7 +20,7 @@ from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
-#: Length to which `dump` cuts a payload in a line of text, in bytes.
+#: The most bytes of a payload that `dump` shows in a line of text.
 SHOWN = 200
 #: Most problems that `verify` lists one by one.
 LISTED = 50

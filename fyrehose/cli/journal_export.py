@@ -57,7 +57,7 @@ def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Se
         if text in ("earliest", "latest"):
             raise ConfigError(f"invalid {option} {text!r}: expected a number or a time; leave it out for no bound")
     begin, stop = bounds(start, "--from"), bounds(end, "--to")
-    if stop.time is not None:  # The bound excludes its time, but a selection includes it.
+    if stop.time is not None:  # --to excludes the time, but the end of a selection includes it.
         stop = attrs.evolve(stop, time=stop.time - 1)
     return Selection(patterns=streams or None, start=begin, end=stop)
 
@@ -113,7 +113,7 @@ def export(job: Export, path: Path) -> Exported:
         return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _descriptor(path) is not None:
-            raise  # The reader of standard output, such as head, needs no more.
+            raise  # The reader of standard output, such as head, has ended.
         cause = error.strerror or error
         if error.filename is not None and job.directory in Path(os.fsdecode(error.filename)).parents:
             raise FyrehoseError(f"cannot read {error.filename}: {cause}") from error

@@ -119,7 +119,7 @@ async def publish(
         raise
     finally:
         closed: Deferred[Any] = publisher.close()
-        closed.addErrback(lambda failure: None)  # The summary has reported the outcome already.
+        closed.addErrback(lambda failure: None)  # The summary reports the outcome.
     click.echo(f"fyrehose: {tally.summary(reactor.seconds() - began)}", err=True)
     # Some protocols end with a handshake; without it the server would keep state for this client.
     await closed.addTimeout(CLOSE_TIMEOUT, reactor).addErrback(lambda failure: None)

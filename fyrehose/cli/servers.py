@@ -24,10 +24,9 @@ from fyrehose.interfaces import (
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
-#: How often each server of a cluster may close a connection at once before this counts as a refusal, in multiples of
-#: TIMES.
+#: In a cluster, ROUNDS times as many connections of each server have to be closed at once to count as a refusal.
 ROUNDS = 4
-#: How long to wait for a listener that may not be there, in seconds.
+#: How long to wait for a connection to the http listener, which may not exist, in seconds.
 PROBE = 1.0
 
 

@@ -17,11 +17,11 @@ from fyrehose.cli.remote import RemoteServer
 from fyrehose.cli.values import FORMAT, WholeNumber, asks
 from fyrehose.options import shown_size
 
-#: Columns that are text, besides the first.
+#: Titles of the columns with text, besides the first column.
 _TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
-#: The longest forecast that is shown in days, in seconds; a longer one would mean nothing.
+#: The longest time until the disk is full that is shown, in seconds; a longer forecast would be meaningless.
 YEAR = 365 * 86_400
 #: How long to wait for rates, in seconds: the server knows a rate one second after the first request for it.
 SECOND = 1.1

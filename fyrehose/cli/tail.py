@@ -91,7 +91,7 @@ class Output:
         return True
 
     def _failed(self, failure: Failure) -> bool:
-        if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
+        if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, has ended.
             self.error = BrokenPipeError()
         else:
             self.error = FyrehoseError(f"cannot write to standard output: {failure.getErrorMessage()}")
@@ -130,10 +130,10 @@ class Tailing:
     _announcing: IDelayedCall | None = None
     #: the timer that ends the command when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
-    #: the first ranges of lost numbers; and why the last range is lost
+    #: the first ranges of lost numbers, and the reason for the last of them
     _missing: list[str] = attrs.field(factory=list, init=False)
     _why: str = ""
-    #: which records the client misses when the command ends because no message arrives
+    #: why records are missing when the command ends because no message arrives; None: it has not ended so
     _short: str | None = None
 
     @output.default

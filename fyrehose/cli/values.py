@@ -45,7 +45,7 @@ class WholeNumber(click.IntRange):
             self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
 
 
-#: The option that says what to do with the parts of an event larger than a record.
+#: Option type: whether the parts of an event that is larger than a record are joined.
 PARTS = click.Choice(["join", "keep"])
 #: Option types of a duration in seconds (typed as 30, 250ms, 5m or 12h), and of a size in bytes (typed as 64k or 1G).
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
@@ -82,7 +82,7 @@ def since(text: str) -> int | None:
 
     :raises ValueError: *text* is neither ``latest``, ``start`` nor a number
     """
-    if text.lower() == "latest":  # The help shows the words in capitals.
+    if text.lower() == "latest":  # The help shows the words in capitals, so accept them.
         return None
     if text.lower() == "start":
         return 0

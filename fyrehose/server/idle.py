@@ -23,9 +23,9 @@ from fyrehose.interfaces import JournalState
 
 log = Logger()
 
-#: The most streams that are checked, and retired, in one turn; checking one may read an index.
+#: The most streams that are checked and retired in one turn; a check may read an index from disk.
 SLICE = 500
-#: Seconds between two turns.
+#: Interval of the turns in which a part of the streams is checked, in seconds.
 TURN = 1.0
 #: Seconds from the start of one check of all streams to the next.
 ROUND = 60.0

@@ -26,7 +26,7 @@ from fyrehose.server.stack import Stack
 
 log = Logger()
 
-#: Options that change while the server runs, by scope; the others need a restart.
+#: Options that a reload changes, by scope; the others need a restart.
 CHANGEABLE: dict[str, tuple[str, ...]] = {
     "journal": ("keep_bytes", "keep_age", "subscription_timeout", "subscription_bytes", "min_free"),
     "server": (
@@ -45,7 +45,7 @@ FIXED_PARTS = ("data_dir", "log_format", "replication")
 
 @attrs.define(eq=False)
 class _Plan:
-    """The steps of one reload."""
+    """The steps that one reload will take: what to change, open and close, and the lines to report."""
 
     changed: list[str] = attrs.field(factory=list)
     restart: list[str] = attrs.field(factory=list)
@@ -70,7 +70,7 @@ class Reloading:
     log_from: Callable[[str], object] = lambda level: None
 
     async def reload(self) -> ReloadAnswer:
-        """Read the files, and change what differs."""
+        """Read the configuration files, apply everything that differs, and return the result."""
         plan = _Plan()
         opened: list[Any] = []
         try:
@@ -96,7 +96,7 @@ class Reloading:
         return ReloadAnswer(changed=tuple(plan.changed), restart=tuple(plan.restart))
 
     def _plan(self, plan: _Plan, config: Config) -> None:
-        """Find out what differs, and prepare everything that may fail.
+        """Fill *plan* with what differs between the present configuration and *config*; prepare what may fail.
 
         :raises ConfigError: a part of the new configuration cannot be used
         """
@@ -119,7 +119,7 @@ class Reloading:
         self._plan_listeners(plan, config)
 
     def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
-        """Note the options of *scope* that differ; return *then*, but with the present values of fixed ones."""
+        """Add options of *scope* that differ to *plan*; return *then* with the present values of fixed options."""
         changeable = CHANGEABLE[scope]
         fixed = _others(now, changeable)
         kept = {name: _values(now)[name] for name in fixed}
@@ -160,7 +160,7 @@ class Reloading:
             plan.apply.append(lambda: self.stack.listeners.show(used, service))
 
     def _apply(self, config: Config) -> None:
-        """Use *config* for everything but the listeners."""
+        """Apply *config* to the broker, the journal and the log; listeners are changed apart from this."""
         broker, server = self.stack.fyrehose.broker, config.server
         if server.retire_idle != self.config.server.retire_idle:
             self.stack.retire_idle(server.retire_idle)

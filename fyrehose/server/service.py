@@ -77,7 +77,7 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
-        #: children that :meth:`open` is starting
+        #: children that :meth:`open` starts itself
         self._opening: list[Any] = []
         #: children that are not started before this server leads its cluster
         self._only_leading: list[Any] = []
@@ -120,7 +120,10 @@ class Fyrehose(MultiService):
             Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
 
     def _adopt(self, service: Any) -> None:
-        running, self.running = self.running, 0  # otherwise MultiService starts the child, and drops its Deferred
+        running, self.running = (
+            self.running,
+            0,
+        )  # MultiService would start the child at once, and ignore the Deferred that startService returns
         try:
             MultiService.addService(self, service)
         finally:
@@ -136,7 +139,7 @@ class Fyrehose(MultiService):
             raise Closed("the server is starting or stopping; try again when it is running")
         if only_leading:
             self._only_leading.append(service)
-        self._opening.append(service)  # addService leaves it to this method
+        self._opening.append(service)  # tells addService not to start it
         service.setServiceParent(self)
         try:
             if not (only_leading and self.broker.follows):
@@ -153,7 +156,7 @@ class Fyrehose(MultiService):
         log.info("{name} is closed", name=_name(service))
 
     def add_for_leader(self, service: Any) -> None:
-        """Add a child that is useful only while the server accepts messages, and is started only then.
+        """Add a child that is started only when this server leads its cluster, because followers accept no messages.
 
         A follower of a cluster keeps this listener closed, so that clients connect to another server.
         """
@@ -179,7 +182,9 @@ class Fyrehose(MultiService):
                 self._start_error = Closed("the server was stopped while it started")
         except Exception as error:
             self._start_error = error
-            stopped = isinstance(error, Closed) and not self.running  # by stopService, which says so
+            stopped = (
+                isinstance(error, Closed) and not self.running
+            )  # stopService has ended the start, and reports that
             self.running = 0
             await self._unwind()
             if not stopped:
@@ -188,7 +193,7 @@ class Fyrehose(MultiService):
             self._settle()
 
     def _settle(self) -> None:
-        """End the start in progress, and fire the Deferreds that wait for it."""
+        """Mark the start as finished, and fire the Deferreds that wait for its end."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled.callback(None)
@@ -211,7 +216,7 @@ class Fyrehose(MultiService):
         """Start the children that were kept closed while the server was a follower."""
         if not self.running:
             return
-        self._settled = Deferred()  # a stop waits for it
+        self._settled = Deferred()  # stopService waits until this fires
         try:
             while self.running and (waiting := self._unstarted()):
                 await self._start_child(waiting[0])
@@ -273,7 +278,7 @@ def _name(service: Any) -> str:
 
 
 def _state(listening: Any) -> str:
-    """Return for the log where a child listens.
+    """Return where a child listens, as text for the log.
 
     :param listening: the result of its ``startService``: a Twisted port, or any other object
     """

@@ -36,7 +36,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Stack:
-    """The parts of a server that belong to one opening of its journal.
+    """A journal with its broker and listeners, which are opened and closed together.
 
     :ivar counters: the counters of the process, which keep their values when it opens another stack
     :ivar stalls: turns of the reactor that took too long, since the process started
@@ -98,7 +98,7 @@ class Stack:
             config.data_dir,
             config.journal,
             stream_age=stream_age,
-            pace=Far(),  # the other servers take longer than a hand-over to the writer thread
+            pace=Far(),  # a round trip to the other servers takes longer than handing a commit to the writer thread
             replication=cluster,
             shared_log=shared_log,
             on_reopen=self.on_reopen,
@@ -112,7 +112,7 @@ class Stack:
             log.info("journal: {line}", line=line)
 
     def retire_idle(self, seconds: float) -> None:
-        """Retire streams that have been empty for *seconds* from now on; 0: none."""
+        """Begin to retire streams that have been empty for *seconds*; 0: retire no streams by themselves."""
         if self._idle is not None:
             self.fyrehose.removeService(self._idle)
             self._idle = None
