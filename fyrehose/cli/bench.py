@@ -101,7 +101,7 @@ def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], 
 
 
 def show(report: TrialReport, directory: Path, durability: str) -> None:
-    """Print the table, what it was measured with, and what limits its figures."""
+    """Print the circumstances of the measurement, the table of results, and remarks on what limits them."""
     console = terminal()
     for line in about(report, directory, durability):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -141,7 +141,7 @@ def _limited(trial: Trial) -> bool:
 
 
 def _quantile(syncs: Sequence[Sequence[float]], part: float) -> float:
-    """Return the time within which the fraction *part* of the syncs of a round returned: the median of all rounds."""
+    """Return the quantile *part* of the durations of syncs: the median over the rounds, in seconds."""
     found = sorted(times[int((len(times) - 1) * part)] for times in syncs)
     return found[len(found) // 2]
 

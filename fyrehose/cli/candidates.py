@@ -120,7 +120,7 @@ def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]
 
 
 def _directory(ctx: click.Context) -> Path:
-    """Return the journal that the command line names, or ``data`` if it does not name one yet."""
+    """Return the directory of the journal that the command line names, or ``data`` if it names none yet."""
     # If the last option has no value yet, click leaves all arguments in args.
     return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
 
@@ -185,7 +185,7 @@ class Served(click.Command):
 
 
 def serve_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the value of an option of ``serve``."""
+    """Return the completions of the value of an option of ``serve``."""
     before = (ctx.params.get("arguments") or ("",))[-1]
     if before in ("--data-dir", "--rundir", "--chroot"):
         return [CompletionItem(incomplete, type="dir")]

@@ -149,7 +149,7 @@ def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
 @of_a_cluster
 @FORMAT
 def members(settings: ReplicationSettings, form: str) -> None:
-    """Show the servers for which the shared log is kept, as the log itself lists them.
+    """Show the members of a cluster, as the shared log lists them; it is kept until all of them have it.
 
     \b
         fyrehose cluster members --config /etc/fyrehose/fyrehose.toml
@@ -289,7 +289,7 @@ async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any
     from nats.errors import Error
 
     async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; remember refusals of NATS, which connecting does not raise."""
+        """Add an error to *errors*: nats-py would print its traceback, and does not raise refusals of NATS."""
         errors.append(error)
 
     options = settings.connect_options()
@@ -354,7 +354,7 @@ def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def refusal(found: Survey) -> str:
-    """Return why publishers are refused; empty if messages are accepted."""
+    """Return why the cluster refuses messages at present; empty if it accepts them."""
     leader = leader_of(found.servers)
     if leader is None:
         return "no server leads: messages are refused until one does"
@@ -483,7 +483,7 @@ def _change(settings: ReplicationSettings, wait: float, kind: ChangeKind, name: 
 
 
 async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float) -> Members:
-    """Repeat the request until a leader answers; return the members after the change."""
+    """Send the request again and again until a leader answers; return the members after the change."""
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(message: Any) -> None:

@@ -68,7 +68,7 @@ class Letter:
 
     @property
     def payload(self) -> bytes:
-        """Return the bytes of the message, or its beginning if the letter holds no more."""
+        """Return the payload of the message; of a large message, a letter has only the beginning."""
         if "payload" in self.record:
             return str(self.record["payload"]).encode()
         return b64decode(self.record["payload_base64"])
@@ -84,7 +84,7 @@ class Letter:
         return (why, int(size), stream) if size.isdecimal() else ("unknown", len(self.payload), "")
 
     def message(self) -> dict[str, Any]:
-        """Return the message in the form in which it is published again.
+        """Return the message as an object of a publish request, for the stream to which it was sent.
 
         :raises FyrehoseError: the letter is not the whole message, or does not say where it belongs
         """
@@ -199,7 +199,7 @@ def list_letters(server: RemoteServer, form: str, pattern: str) -> None:
 
 
 def _object(letter: Letter) -> dict[str, Any]:
-    """Return *letter* as an object for JSON: what it says about its message, and its record."""
+    """Return *letter* as an object for JSON: the reason, size and stream of its message, and the record."""
     return {**dict(zip(("why", "size", "belongs"), letter.about, strict=True)), **letter.record}
 
 

@@ -122,7 +122,7 @@ def examine(
 
 
 def _pid(directory: Path) -> int | None:
-    """Return the server that has the journal in *directory* open; None: no journal or no server, as findings say."""
+    """Return the process id of the server that has the journal in *directory* open; None if there is none."""
     try:
         return server_of(directory)
     except (FyrehoseError, OSError):

@@ -34,7 +34,7 @@ _EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 @attrs.frozen
 class ConfigSource:
-    """A configuration, and where it is from.
+    """A configuration, and the file or the process from which it was read.
 
     :ivar where: a file or a process, as text for people
     :ivar file: the configuration file, if there is one

@@ -113,7 +113,7 @@ def warn(line: str) -> None:
 
 
 def figures(replica: Replica) -> str:
-    """Return how much was copied, and up to which position, as text."""
+    """Return as text how much *replica* has copied, and up to which position it is complete."""
     done = replica.done
     deleted = f", old segments deleted: {done.deleted:,}" if done.deleted else ""
     return (

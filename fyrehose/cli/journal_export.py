@@ -78,7 +78,7 @@ def format_of(path: Path, form: str | None) -> str:
 
 @attrs.frozen
 class Export:
-    """What is exported from the journal in ``directory``.
+    """The records to export from the journal in ``directory``, and the format.
 
     :ivar form: ``parquet``, ``arrow`` or ``ndjson``
     :ivar wanted: the records to write
@@ -219,7 +219,7 @@ def _runs(job: Export) -> Iterator[Run]:
 
 
 def _columns(job: Export, out: BinaryIO) -> int:
-    """Write record batches with all columns of the Spark source; return the number of records."""
+    """Write the records as Parquet or Arrow, with all columns of the Spark source; return the number of records."""
     import pyarrow as pa
 
     from fyrehose.journal.offline.places import place

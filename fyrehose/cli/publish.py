@@ -60,7 +60,7 @@ class PublishCounts:
         self.size += size
 
         def settle(result: Any) -> None:
-            """Count the outcome of one message, and fire :attr:`settled` after the last one."""
+            """Count one message as acknowledged or refused; fire :attr:`settled` if it was the last one."""
             if isinstance(result, Failure):
                 self.refused += 1
                 self.reason = self.reason or result.getErrorMessage()
@@ -83,7 +83,7 @@ class PublishCounts:
         return settled
 
     def summary(self, seconds: float) -> str:
-        """Return the counts as one line, after so many ``seconds``."""
+        """Return the counts as one line for people; publishing has taken ``seconds``."""
         messages = f"{counted(self.published, 'message')} ({shown_size(self.size)})"
         if self.acknowledged == self.published:
             rate = f", {self.published / seconds:,.0f}/s" if seconds > 0.1 else ""

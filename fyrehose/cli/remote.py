@@ -145,7 +145,7 @@ class RemoteServer:
         return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
 
     def _parsed(self, expected: str, answer: bytes) -> dict[str, Any]:
-        """Return the JSON object in *answer*, which has the key *expected*."""
+        """Return the JSON object in *answer*; without the key *expected*, it is not from Fyrehose."""
         try:
             parsed = json.loads(answer)
         except (ValueError, RecursionError) as error:

@@ -93,7 +93,7 @@ class ServerAddress:
         return made
 
     def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint for a client that acts on *stream*, with a history of its connections for error messages.
+        """Return the endpoint for a client that publishes to *stream* or reads it; its connections are recorded.
 
         :param alone: the action, for errors, if *stream* is None, the only stream of the protocol
         :param wanted: the action on *stream*, for errors, such as ``read``
@@ -127,7 +127,7 @@ class ServerAddress:
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:
-    """Return the protocol for ``tail`` without ``--protocol``: http where it listens, otherwise figg.
+    """Return the protocol that ``tail`` uses without ``--protocol``: http if the server listens for it, otherwise figg.
 
     HTTP sends all columns of a record, and Figg only the payload.
     """

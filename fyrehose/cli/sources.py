@@ -98,7 +98,7 @@ async def _lines(paths: Sequence[str], call: Call) -> Batches:
 
 
 def _total(paths: Sequence[str]) -> int | None:
-    """Return the total size of the files in bytes, or None if a pipe or a terminal is among them.
+    """Return the total size of the files in bytes, or None if one is a pipe or a terminal, whose size is unknown.
 
     :raises Unreadable: a file is missing or unreadable; this is checked for all files before the first is published
     """

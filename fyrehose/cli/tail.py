@@ -103,7 +103,7 @@ class Output:
 
 @attrs.define(eq=False)
 class Tailing:
-    """One ``fyrehose tail``: the records that it writes, and those that are missing.
+    """Follows a stream for ``fyrehose tail``: writes its records, and reports missing ones.
 
     :ivar tailer: the client
     :ivar left: number of messages to write before it ends; None: no limit
@@ -170,7 +170,7 @@ class Tailing:
         return 0
 
     def take(self, run: Run) -> Deferred[Any] | None:
-        """Write *run*; join the parts of its events first if a joiner is set; see :meth:`write`.
+        """Write *run* as :meth:`write` does, after joining the parts of its events if a joiner is set.
 
         :return: with a named subscription, fires with the last number before the parts that wait to be joined
         """
@@ -212,7 +212,7 @@ class Tailing:
             self._missing.append(numbers)
 
     def start_timers(self) -> None:
-        """Report soon if the stream does not exist, and end the command after ``idle`` seconds without a message."""
+        """Start the timers that report a missing stream, and end the command when it was idle for too long."""
         if self.stream is not None and not self.output.ended.called:
             self._announcing = self.reactor.callLater(ABSENT_AFTER, self._announce, self.stream)
         if self.idle is not None and not self.output.ended.called:

@@ -18,7 +18,7 @@ FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), d
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """Option type whose values are parsed by a function; its ValueError says which text it expects."""
+    """Option type whose values a function parses; the message of its ValueError says which text is expected."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

@@ -54,7 +54,7 @@ class Handling(ProcessProtocol):
             self.ended.callback(128 + (number or 0) if status is None else status)
 
     def stop(self) -> None:
-        """End the process, because the command is interrupted."""
+        """Send SIGTERM to the process, because the command was interrupted."""
         try:
             self.transport.signalProcess(signal.SIGTERM)
         except ProcessExitedAlready:
@@ -63,7 +63,7 @@ class Handling(ProcessProtocol):
 
 @attrs.define
 class Working:
-    """Handles the records of one ``fyrehose work``, and counts their outcomes.
+    """Runs a process for each record of a shared subscription, and counts the outcomes.
 
     :ivar command: the program and its arguments
     """

@@ -32,7 +32,7 @@ def report(busy: float = 0.5, lost: float = 0.0, load: float = 0.0) -> TrialRepo
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Nothing is measured; returns the arguments with which it would be."""
+    """Replace the measurement by a fixed report; return the arguments with which it is called."""
     asked: list[Any] = []
 
     def measure(*args: Any) -> TrialReport:

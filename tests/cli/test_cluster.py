@@ -52,7 +52,7 @@ SERVERS = [NatsServer("10.0.0.1:4222", True, "n1", "2.15.1"), NatsServer("10.0.0
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ReplicationSettings]:
-    """Return the settings with which the cluster was looked for; it has a leader and a follower."""
+    """Replace the survey by that of a leader and a follower; return the settings with which it is called."""
     return hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG, SERVERS))
 
 
@@ -135,7 +135,7 @@ def test_the_status_is_1_while_jetstream_does_not_answer(monkeypatch: pytest.Mon
 
 
 def test_the_status_is_1_while_no_nats_server_leads_the_shared_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NATS server without the majority still answers, with what it knew."""
+    """A NATS server that has lost the majority still answers, with the state of the log at that moment."""
     nodes = [{**node, "leads": False} for node in NODES]
     hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": nodes}))
     ended = run("status", *NATS)

@@ -35,7 +35,7 @@ print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
 
 
 def filled(directory: Path, stream: str = "s") -> None:
-    """A journal with a message in it."""
+    """Return the directory of a journal with one message."""
     clock = Clock()
     broker = Broker(clock, FileJournal(clock, directory, worker=InlineWorker()), Sequencer())
     broker.open()

@@ -17,7 +17,7 @@ from fyrehose.records import Run
 
 
 def read(run: Run) -> Letter:
-    """Return *run*, a letter, as a command reads it."""
+    """Return *run*, which is a dead letter, as an object of the class that commands use."""
     from json import loads
 
     return Letter({"token": "1.1", **loads(next(objects(run.numbered(3, 0))))})
@@ -45,7 +45,7 @@ def test_truncated_dead_letter_is_not_published_again() -> None:
         of_a_listener(bytes(MOST + 5)).message()
 
 
-def test_other_record_of_the_stream_is_not_published_again() -> None:
+def test_record_that_is_no_dead_letter_is_not_published_again() -> None:
     with pytest.raises(FyrehoseError, match="does not name the stream"):
         read(Run.of("dead.figg", [b"x"], source="http", topic="hello world")).message()
 

@@ -47,7 +47,7 @@ class Nobody:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two streams and a strange one, in several segments: 20 batches, a second apart."""
+    """Return the directory of a journal with 20 batches, a second apart, in several segments: three streams."""
     directory = tmp_path / "data"
     now = [BEGAN]
     journal = FileJournal(

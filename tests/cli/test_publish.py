@@ -19,7 +19,7 @@ from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
 
 class Publisher:
-    """Acknowledges when the test says so."""
+    """A publisher that acknowledges messages when the test calls :meth:`acknowledge`."""
 
     def __init__(self, window: int = 3) -> None:
         self.window = window
@@ -55,7 +55,7 @@ class Publisher:
         return succeed(None)
 
     def acknowledge(self, error: Exception | None = None) -> None:
-        """The oldest is acknowledged, or refused."""
+        """Acknowledge the oldest pending message, or refuse it with *error*."""
         published = self.under_way.pop(0)
         if error is None:
             published.callback(None)
@@ -82,7 +82,7 @@ class Messages:
 
 
 class Run:
-    """One publish, its outcome, and the clock that it waits by."""
+    """One run of the command ``publish``, its outcome, and its clock."""
 
     def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
         self.clock = Clock()

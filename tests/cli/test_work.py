@@ -22,7 +22,7 @@ from ..protocols.http.test_workers import share
 
 @attrs.define
 class Processes:
-    """Ends each process with the next of *statuses*; a status above 128 is a signal, None: it does not end."""
+    """A reactor whose processes end with the next of *statuses*; above 128: by a signal; None: they do not end."""
 
     statuses: list[int | None]
     started: list[tuple[list[str], dict[str, str], bytes]] = attrs.field(factory=list)
@@ -47,7 +47,7 @@ class Processes:
         self.started[-1] = args, env, data
 
     def closeStdin(self) -> None:
-        """Nothing follows."""
+        """End the standard input of the process."""
 
     def signalProcess(self, number: object) -> None:
         self.signals.append(number)
