@@ -66,7 +66,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
         raise ConfigError(f"there is no directory {data_dir}; pass --data-dir DIR on the disk to measure")
     free, needed = shutil.disk_usage(data_dir).free, int(seconds * SPACE)
     if free < needed:
-        raise ConfigError(f"{data_dir} has {shown_size(free)} free, and this may need {shown_size(needed)}")
+        raise ConfigError(f"{data_dir} has {shown_size(free)} free, and the measurement may need {shown_size(needed)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then stops the servers, too
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=data_dir) as folder, bar("measuring") as progress:
         report = measure(

@@ -141,7 +141,9 @@ def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
     if heard is None:
         raise FyrehoseError(f"no server leads: none has reported that within {wait:g} s; see: fyrehose cluster status")
     if not only_name and not heard.get("address"):
-        raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
+        raise FyrehoseError(
+            f"server {heard['name']} leads, but its address is unknown; set address in [replication] of its file"
+        )
     click.echo(heard["name"] if only_name else heard["address"])
 
 
@@ -238,7 +240,7 @@ def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> Replic
 
     settings = read_file(config).replication
     if settings is None:
-        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+        raise ConfigError(f"{config} has no table [replication], so its server belongs to no cluster")
     return settings
 
 

@@ -80,7 +80,7 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
 
     content = read_file(config)
     if content.replication is None:
-        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+        raise ConfigError(f"{config} has no table [replication], so its server belongs to no cluster")
     if data_dir is None and content.data_dir is None:
         raise ConfigError(f"{config} has no data-dir; pass --data-dir DIR, as to the server")
     directory = data_dir or Path(content.data_dir or "")

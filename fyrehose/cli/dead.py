@@ -91,7 +91,7 @@ class Letter:
         _, size, stream = self.about
         if size > len(self.payload):
             raise FyrehoseError(
-                f"letter {self.name} has {len(self.payload)} of the {size} bytes of its message, which cannot be "
+                f"letter {self.name} has only {len(self.payload)} of the {size} bytes of its message, so it cannot be "
                 "published again; delete it"
             )
         if not stream:
@@ -158,7 +158,7 @@ class Desk:
         )
         self.letters.remove(letter)
         for refused in answer["refused"]:
-            raise FyrehoseError(f"letter {letter.name} was not ended: {refused['why']}; try again")
+            raise FyrehoseError(f"letter {letter.name} was left as it is: {refused['why']}; try again")
 
 
 @click.group(cls=ListByDefault, short_help="List, replay or delete dead letters.")
@@ -257,7 +257,7 @@ def delete(server: RemoteServer, pattern: str, everything: bool, letters: tuple[
 
 def _end(server: RemoteServer, pattern: str, names: Sequence[str], everything: bool, again: bool) -> None:
     if bool(names) is everything:
-        raise ConfigError("expected the letters as STREAM/SEQ, or --all")
+        raise ConfigError("pass the letters to handle as STREAM/SEQ, or pass --all")
     done = 0
     try:
         with Desk(server, pattern) as desk:

@@ -98,7 +98,7 @@ def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[
     """
     if not places:
         advice = "pass --backup DIR; make one with: fyrehose journal backup (docs/backup.md)"
-        yield Finding(Level.NOTE, "backup", "none was named, so none was looked at", "", advice)
+        yield Finding(Level.NOTE, "backup", "no backup was checked, because none was named", "", advice)
         return
     try:
         origin = look(directory)

@@ -163,7 +163,9 @@ def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "disk", f"{mount.kind}: syncs depend on another machine", where, advice)
     elif mount.kind == "overlay":
         advice = "mount a volume at the data directory"
-        yield Finding(Level.WARNING, "disk", "overlay: the container's own layer goes with it", where, advice)
+        yield Finding(
+            Level.WARNING, "disk", "overlay: the journal is deleted together with the container", where, advice
+        )
     for option in set(mount.options) & set(UNSAFE_OPTIONS):
         advice = "mount it with barriers: a power cut can lose what was synced"
         yield Finding(Level.ERROR, "disk", f"mounted with {option}", where, advice)

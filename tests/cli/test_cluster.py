@@ -155,7 +155,7 @@ def test_leader_prints_its_address_or_its_name(asked: list[ReplicationSettings])
 
 def test_a_leader_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     hear(monkeypatch, Survey([{**LEADER, "address": ""}], LOG))
-    assert "has no address in [replication]" in run("leader", *NATS).output
+    assert "set address in [replication]" in run("leader", *NATS).output
     assert run("leader", *NATS, "--name").output == "a\n"
 
 
