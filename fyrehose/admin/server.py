@@ -231,10 +231,8 @@ class AdminProtocol(WebProtocol):
             self._respond(sharing.show(sharing.find(request.path[2])))
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
-        except errors.Following as error:
-            self._refuse(503, "following", str(error))
-        except errors.Unreplicated as error:
-            self._refuse(503, "unreplicated", str(error))
+        except (errors.Following, errors.Unreplicated) as error:
+            self._refuse(503, type(error).__name__.lower(), str(error))
 
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")

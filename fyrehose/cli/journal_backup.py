@@ -69,18 +69,16 @@ def backup(
     check_target(origin, target)
     with Replica(target, Files()) as replica:
         copying = Backup(origin, replica, mirror=mirror, subscription=subscription)
-        if not follow:
-            with progress_bar(f"backing up {source}") as copying.progress:
-                copying.run()
-            click.echo(figures(replica))
-            return
         try:
             with progress_bar(f"backing up {source}") as copying.progress:
-                copying.run_patiently(warn)
+                copying.run_patiently(warn) if follow else copying.run()
             click.echo(figures(replica))
-            copying.progress = lambda done, total: None
-            copying.follow(every, warn)
+            if follow:
+                copying.progress = lambda done, total: None
+                copying.follow(every, warn)
         except KeyboardInterrupt:
+            if not follow:
+                raise
             click.echo(f"stopped: {figures(replica)}")
 
 

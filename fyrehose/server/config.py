@@ -76,25 +76,11 @@ _ENDPOINT_PATH = re.compile(
 )
 
 
-def _streams(text: str) -> int:
-    number = count(text)
-    if not 1 <= number <= MAX_STREAMS:
-        raise ValueError(f"a number from 1 to {MAX_STREAMS}")
-    return number
-
-
-def _named(text: str) -> int:
-    number = count(text)
-    if number > MOST_NAMED:
-        raise ValueError(f"a number from 0 to {MOST_NAMED}")
-    return number
-
-
 @attrs.frozen(kw_only=True)
 class ServerSettings:
     """The options of the scope ``server``, which apply to all listeners together."""
 
-    max_streams: int = option(100_000, _streams, "maximum number of streams on the server")
+    max_streams: int = option(100_000, count, "maximum number of streams on the server", least=1, most=MAX_STREAMS)
     streams_per_address: int = option(
         0,
         count,
@@ -106,7 +92,7 @@ class ServerSettings:
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
     )
     named_subscriptions: int = option(
-        1_000, _named, "maximum number of named subscriptions; one address may create half of them"
+        1_000, count, "maximum number of named subscriptions; one address may create half of them", most=MOST_NAMED
     )
     keys_kept: float = option(
         KEPT,
