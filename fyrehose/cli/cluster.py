@@ -31,12 +31,17 @@ from fyrehose.options import counted
 from fyrehose.replication.members import ChangeKind, MemberChange, Members, is_name
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings, server_name
-from fyrehose.replication.stream import members_subject_of, nodes_of, say_subject_of, stream_of
+from fyrehose.replication.stream import (
+    CONNECT_TIMEOUT_S,
+    connect,
+    members_subject_of,
+    nodes_of,
+    say_subject_of,
+    stream_of,
+)
 
 #: How long the command listens, in seconds: each server sends several messages in that time.
 LISTEN = 1.5
-#: How long NATS may take to answer, in seconds.
-NATS_TIMEOUT_S = 5.0
 #: How long a NATS server may take to send its name to a new client, in seconds.
 REACH_S = 2.0
 #: The port of a NATS server whose address has none.
@@ -281,45 +286,11 @@ async def survey(
     return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
 
 
-async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
-    """Return a connection of nats-py to a NATS server of the cluster.
-
-    :param errors: a list for refusals that NATS sends later, and that no call raises
-    :raises FyrehoseError: no NATS server can be reached
-    """
-    import nats
-    from nats.errors import Error
-
-    async def quiet(error: Exception) -> None:
-        """Add an error to *errors*: nats-py would print its traceback, and does not raise refusals of NATS."""
-        errors.append(error)
-
-    options = settings.connect_options()
-    try:
-        return await asyncio.wait_for(
-            nats.connect(
-                list(settings.servers),
-                error_cb=quiet,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0.1,
-                connect_timeout=NATS_TIMEOUT_S,
-                **options,
-            ),
-            2 * NATS_TIMEOUT_S,
-        )
-    except Exception as error:
-        # Prefer the server's reason for closing a connection to the system's error of the next attempt.
-        why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
-        raise FyrehoseError(
-            f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
-        ) from error
-
-
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     from nats.errors import Error
 
     try:
-        info = await client.jetstream(timeout=NATS_TIMEOUT_S).stream_info(stream)
+        info = await client.jetstream(timeout=CONNECT_TIMEOUT_S).stream_info(stream)
     except (Error, OSError):
         return None  # the caller reports that JetStream does not answer
     return {
