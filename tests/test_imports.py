@@ -83,6 +83,14 @@ def test_the_command_line_starts_without_the_code_of_a_server() -> None:
     assert run(f"import sys, fyrehose.cli.command\nprint(sorted({heavy!r} & set(sys.modules)))") == "[]\n"
 
 
+def test_a_command_starts_without_the_modules_of_the_others() -> None:
+    code = "from fyrehose.cli import main\nmain(['--version'], standalone_mode=False)\nprint(sorted(sys.modules))"
+    loaded = run(f"import sys\n{code}")
+    for module in ("fyrehose.cli.journal", "fyrehose.cli.cluster", "rich", "twisted", "asyncio"):
+        assert f"'{module}'" not in loaded, module
+    assert "'fyrehose.cli.program'" in loaded
+
+
 @pytest.mark.slow
 def test_public_names_are_imported_without_a_reactor() -> None:
     packages = sorted({*PACKAGES} - {"fyrehose.spark"})

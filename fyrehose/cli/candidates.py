@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import click
 from click.shell_completion import CompletionItem
 
+from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
@@ -64,8 +65,6 @@ def _patience(default_s: float) -> float:
 
 
 def _streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL
-
     if _url_of(ctx, HTTP_URL) is None:  # --url of this command is that of the admin listener
         yield from (each["name"] for each in _server(ctx, DEFAULT_URL).streams(incomplete, 0, MOST)["listed"])
     elif "*" not in incomplete:
@@ -73,8 +72,6 @@ def _streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    from fyrehose.cli.remote import HTTP_URL
-
     kinds = ("shared",) if ctx.info_name in ("work", "pause", "redrive") else ()
     for each in _server(ctx, HTTP_URL).subscriptions():
         if each["kind"] != "files" and (not kinds or each["kind"] in kinds):
@@ -93,7 +90,6 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
     """Return the URL of the http listener that the command line names; None: it names an admin listener."""
-    from fyrehose.cli.remote import HTTP_URL
     from fyrehose.net.several import place_text
 
     given = {param.name: param for param in ctx.command.params}

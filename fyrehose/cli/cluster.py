@@ -22,6 +22,7 @@ import attrs
 import click
 
 from fyrehose.cli.console import table, terminal, write_json
+from fyrehose.cli.program import Commands
 from fyrehose.cli.values import DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.imports import NATS
@@ -80,7 +81,10 @@ class Survey:
     why: str = ""
 
 
-@click.group(short_help="Show the servers of a cluster, and change its members.")
+@click.group(
+    short_help="Show the servers of a cluster, and change its members.",
+    commands=Commands("fyrehose.cli", {"cluster_reseed": "reseed"}),
+)
 def cluster() -> None:
     """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
 

@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fyrehose import __version__
 from fyrehose.cli import candidates
-from fyrehose.cli.bench import bench
-from fyrehose.cli.cluster import cluster
-from fyrehose.cli.cluster_reseed import reseed
-from fyrehose.cli.completion import completion
-from fyrehose.cli.dead import dead
-from fyrehose.cli.doctor import doctor
-from fyrehose.cli.eventbus import eventbus
-from fyrehose.cli.journal import journal
-from fyrehose.cli.program import Program
-from fyrehose.cli.protocols import protocols
-from fyrehose.cli.reload import reload
-from fyrehose.cli.remote import RemoteServer
-from fyrehose.cli.stats import stats, top
-from fyrehose.cli.streams import streams
-from fyrehose.cli.subscriptions import subscriptions
-from fyrehose.cli.token import token
+from fyrehose.cli.program import Commands, Program
 from fyrehose.cli.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber, asks
+
+if TYPE_CHECKING:
+    from fyrehose.cli.remote import RemoteServer
+
+#: The commands that other modules define.
+COMMANDS = {
+    "bench": "bench",
+    "cluster": "cluster",
+    "completion": "completion",
+    "dead": "dead",
+    "doctor": "doctor",
+    "eventbus": "eventbus",
+    "journal": "journal",
+    "protocols": "protocols",
+    "reload": "reload",
+    "stats": "stats top",
+    "streams": "streams",
+    "subscriptions": "subscriptions",
+    "token": "token",
+}
 
 #: Help of the addresses of `publish` and `tail`.
 _ADDRESS = "Server, or all of a cluster's."
@@ -56,6 +61,7 @@ class MainProgram(Program):
 
 @click.group(
     cls=MainProgram,
+    commands=Commands("fyrehose.cli", COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     options_metavar="[--version] [-h|--help]",
 )
@@ -276,11 +282,3 @@ def work(
         return await run_work(reactor, [at.share(stream, subscription, idle=idle) for _ in range(jobs)], program)
 
     sys.exit(running.run(run))
-
-
-cluster.add_command(reseed)
-for _command in (
-    *(protocols, journal, cluster, completion, streams, subscriptions, dead, eventbus),
-    *(stats, top, token, reload, doctor, bench),
-):
-    main.add_command(_command)

@@ -14,8 +14,8 @@ from rich.text import Text
 from fyrehose.cli.console import escaped, table, terminal, write_json
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.reload import server_of
-from fyrehose.cli.remote import DEFAULT_URL, RemoteServer
-from fyrehose.cli.values import DURATION, FORMAT
+from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.values import DEFAULT_URL, DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.net.several import place_text
 from fyrehose.options import counted

@@ -14,8 +14,9 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, ClassVar
 
 import click
@@ -24,6 +25,41 @@ from fyrehose.errors import FyrehoseError
 
 #: The exit status after the reader of the output, such as ``head``, has closed the pipe: as after SIGPIPE.
 UNREAD = 128 + signal.SIGPIPE
+
+
+class Commands(MutableMapping[str, click.Command]):
+    """The commands of a group, by name; the module of a command is imported when the command is first used.
+
+    The import of all modules takes several times as long as that of one, and every command would wait for it.
+
+    :param package: the package of the modules
+    :param modules: the commands that each module defines, separated by spaces
+    """
+
+    def __init__(self, package: str, modules: Mapping[str, str]) -> None:
+        self._modules = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+        self._commands: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._commands and name in self._modules:
+            self._commands[name] = getattr(import_module(self._modules[name]), name)
+        return self._commands[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._commands[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._modules.pop(name, None)
+        del self._commands[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._commands or name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._modules, **self._commands})
+
+    def __len__(self) -> int:
+        return len({**self._modules, **self._commands})
 
 
 class Program(click.Group):

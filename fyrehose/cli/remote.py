@@ -14,14 +14,11 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
 
+from fyrehose.cli.values import DEFAULT_URL
 from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.options import why_unreadable
 
-#: Default address of a server's admin listener.
-DEFAULT_URL = "http://127.0.0.1:8118"
-#: Default address of a server's http listener.
-HTTP_URL = "http://127.0.0.1:8117"
 #: Timeout of one request, in seconds, and the largest response that is read, in bytes.
 TIMEOUT = 10.0
 LARGEST = 64 << 20
@@ -33,7 +30,7 @@ class RemoteServer:
 
     :ivar token: the bearer token that is sent, if any
     :ivar context: for https, the TLS context that trusts the certificates in the file ``authorities``
-    :ivar default: the default address of the listener: :data:`DEFAULT_URL` or :data:`HTTP_URL`
+    :ivar default: the default address of the listener: :data:`~fyrehose.cli.values.DEFAULT_URL` or HTTP_URL
     """
 
     url: str

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
-from fyrehose.cli.remote import DEFAULT_URL, HTTP_URL, RemoteServer
 from fyrehose.options import duration, size
 from fyrehose.records import LAST_SEQ
+
+#: Default address of a server's admin listener, and of its http listener.
+DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
 
 #: The option of commands that print a table or JSON.
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -68,6 +70,8 @@ def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def run(*args: Any, url: str, token_file: Path | None, ca: Path | None, **values: Any) -> Any:
+            from fyrehose.cli.remote import RemoteServer  # Other commands start sooner without a client of HTTP.
+
             return command(*args, server=RemoteServer.of(url, token_file, ca, default), **values)
 
         for option in options:

@@ -12,7 +12,7 @@ from fyrehose.cli import doctor_journal, main
 from fyrehose.cli.doctor import examine, remote, show
 from fyrehose.cli.doctor_config import configured
 from fyrehose.cli.findings import Finding, Level
-from fyrehose.cli.remote import DEFAULT_URL
+from fyrehose.cli.values import DEFAULT_URL
 
 FINDINGS = [
     Finding(Level.OK, "kernels", "native"),

@@ -20,6 +20,8 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
+from fyrehose.cli.command import COMMANDS
+from fyrehose.cli.program import Commands
 from fyrehose.cli.values import SINCE
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.journal.commit import InlineWorker
@@ -34,6 +36,20 @@ MISUSED, UNREAD = 2, 141
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(main, list(words), prog_name="fyrehose")
+
+
+def test_commands_of_other_modules_are_imported_when_they_are_used() -> None:
+    commands = Commands("fyrehose.cli", {**COMMANDS, "not_there": "lost"})
+    assert "top" in commands
+    assert len(commands) == len(list(commands)) == sum(len(names.split()) for names in COMMANDS.values()) + 1
+    assert commands["top"] is main.commands["top"]
+    assert commands.get("nothing") is None
+    commands["other"] = click.Command("other")
+    assert {"top", "lost", "other"} <= set(commands)
+    del commands["other"], commands["top"]
+    assert not {"top", "other"} & set(commands)
+    with pytest.raises(ModuleNotFoundError, match="not_there"):
+        commands["lost"]
 
 
 def ended(*words: str, cwd: Path, program: str = "fyrehose") -> tuple[int, str]:
