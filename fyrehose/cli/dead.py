@@ -18,9 +18,9 @@ import click
 from fyrehose.broker.letters import PREFIX
 from fyrehose.cli import candidates
 from fyrehose.cli.console import moment, table, terminal, write_json
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, asks
+from fyrehose.cli.values import FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 

@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.text import Text
 
+from fyrehose.cli import doctor_config, doctor_journal, doctor_machine
 from fyrehose.cli.console import escaped, table, terminal, write_json
+from fyrehose.cli.doctor_config import ConfigSource
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.cli.reload import server_of
 from fyrehose.cli.remote import RemoteServer
@@ -19,9 +21,6 @@ from fyrehose.cli.values import DEFAULT_URL, DURATION, FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.net.several import place_text
 from fyrehose.options import counted
-
-if TYPE_CHECKING:
-    from fyrehose.cli.doctor_config import ConfigSource
 
 #: An admin listener's endpoint for which the command can build a URL.
 _TCP = re.compile(r"tcp:(\d+)(?::interface=([0-9A-Za-z.\\:]+))?")
@@ -78,7 +77,7 @@ def examine(
     file: Path | None = None,
     data_dir: Path | None = None,
     backups: Sequence[Path] = (),
-    backup_age: float = 86_400.0,
+    backup_age: float = doctor_journal.DAY_S,
     url: str | None = None,
     token_file: Path | None = None,
     ca: Path | None = None,
@@ -90,9 +89,6 @@ def examine(
     :param backups: directories of backups, which may be *backup_age* seconds old
     :param url: the URL of the admin listener; None: that of the configuration
     """
-    # Other commands start sooner without these modules.
-    from fyrehose.cli import doctor_config, doctor_journal, doctor_machine
-
     source, pid = None, None if data_dir is None else _pid(data_dir)
     try:
         source = doctor_config.running(pid) if file is None and pid is not None else None

@@ -7,14 +7,17 @@ import re
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import wraps
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
+import click
 
-from fyrehose.cli.values import DEFAULT_URL
+from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.options import why_unreadable
@@ -204,6 +207,32 @@ class RemoteServer:
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
             f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"
         )
+
+
+def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that name a running server to a command; the command's function gets it as ``server``.
+
+    :param listener: the listener that the command asks: ``admin`` or ``http``
+    """
+    default = {"admin": DEFAULT_URL, "http": HTTP_URL}[listener]
+    options = (
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        click.option(
+            "--url", default=default, show_default=True, metavar="URL", help=f"URL of its {listener} listener."
+        ),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*args: Any, url: str, token_file: Path | None, ca: Path | None, **values: Any) -> Any:
+            return command(*args, server=RemoteServer.of(url, token_file, ca, default), **values)
+
+        for option in options:
+            run = option(run)
+        return run
+
+    return add
 
 
 def _token(path: Path) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import click
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
+from fyrehose.cli import candidates
 from fyrehose.cli.connections import TIMES, ConnectionHistory, WatchedEndpoint
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import (
@@ -26,6 +28,17 @@ from fyrehose.records import MAX_NAME
 
 #: In a cluster, ROUNDS times as many connections of each server have to be closed at once to count as a refusal.
 ROUNDS = 4
+#: Options of `publish` and `tail`, and the help of their addresses.
+PROTOCOL = click.option(
+    "--protocol",
+    default="figg",
+    show_default=True,
+    metavar="NAME",
+    help="Protocol to use; see `fyrehose protocols`.",
+    shell_complete=candidates.clients,
+)
+TLS = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", type=click.Path())
+ADDRESS_HELP = "Server, or all of a cluster's.  [default: 127.0.0.1]"
 #: How long to wait for a connection to the http listener, which may not exist, in seconds.
 PROBE = 1.0
 

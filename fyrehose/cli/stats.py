@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fyrehose.cli.console import WIDE, escaped, table, terminal, write_json
-from fyrehose.cli.remote import RemoteServer
-from fyrehose.cli.values import FORMAT, WholeNumber, asks
+from fyrehose.cli.remote import RemoteServer, asks
+from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.options import shown_size
 
 #: Titles of the columns with text, besides the first column.

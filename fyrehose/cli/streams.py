@@ -10,9 +10,9 @@ from click.shell_completion import CompletionItem
 
 from fyrehose.cli import candidates
 from fyrehose.cli.console import WIDE, escaped, terminal, write_json
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.stats import streams_table, with_rates
-from fyrehose.cli.values import FORMAT, WholeNumber, asks
+from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted
 

@@ -8,9 +8,9 @@ import click
 
 from fyrehose.cli import candidates
 from fyrehose.cli.console import escaped, moment, table, terminal, write_json
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import DURATION, FORMAT, SINCE, WholeNumber, asks
+from fyrehose.cli.values import DURATION, FORMAT, SINCE, WholeNumber
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,12 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from fyrehose.cli import candidates, formats, running
 from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
+from fyrehose.cli.servers import ADDRESS_HELP, TLS, protocol_to_tail, server
+from fyrehose.cli.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.parts import Joiner
 from fyrehose.records import Run
@@ -27,6 +31,79 @@ HIGH, LOW = 4 << 20, 1 << 20
 ABSENT_AFTER = 1.0
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
+
+
+@click.command(short_help="Follow a stream, or read it from its start.")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="[default: http where it listens, else figg]",
+    shell_complete=candidates.clients,
+)
+@click.option("--from", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
+@TLS
+@click.option(
+    "--stream",
+    metavar="NAME",
+    help="Stream to read (not with backbone), or pattern.",
+    shell_complete=candidates.streams,
+)
+@click.option("--since", type=SINCE, default="latest", show_default=True, help="First record.")
+@click.option(
+    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
+)
+@click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
+@click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
+@click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
+@click.option("--parts", type=PARTS, help="Events over 16 MiB: as one message?")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("extra", nargs=-1, metavar="")
+def tail(
+    protocol: str | None,
+    addresses: tuple[tuple[str, int | None], ...],
+    tls: str | None,
+    stream: str | None,
+    since: int | None,
+    subscription: str | None,
+    takeover: bool,
+    count: int | None,
+    idle: float | None,
+    form: str,
+    parts: str | None,
+    timeout: float,
+    extra: tuple[str, ...],
+) -> None:
+    """Write the messages of a stream to standard output as they arrive.
+
+    text: one message a line.  json: one object a line with what the protocol carries.  raw: no separators.  Patterns
+    need http; named subscriptions http or relink.  Exit status 1: messages are missing.
+
+    \b
+        fyrehose tail --stream 'logs.*'
+    """
+    if extra:
+        raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
+    if takeover and subscription is None:
+        raise click.UsageError("--takeover needs --subscription NAME")
+    named = None if subscription is None else NamedTail(subscription, takeover)
+    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
+    status = running.run(
+        lambda reactor: Tailing(
+            reactor,
+            at.tailer(reactor, stream, subscription is not None),
+            stream,
+            formats.chosen(form, os.isatty(1), many=stream is not None and "*" in stream),
+            count,
+            idle,
+            timeout,
+            at.history,
+            since,
+            named,
+            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
+        ).run()
+    )
+    sys.exit(status)
 
 
 @attrs.frozen

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -51,34 +49,6 @@ class WholeNumber(click.IntRange):
 PARTS = click.Choice(["join", "keep"])
 #: Option types of a duration in seconds (typed as 30, 250ms, 5m or 12h), and of a size in bytes (typed as 64k or 1G).
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
-
-
-def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that name a running server to a command; the command's function gets it as ``server``.
-
-    :param listener: the listener that the command asks: ``admin`` or ``http``
-    """
-    default = {"admin": DEFAULT_URL, "http": HTTP_URL}[listener]
-    options = (
-        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
-        click.option(
-            "--url", default=default, show_default=True, metavar="URL", help=f"URL of its {listener} listener."
-        ),
-    )
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def run(*args: Any, url: str, token_file: Path | None, ca: Path | None, **values: Any) -> Any:
-            from fyrehose.cli.remote import RemoteServer  # Other commands start sooner without a client of HTTP.
-
-            return command(*args, server=RemoteServer.of(url, token_file, ca, default), **values)
-
-        for option in options:
-            run = option(run)
-        return run
-
-    return add
 
 
 def since(text: str) -> int | None:

@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.connections import ConnectionHistory
-from fyrehose.cli.publish import publish
+from fyrehose.cli.publish import publish_from
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
 
@@ -88,7 +88,9 @@ class Run:
         self.clock = Clock()
         self.outcome: list[Any] = []
         self.history = ConnectionHistory("figg at h:1", "publish")
-        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, "notes", source, timeout, self.history))
+        self.deferred = Deferred.fromCoroutine(
+            publish_from(self.clock, publisher, "notes", source, timeout, self.history)
+        )
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
 

@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.remote import RemoteServer
-from fyrehose.cli.work import Handling, client, work
+from fyrehose.cli.work import Handling, client, run_work
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.http.workers import SharedWork
 
@@ -54,7 +54,7 @@ class Processes:
 
 
 def run(processes: Processes, *works: SharedWork) -> Deferred[int]:
-    return Deferred.fromCoroutine(work(processes, works, ["handle", "-x"]))
+    return Deferred.fromCoroutine(run_work(processes, works, ["handle", "-x"]))
 
 
 def test_exit_status_of_the_command_decides_about_the_record(capsys: pytest.CaptureFixture[str]) -> None:
