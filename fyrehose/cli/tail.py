@@ -213,10 +213,6 @@ class Tailing:
     #: why records are missing when the command ends because no message arrives; None: it has not ended so
     _short: str | None = None
 
-    @output.default
-    def _output(self) -> Output:
-        return Output(worker(self.reactor).call, self.tailer)
-
     async def run(self) -> int:
         """Write messages to standard output until the last one is written, none arrives any more, or Ctrl-C is pressed.
 
@@ -225,9 +221,10 @@ class Tailing:
         :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard
             output cannot be written
         """
-        tailer, output = self.tailer, self.output
+        tailer = self.tailer
         named = {} if self.named is None else attrs.asdict(self.named)
         tailer.subscribe(self.stream, self.take, self.since, self.lost, **named)
+        output = self.output = Output(worker(self.reactor).call, tailer)
         try:
             await connected(self.reactor, tailer, self.timeout, self.history)
             self.history.watch(lambda: output.end(self.history.refused))
