@@ -6,10 +6,11 @@ import click
 
 from fyrehose import __version__
 from fyrehose.cli import candidates
+from fyrehose.cli.completion import completion
 from fyrehose.cli.program import Commands, Program
 
 _SAME = (
-    *("bench", "cluster", "completion", "dead", "doctor", "eventbus", "journal", "protocols", "publish", "reload"),
+    *("bench", "cluster", "dead", "doctor", "eventbus", "journal", "protocols", "publish", "reload"),
     *("streams", "subscriptions", "tail", "token", "work"),
 )
 #: The commands that each module of this package defines.
@@ -57,3 +58,7 @@ def serve(arguments: tuple[str, ...]) -> None:
     from fyrehose.cli.serve import serve as run_server
 
     run_server(arguments)
+
+
+# Its module also tells click how each shell completes words, which must not wait until the command is used.
+main.add_command(completion)
