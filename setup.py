@@ -16,7 +16,7 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("fyrehose", "kernels", "native")
-#: The only one outside of the kernels, because it uses pyzmq; its docstring says how.
+#: The only compiled module outside of the kernels, because it uses pyzmq.
 ZEROMQ = Path("fyrehose", "protocols", "eventbus", "zeromq.pyx")
 
 #: The address of the repository, such as https://example.org/fyrehose; empty: it has none.  With an address, the links

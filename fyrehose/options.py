@@ -16,6 +16,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from math import inf
 from pathlib import Path
 from posixpath import join
 from typing import Any, TypeVar
@@ -36,21 +37,23 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def option(default: Any, convert: Callable[[str], Any], about: str, least: int = 0) -> Any:
+def option(default: Any, convert: Callable[[str], Any], about: str, least: int = 0, most: float = inf) -> Any:
     """Return a field of a settings class, for one option.
 
     :param convert: converts text to the value; raises ValueError with a description of valid text, such as "a size"
     :param about: the line of help for this option
     :param least: the smallest valid value of a number
+    :param most: its largest valid value
     """
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
-        if value < least:
-            least_text, text = (shown_value(field, each) for each in (least, value))
-            raise ValueError(f"{typed(field.name)} must be at least {least_text}, not {text}")
+        if not least <= value <= most:
+            bound = f"at least {shown_value(field, least)}" if value < least else f"at most {most}"
+            raise ValueError(f"{typed(field.name)} must be {bound}, not {shown_value(field, value)}")
 
+    bounded = least or most != inf
     return attrs.field(
-        default=default, validator=check if least else None, metadata={"convert": convert, "help": about}
+        default=default, validator=check if bounded else None, metadata={"convert": convert, "help": about}
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
-#: Tests of what any change may break.
+#: Tests that run after every change.
 ALWAYS = ("tests/test_layers.py", "tests/docs")
 #: Folders whose tests take minutes, or need real processes.
 LONG = ("tests/live/", "tests/verification/", "tests/spark/")

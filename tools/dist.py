@@ -145,7 +145,7 @@ def attempt(python: Path, version: str, file: Path, kernels: str) -> None:
     settings["PATH"] = str(own.parent)  # There is no C compiler.
     pip(own, "install", "--find-links", DIST, f"{file}[{EXTRAS}]", env=settings, cwd=WORK)
     said = run(own, ROOT / "tools" / "try_install.py", kernels, env=settings, cwd=WORK)
-    if file.suffix == ".whl":  # The codecs stay when the server goes.
+    if file.suffix == ".whl":  # Check that the codecs stay when the server is uninstalled.
         pip(own, "uninstall", "--yes", "fyrehose")
         run(own, "-c", "from fyrehose.protocols.lumberjack import LumberjackServerSession", env=settings, cwd=WORK)
     print(f"{version}, {file.name}: {said.strip().splitlines()[-1]}")
@@ -176,7 +176,9 @@ def main() -> None:
             if file.name.startswith(PROTOCOLS):
                 attempt_protocols(python, version, file)
             elif file.suffix == ".gz":
-                attempt(python, version, file, "pure-Python")  # With a compiler it became the wheel.
+                attempt(
+                    python, version, file, "pure-Python"
+                )  # With a compiler, the sdist was built into a wheel above.
             elif "-none-any" in file.name:
                 attempt(python, version, file, "pure-Python")
             elif tag in file.name:

@@ -75,7 +75,7 @@ def ancestors(module: str) -> Iterator[str]:
 
 @cache
 def reached(module: str) -> frozenset[str]:
-    """Everything that importing ``module`` imports, however far away."""
+    """Return all modules that importing *module* imports, directly or indirectly."""
     seen: set[str] = set()
     queue = [module]
     while queue:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from import_graph import MODULES, ROOT, ancestors, reached
 
-#: What a program imports; HTTP is not among them, because every language has a codec for it.
+#: The packages that programs import; without HTTP, because every language has a codec for it.
 ROOTS = ("fyrehose.records", "fyrehose.sessions", "fyrehose.protocols.*.frames", "fyrehose.protocols.*session")
 ROOTS += ("fyrehose.protocols.relink.names",)
-#: The server's: its wheel brings the compiled kernels, which the codecs use where they are installed.
+#: Not included, because the wheel of the server brings the compiled kernels; codecs use them if they are installed.
 SERVER = ("fyrehose.protocols.http.*", "fyrehose.kernels.native")
 #: The files beside the modules, relative to the root of the repository.
 OTHER = ("fyrehose/py.typed", "LICENSE")

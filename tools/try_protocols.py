@@ -2,8 +2,8 @@
 
     python tools/try_protocols.py DIRECTORY
 
-It runs with the Python of an environment that has fyrehose-protocols, attrs and trio; DIRECTORY has the loops.
-``dist.py`` and ``tests/live/test_protocols_alone.py`` run it.
+It runs with the Python of an environment that has fyrehose-protocols, attrs and trio; DIRECTORY has the example
+programs.  ``dist.py`` and ``tests/live/test_protocols_alone.py`` run it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 #: What the distribution and all of its requirements may take on disk, compiled modules included, in bytes.
 MOST_BYTES = 2 << 20
-#: How long a loop may take to answer on a busy machine, in seconds.
+#: How long an example program may take to answer on a busy machine, in seconds.
 PATIENCE = 60.0
 #: Packages of the server, none of which a codec may need.
 ABSENT = ("twisted", "zope", "h11", "crc32c", "click", "rich", "OpenSSL", "cryptography", "zmq")
@@ -99,7 +99,7 @@ def check_eventbus() -> None:
 
 
 def check_names_of_the_server(fyrehose: Any) -> None:
-    """A name that the codecs do not have says where it is."""
+    """Check that a name of the server raises an ImportError that names the package to install."""
     said = ""
     try:
         fyrehose.FileJournal  # noqa: B018
@@ -109,7 +109,7 @@ def check_names_of_the_server(fyrehose: Any) -> None:
 
 
 def check_loop(program: Path) -> None:
-    """Ship a window to a loop, in two pieces, after a reset, and before bytes of another protocol."""
+    """Check an example program: reset a connection, send events in two pieces, then bytes of another protocol."""
     process = subprocess.Popen(
         [sys.executable, program, "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

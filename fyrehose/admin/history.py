@@ -35,7 +35,7 @@ class Sample:
 
 @attrs.define(eq=False)
 class Series:
-    """The samples of one span of time.
+    """The samples of one span of time, such as the last hour, as means over a step, such as 10 seconds.
 
     :ivar step: the time that one sample covers, in seconds
     :ivar kept: complete samples, the oldest first
@@ -44,7 +44,7 @@ class Series:
     step: int
     most: int
     kept: deque[Sample] = attrs.field(init=False)
-    #: samples of the step that is not complete yet
+    #: the samples of the present step, whose mean is kept when the step ends
     _current: list[Sample] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:

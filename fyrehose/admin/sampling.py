@@ -22,7 +22,7 @@ from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
-#: :class:`StreamRates` forgets retired streams when it remembers more streams than twice those that exist, and this.
+#: :class:`StreamRates` forgets retired streams when it knows SPARE more streams than twice the number that exists.
 SPARE = 10_000
 #: :class:`StreamRates` computes no new rates before this time has passed, in seconds.
 MIN_INTERVAL = 0.5
@@ -60,7 +60,7 @@ class Sampler:
     _last_position: int | None = attrs.field(default=None, init=False)
     #: the counts of every histogram at each sample of the last minute, by its key
     _counts: deque[dict[int | str, tuple[int, ...]]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
-    #: the producers of each protocol in the minute before the present one
+    #: the producers that published with each protocol in the last full minute
     _producers: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _minute: int = attrs.field(default=0, init=False)
 
@@ -76,7 +76,7 @@ class Sampler:
         """Start sampling."""
         self._sampled_at = self.clock.seconds()
         self._last_totals = self._totals()
-        self._note_counts()  # so that observations before the first sample count for the last minute, too
+        self._note_counts()  # observations before the first sample belong to the last minute, too
         self._arm()
 
     def stop(self) -> None:
@@ -237,7 +237,7 @@ class StreamRates:
     _elapsed: float | None = attrs.field(default=None, init=False)
 
     def current(self) -> Callable[[str], float | None]:
-        """Update the rates if the last update is old enough, and return a function that looks one up.
+        """Update the rates if the last update is old enough, and return a function from a stream to its rate.
 
         :return: maps a stream to its messages per second between the last two updates; None if these are unknown,
             because this is the first update or the last one was longer than :data:`MAX_INTERVAL` ago

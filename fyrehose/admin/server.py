@@ -46,6 +46,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
+from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
@@ -54,7 +55,7 @@ from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
-#: The most streams, and the most subscribers, that one answer lists; more would block the reactor for too long.
+#: The most streams or subscribers that one answer lists; a longer list would block the reactor for too long.
 MOST_LISTED = 1_000
 #: The largest page number accepted.
 MOST_PAGES = 10**7
@@ -104,7 +105,7 @@ class Admin:
         return self.status.broker
 
     def status_for(self, match: str, limit: int, named: bool) -> dict[str, Any]:
-        """Return the status as one client may see it.
+        """Return the status of the server, without names of streams if the client may not see them.
 
         :param match: list only streams whose name contains this text
         :param limit: the most streams, and the most subscribers, that are listed
@@ -179,17 +180,15 @@ class AdminProtocol(WebProtocol):
         super().connectionLost(reason)
 
     def take_eof(self) -> None:
-        """Handle the end of input: end an event stream, because the browser may have left the page."""
+        """End an event stream when the client closes its side of the connection: the browser may have left the page."""
         super().take_eof()
         if self._stop_stream is not None:
             self.finish()
 
     def finish(self) -> None:
-        """Close the connection, after ending an event stream in order; its client may connect again."""
+        """Close the connection; send a last event first, which tells the client of an event stream to connect again."""
         self._end_stream({"error": "the server closes the connection; connect again to continue", "retry": True})
         super().finish()
-
-    # Internals.
 
     def _respond_health(self, check: str, whom: str) -> None:
         status = self.admin.status
@@ -232,10 +231,8 @@ class AdminProtocol(WebProtocol):
             self._respond(sharing.show(sharing.find(request.path[2])))
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
-        except errors.Following as error:
-            self._refuse(503, "following", str(error))
-        except errors.Unreplicated as error:
-            self._refuse(503, "unreplicated", str(error))
+        except (errors.Following, errors.Unreplicated) as error:
+            self._refuse(503, type(error).__name__.lower(), str(error))
 
     def _history(self, request: RequestHead) -> None:
         span = request.query.get("span", "1h")
@@ -304,7 +301,10 @@ class AdminProtocol(WebProtocol):
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
 
     def _stream(self, request: RequestHead, start: Callable[[], Callable[[], None]]) -> None:
-        """Begin an event stream: send its head; *start* begins to send events, and returns a function that stops."""
+        """Send the head of an event stream, and begin its events.
+
+        :param start: begins to send the events, and returns a function that stops them
+        """
         self.session.start(200, EVENTS)
         if request.method == "HEAD":
             self.session.end()
@@ -344,7 +344,7 @@ class AdminProtocol(WebProtocol):
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
-            """Send the newest records as an event, or an error as the last one; return how many bytes it costs."""
+            """Send the newest records as an event, or an error as the last one; return :attr:`StreamTail.cost`."""
             if self.write_paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.
@@ -430,8 +430,8 @@ class AdminService(TCPService):
         address: Any = port.getHost()
         if isinstance(address, INET):
             host = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
-            netloc = f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}"
-            AdminProtocol.log.info("the page is at {scheme}://{netloc}/", scheme=self._scheme, netloc=netloc)
+            where = place_text(host, address.port)
+            AdminProtocol.log.info("the page is at {scheme}://{where}/", scheme=self._scheme, where=where)
         return super()._listening(port)
 
     def stopService(self) -> Deferred[None]:

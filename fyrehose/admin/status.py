@@ -19,9 +19,11 @@ from typing import Any
 import attrs
 
 from fyrehose import __version__, kernels
+from fyrehose.admin.history import Rates
 from fyrehose.admin.sampling import (
     Sampler,
     StreamRates,
+    Totals,
     delivered_by_protocol,
     journal_status,
     published_by_protocol,
@@ -153,8 +155,6 @@ class Status:
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         protocols = []
         for protocol in protocols_of(self.broker):
-            published_rate = sample.published.get(protocol, (0.0, 0.0)) if sample else (None, None)
-            delivered_rate = sample.delivered.get(protocol, (0.0, 0.0)) if sample else (None, None)
             protocols.append(
                 {
                     "name": protocol,
@@ -165,14 +165,8 @@ class Status:
                     "acknowledge_p50": self.sampler.recent_quantile(protocol, 0.5),
                     "acknowledge_p99": self.sampler.recent_quantile(protocol, 0.99),
                     "publishers": self.sampler.publishers(protocol),
-                    "published_messages": published.get(protocol, (0, 0))[0],
-                    "published_bytes": published.get(protocol, (0, 0))[1],
-                    "published_rate": published_rate[0],
-                    "published_bytes_rate": published_rate[1],
-                    "delivered_messages": delivered.get(protocol, (0, 0))[0],
-                    "delivered_bytes": delivered.get(protocol, (0, 0))[1],
-                    "delivered_rate": delivered_rate[0],
-                    "delivered_bytes_rate": delivered_rate[1],
+                    **_traffic("published", protocol, published, sample.published if sample else None),
+                    **_traffic("delivered", protocol, delivered, sample.delivered if sample else None),
                     "subscribers": tallies[protocol].subscribers if protocol in tallies else 0,
                     "lag": lags.protocols.get(protocol, 0),
                     "stalled": lags.stalled.get(protocol, 0),
@@ -256,7 +250,7 @@ def protocols_of(broker: Broker) -> list[str]:
 
 
 def cluster_status(broker: Broker) -> ClusterStatus | None:
-    """Return the figures of the server as a member of its cluster; None if it is alone."""
+    """Return the state of the server as a member of its cluster; None if it is in no cluster."""
     status: ClusterStatus | None = broker.journal.cluster_status()
     return status
 
@@ -304,6 +298,18 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
         "paused": cursor.paused,
         "closes_in": cursor.closes_in,
     }
+
+
+def _traffic(kind: str, protocol: str, totals: Totals, rates: Rates | None) -> dict[str, float | None]:
+    """Return the totals and the rates of the messages and bytes that were published or delivered with *protocol*.
+
+    :param kind: ``published`` or ``delivered``
+    :param rates: None: they are not known yet
+    """
+    messages, size = totals.get(protocol, (0, 0))
+    rate, bytes_rate = (None, None) if rates is None else rates.get(protocol, (0.0, 0.0))
+    found = {"messages": messages, "bytes": size, "rate": rate, "bytes_rate": bytes_rate}
+    return {f"{kind}_{name}": value for name, value in found.items()}
 
 
 def _matching(streams: Mapping[str, int], match: str) -> Collection[str]:

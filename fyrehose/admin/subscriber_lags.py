@@ -47,10 +47,10 @@ class Lags:
         return max(self.protocols.values(), default=0)
 
     def include(self, cursors: Iterable[Cursor]) -> None:
-        """Take the lags of *cursors* into account."""
+        """Add the lags of the subscribers *cursors* to these lags."""
         protocols, streams, furthest = self.protocols, self.streams, self.furthest
         for cursor in cursors:
-            if cursor.stopped or not cursor.audience:  # A relay without clients is no subscriber.
+            if cursor.stopped or not cursor.audience:  # A relay that serves no clients does not count as a subscriber.
                 continue
             if cursor.paused and cursor.closes_in is not None:
                 self.stalled[cursor.tally.protocol] = self.stalled.get(cursor.tally.protocol, 0) + 1
@@ -87,7 +87,7 @@ class SubscriberLags:
 
     broker: Broker
     seconds: Callable[[], float]
-    #: the last complete round; the first round is used before it is complete
+    #: the lags of the last complete round; before that, those of the first round so far
     _complete: Lags | None = attrs.field(default=None, init=False)
     _round: Lags = attrs.field(init=False)
     _batches: Iterator[list[Cursor]] = attrs.field(factory=lambda: iter(()), init=False)

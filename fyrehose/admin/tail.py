@@ -37,7 +37,7 @@ class StreamTail:
     broker: Broker
     stream: str
     back: int = MOST_RECORDS
-    #: about how many bytes could have been sent to peers in the time that the last read took
+    #: cost of the last read, in bytes: about how many bytes the server could have sent to peers in the same time
     cost: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
 
@@ -70,7 +70,7 @@ class StreamTail:
 
 @attrs.define(eq=False)
 class TailTurns:
-    """Calls *send* every INTERVAL, in turns with everything else that sends records (:mod:`fyrehose.broker.rounds`).
+    """Calls *send* every INTERVAL seconds, in turns with other senders of records (see :mod:`fyrehose.broker.rounds`).
 
     :ivar send: sends the new records, and returns about how many bytes they have
     """
@@ -98,7 +98,7 @@ class TailTurns:
 
 
 def _cut(run: Run) -> Run:
-    """Return *run* with the shown part of each payload only, so that no large one is copied."""
+    """Return *run* with only the first :data:`PART` bytes of each payload, so that large payloads are not copied."""
     column = column_of(payload[:PART] for payload in run.payloads())
     return attrs.evolve(run, lengths=column.lengths, payload=column.payload)
 

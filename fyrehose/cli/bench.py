@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from fyrehose import plugins
 from fyrehose.cli import candidates
-from fyrehose.cli.console import bar, terminal
+from fyrehose.cli.console import bar, table, terminal, write_json
 from fyrehose.cli.values import DURATION, FORMAT, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.imports import Extra
-from fyrehose.interfaces import IExtraPlugin
 from fyrehose.journal.settings import Durability
 from fyrehose.journal.settings import durability as durability_of
 from fyrehose.options import shown_size
@@ -30,10 +27,10 @@ if TYPE_CHECKING:
 
 #: The extra with numpy, which counts received messages without an object for each.
 NUMPY = Extra("bench", "numpy", "numpy")
-#: Free space that the journals may need, in bytes for each second.
+#: Free space that the journals of the measurement need, in bytes for each second.
 SPACE = 64 << 20
-#: A load average above this part of the cores makes figures worse; a load maker (the client process) that is busier
-#: limits the rate.
+#: Load average for each core above which the figures are worse than they could be; and CPU use of a load maker (a
+#: client process), as a part of a core, above which it is the limit of the measured rate.
 LOADED, BUSY = 0.3, 0.9
 
 
@@ -69,14 +66,14 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
         raise ConfigError(f"there is no directory {data_dir}; pass --data-dir DIR on the disk to measure")
     free, needed = shutil.disk_usage(data_dir).free, int(seconds * SPACE)
     if free < needed:
-        raise ConfigError(f"{data_dir} has {shown_size(free)} free, and this may need {shown_size(needed)}")
+        raise ConfigError(f"{data_dir} has {shown_size(free)} free, and the measurement may need {shown_size(needed)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then stops the servers, too
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=data_dir) as folder, bar("measuring") as progress:
         report = measure(
             Path(folder), protocols, seconds, mode, lambda passed, what: progress(min(passed, seconds), seconds)
         )
     if form == "json":
-        click.echo(json.dumps(as_json(report, data_dir, mode), ensure_ascii=False))
+        write_json(as_json(report, data_dir, mode))
     else:
         show(report, data_dir, mode)
     for line in missing:
@@ -93,9 +90,8 @@ def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], 
             raise ConfigError(f"invalid --protocol {name!r}: expected {', '.join(known)}")
     found, missing = [], []
     for name in wanted or known:
-        plugin = plugins.load(name)
-        extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
-        if extra is not None and not extra.installed and not extra.use:
+        extra = plugins.missing_extra(plugins.load(name))
+        if extra is not None and not extra.use:
             missing.append(extra.missing(name))
         else:
             found.append(name)
@@ -105,21 +101,16 @@ def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], 
 
 
 def show(report: TrialReport, directory: Path, durability: str) -> None:
-    """Print the table, what it was measured with, and what limits its figures."""
+    """Print the circumstances of the measurement, the table of results, and remarks on what limits them."""
     console = terminal()
     for line in about(report, directory, durability):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("protocol", no_wrap=True)
     heads = ("bytes", "messages/s", "CPU us\na message", "one core\ncarries/s", "alone:\np50 ms", "p99 ms")
-    for name in heads:
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in report.trials:
-        table.add_row(trial.protocol, str(trial.full.size), *_cells(trial))
+    rows = [(trial.protocol, str(trial.full.size), *_cells(trial)) for trial in report.trials]
     p50, p99 = (_quantile(report.syncs, part) for part in (0.5, 0.99))
-    table.add_row("disk", "128", f"{1 / p50:,.0f}", "", "", f"{p50 * 1000:.3g}", f"{p99 * 1000:.3g}")
-    console.print(table)
+    rows.append(("disk", "128", f"{1 / p50:,.0f}", "", "", f"{p50 * 1000:.3g}", f"{p99 * 1000:.3g}"))
+    console.print(table(("protocol", *heads), rows, right=heads, whole=("protocol",)))
     console.print()
     for line in remarks(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -150,7 +141,7 @@ def _limited(trial: Trial) -> bool:
 
 
 def _quantile(syncs: Sequence[Sequence[float]], part: float) -> float:
-    """Return the time within which the fraction *part* of the syncs of a round returned: the median of all rounds."""
+    """Return the quantile *part* of the durations of syncs: the median over the rounds, in seconds."""
     found = sorted(times[int((len(times) - 1) * part)] for times in syncs)
     return found[len(found) // 2]
 

@@ -1,7 +1,7 @@
 """Values for shell completion that only a server, a journal's files or this installation knows.
 
-The person at the shell waits, and the shell has no place for errors: a server that does not answer soon, refuses or
-fails leaves the line as it is.
+Completion must be fast and never shows an error.  If a server does not answer within a second, refuses the request or
+fails, there are no values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
-#: How long the shell waits for values, in seconds, and the environment variable that sets another time.
+#: How long completion may take, in seconds, and the environment variable that overrides it.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
-#: Most values that are shown.
+#: The most values that are offered.
 MOST = 200
 
 #: The function that click calls to complete the values of a parameter.
@@ -40,15 +40,15 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
         found: list[str] = []
 
         def collect() -> None:
-            with contextlib.suppress(FyrehoseError, OSError):  # the shell has no place for errors
+            with contextlib.suppress(FyrehoseError, OSError):  # completion shows no errors
                 for value in source(ctx, incomplete):
-                    # The shells' scripts read a value a line, and a terminal interprets control characters.
+                    # The scripts of the shells expect one value a line; control characters would reach the terminal.
                     if value.startswith(incomplete) and value.isprintable():
                         found.append(value)
                     if len(found) == MOST:
                         return
 
-        # Only this thread bounds the time: a server may send a byte now and then, and looking up a name may take long.
+        # Timeouts of the requests do not limit the total time: a server may send slowly, and so may a name server.
         thread = threading.Thread(target=collect, daemon=True)
         thread.start()
         thread.join(_patience(patience_s))
@@ -60,7 +60,7 @@ def completed(source: Source, patience_s: float = PATIENCE_S) -> Complete:
 def _patience(default_s: float) -> float:
     try:
         return duration(os.environ[WAIT])
-    except (KeyError, ValueError):  # the shell has no place for an error
+    except (KeyError, ValueError):  # completion shows no errors
         return default_s
 
 
@@ -90,6 +90,8 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
     """Return the URL of the http listener that the command line names; None: it names an admin listener."""
+    from fyrehose.net.several import place_text
+
     given = {param.name: param for param in ctx.command.params}
     if "url" in given:
         url: str = ctx.params.get("url") or str(given["url"].default)
@@ -98,8 +100,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
     # The port in --from or --to belongs to --protocol; all protocols serve the same streams.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
         port = urlsplit(HTTP_URL).port
-    shown = f"[{host}]" if ":" in host else host
-    return f"http{'s' if ctx.params.get('tls') else ''}://{shown}:{port}"
+    return f"http{'s' if ctx.params.get('tls') else ''}://{place_text(host, port)}"
 
 
 def _journal_streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -115,7 +116,7 @@ def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]
 
 
 def _directory(ctx: click.Context) -> Path:
-    """Return the journal that the command line names, or ``data`` if it does not name one yet."""
+    """Return the directory of the journal that the command line names, or ``data`` if it names none yet."""
     # If the last option has no value yet, click leaves all arguments in args.
     return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
 
@@ -180,23 +181,13 @@ class Served(click.Command):
 
 
 def serve_values(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the value of an option of ``serve``."""
+    """Return the completions of the value of an option of ``serve``."""
     before = (ctx.params.get("arguments") or ("",))[-1]
     if before in ("--data-dir", "--rundir", "--chroot"):
-        return directories(ctx, param, incomplete)
+        return [CompletionItem(incomplete, type="dir")]
     if before in ("--config", "--policy", "--logfile", "--pidfile"):
-        return files(ctx, param, incomplete)
+        return [CompletionItem(incomplete, type="file")]
     return completed(_arguments_of_serve, 5.0)(ctx, param, incomplete)
-
-
-def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a file."""
-    return [CompletionItem(incomplete, type="file")]
-
-
-def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a directory."""
-    return [CompletionItem(incomplete, type="dir")]
 
 
 #: Completers of names that the server of the command line knows.

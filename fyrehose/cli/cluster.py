@@ -1,44 +1,54 @@
-"""``fyrehose cluster``: show the servers of a cluster, and the log that they share.
+"""``fyrehose cluster``: show the servers of a cluster and the log that they share, and change the cluster's members.
 
-Each server reports its state to the others four times a second through NATS; this command listens to these messages.
+Each server reports its state to the others four times a second through NATS; the commands listen to these messages.
+The leader appends a change of the members to the shared log, and answers in its messages.  A request is repeated until
+it is answered, so that the next leader carries it out if this leader is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 import click
-from rich.table import Table
 
-from fyrehose.cli.console import terminal
+from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.program import Commands
 from fyrehose.cli.values import DURATION, FORMAT
-from fyrehose.errors import ConfigError, FyrehoseError, MissingExtra
+from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.imports import NATS
+from fyrehose.journal.format import Damage
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
+from fyrehose.replication.members import ChangeKind, MemberChange, Members, is_name
 from fyrehose.replication.overview import parsed
 from fyrehose.replication.settings import ReplicationSettings, server_name
-from fyrehose.replication.stream import nodes_of, stream_of, subject_of
-
-F = TypeVar("F", bound=Callable[..., Any])
+from fyrehose.replication.stream import (
+    CONNECT_TIMEOUT_S,
+    connect,
+    nodes_of,
+    stream_of,
+    subject_of,
+)
 
 #: How long the command listens, in seconds: each server sends several messages in that time.
 LISTEN = 1.5
-#: How long NATS may take to answer, in seconds.
-NATS_TIMEOUT_S = 5.0
-#: How long a NATS server may take to say its name, in seconds.
+#: How long a NATS server may take to send its name to a new client, in seconds.
 REACH_S = 2.0
 #: The port of a NATS server whose address has none.
 NATS_PORT = 4222
+#: How often a request is repeated, in seconds.
+REPEAT = 0.3
+WAIT = click.option("--wait", type=DURATION, default="30s", show_default=True, help="How long to wait for the leader.")
 
 
 @attrs.frozen
@@ -72,7 +82,7 @@ class Survey:
 
 @click.group(
     short_help="Show the servers of a cluster, and change its members.",
-    commands=Commands("fyrehose.cli", {"cluster_members": "add members remove replace", "cluster_reseed": "reseed"}),
+    commands=Commands("fyrehose.cli", {"cluster_reseed": "reseed"}),
 )
 def cluster() -> None:
     """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
@@ -83,8 +93,14 @@ def cluster() -> None:
     """
 
 
-def of_a_cluster(command: F) -> F:
-    """Add the options that select the cluster to a command."""
+def of_a_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a cluster to a command; the command's function gets its ``settings``."""
+
+    @wraps(command)
+    def run(*args: Any, config: Path | None, urls: tuple[str, ...], name: str, **values: Any) -> Any:
+        NATS.require("this command")
+        return command(*args, settings=settings_of(config, urls, name), **values)
+
     for option in (
         click.option("--cluster", "name", default="", help="Name of the cluster, with --nats.  [default: fyrehose]"),
         click.option("--nats", "urls", multiple=True, metavar="URL", help="Address of a NATS server; may be repeated."),
@@ -92,14 +108,14 @@ def of_a_cluster(command: F) -> F:
             "--config", type=click.Path(path_type=Path), help="Configuration file of a server of the cluster."
         ),
     ):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 @cluster.command()
 @of_a_cluster
 @FORMAT
-def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> None:
+def status(settings: ReplicationSettings, form: str) -> None:
     """Show which server leads, how far behind the others are, and which are silent.
 
     The status is 1 whenever messages are refused: no server leads, the leader refuses them, or JetStream does not
@@ -109,10 +125,9 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
         fyrehose cluster status --nats nats://10.0.0.1:4222 --format json
     """
-    check_installed()
-    found = asyncio.run(survey(settings_of(config, urls, name)))
+    found = asyncio.run(survey(settings))
     if form == "json":
-        click.echo(json.dumps(attrs.asdict(found)))
+        write_json(attrs.asdict(found))
     else:
         _show(found)
     if why := refusal(found):
@@ -123,34 +138,101 @@ def status(config: Path | None, urls: tuple[str, ...], name: str, form: str) -> 
 @of_a_cluster
 @click.option("--name", "only_name", is_flag=True, help="Print the name of the server instead of its address.")
 @click.option("--wait", type=DURATION, default="60s", show_default=True, help="How long to wait for a leader.")
-def leader(config: Path | None, urls: tuple[str, ...], name: str, only_name: bool, wait: float) -> None:
+def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
     """Print the address of the server that leads; wait until one does.
 
     \b
         fyrehose cluster leader --config fyrehose.toml
     """
-    check_installed()
-    found = asyncio.run(survey(settings_of(config, urls, name), wait, leading))
+    found = asyncio.run(survey(settings, wait, leading))
     heard = leader_of(found.servers)
     if heard is None:
         raise FyrehoseError(f"no server leads: none has reported that within {wait:g} s; see: fyrehose cluster status")
     if not only_name and not heard.get("address"):
-        raise FyrehoseError(f"server {heard['name']} leads, and its configuration has no address in [replication]")
+        raise FyrehoseError(
+            f"server {heard['name']} leads, but its address is unknown; set address in [replication] of its file"
+        )
     click.echo(heard["name"] if only_name else heard["address"])
+
+
+@cluster.command(short_help="Show the members of a cluster.")
+@of_a_cluster
+@FORMAT
+def members(settings: ReplicationSettings, form: str) -> None:
+    """Show the members of a cluster, as the shared log lists them; it is kept until all of them have it.
+
+    \b
+        fyrehose cluster members --config /etc/fyrehose/fyrehose.toml
+    """
+    found = asyncio.run(survey(settings))
+    listed = _listed(found)
+    rows = list(_rows(found, listed))
+    if form == "json":
+        shown = [{"name": name, "member": name in listed.names, "state": state} for name, state in rows]
+        write_json({"version": listed.version, "places": listed.places, "servers": shown})
+        return
+    terminal().print(table(("member", "state"), rows))
+    if listed.places:
+        click.echo(f"{counted(listed.places, 'place is', 'places are')} free: the next new servers take them")
+
+
+@cluster.command(short_help="Add a server to a cluster.")
+@click.argument("server", default="")
+@of_a_cluster
+@WAIT
+def add(settings: ReplicationSettings, server: str, wait: float) -> None:
+    """Add SERVER, by default the one whose configuration file is named, then start it.
+
+    From now on the shared log is kept until that server has it, too.
+
+    \b
+        fyrehose cluster add --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster add d --nats nats://10.0.0.1:4222
+    """
+    _change(settings, wait, ChangeKind.ADD, _name(server or settings.name))
+
+
+@cluster.command(short_help="Remove a server from a cluster.")
+@click.argument("server", default="")
+@click.option("--places", is_flag=True, help="Remove the places that no server has taken.")
+@of_a_cluster
+@WAIT
+def remove(settings: ReplicationSettings, server: str, places: bool, wait: float) -> None:
+    """Remove SERVER: it ends if it runs, and nothing is kept for it any more.
+
+    If it leads, another server takes over first. Two members have to be left.
+
+    \b
+        fyrehose cluster remove c --config /etc/fyrehose/fyrehose.toml
+    """
+    if places == bool(server):
+        raise ConfigError("pass either the name of a server or --places")
+    if places:
+        _change(settings, wait, ChangeKind.CLOSE)
+    else:
+        _change(settings, wait, ChangeKind.REMOVE, _name(server))
+
+
+@cluster.command(short_help="Let a server take the place of another one.")
+@click.argument("old")
+@click.argument("new", default="")
+@of_a_cluster
+@WAIT
+def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> None:
+    """Let NEW, by default the server whose configuration file is named, take the place of OLD, then start it.
+
+    Run this on a new machine in the place of one that is lost. Its server needs another name than the old one.
+
+    \b
+        fyrehose cluster replace c --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster replace c d --nats nats://10.0.0.1:4222
+    """
+    _change(settings, wait, ChangeKind.REPLACE, _name(old), _name(new or settings.name))
 
 
 def leading(said: dict[str, Any]) -> bool:
     """Return whether the message *said* comes from a server that leads, and is not about to leave."""
     return said.get("state") == "leader" and not said.get("leaving")
-
-
-def check_installed() -> None:
-    """Check that nats-py is installed.
-
-    :raises MissingExtra: it is not
-    """
-    if find_spec("nats") is None:
-        raise MissingExtra("this command needs nats-py; install it with: pip install 'fyrehose[replication]'")
 
 
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
@@ -166,7 +248,7 @@ def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> Replic
 
     settings = read_file(config).replication
     if settings is None:
-        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+        raise ConfigError(f"{config} has no table [replication], so its server belongs to no cluster")
     return settings
 
 
@@ -184,7 +266,9 @@ async def survey(
     enough = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        with suppress(ValueError, TypeError, AttributeError):  # ignore messages that no server of the cluster sends
+        with suppress(
+            ValueError, TypeError, AttributeError
+        ):  # somebody else may publish other messages to this subject
             said = json.loads(message.data)
             heard[server_name(said.get("name"))] = said
             if until(said):
@@ -205,47 +289,13 @@ async def survey(
     return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
 
 
-async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
-    """Return a connection of nats-py to a NATS server of the cluster.
-
-    :param errors: a list for refusals that NATS sends later, and that no call raises
-    :raises FyrehoseError: no NATS server can be reached
-    """
-    import nats
-    from nats.errors import Error
-
-    async def quiet(error: Exception) -> None:
-        """Keep nats-py from printing a traceback; remember refusals of NATS, which connecting does not raise."""
-        errors.append(error)
-
-    options = settings.connect_options()
-    try:
-        return await asyncio.wait_for(
-            nats.connect(
-                list(settings.servers),
-                error_cb=quiet,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0.1,
-                connect_timeout=NATS_TIMEOUT_S,
-                **options,
-            ),
-            2 * NATS_TIMEOUT_S,
-        )
-    except Exception as error:
-        # Prefer the server's reason for closing a connection to the system's error of the next attempt.
-        why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
-        raise FyrehoseError(
-            f"no NATS server of {settings.shown_servers} can be reached: {str(why) or type(why).__name__}"
-        ) from error
-
-
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
     from nats.errors import Error
 
     try:
-        info = await client.jetstream(timeout=NATS_TIMEOUT_S).stream_info(stream)
+        info = await client.jetstream(timeout=CONNECT_TIMEOUT_S).stream_info(stream)
     except (Error, OSError):
-        return None  # the status says that JetStream does not answer
+        return None  # the caller reports that JetStream does not answer
     return {
         "stream": stream,
         "first": info.state.first_seq,
@@ -280,7 +330,7 @@ def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def refusal(found: Survey) -> str:
-    """Return why publishers are refused; empty if messages are accepted."""
+    """Return why the cluster refuses messages at present; empty if it accepts them."""
     leader = leader_of(found.servers)
     if leader is None:
         return "no server leads: messages are refused until one does"
@@ -295,7 +345,7 @@ def refusal(found: Survey) -> str:
 
 def _members(found: Survey) -> list[MemberStatus]:
     """Return the state of each server that the leader describes, and of servers that only this command has heard."""
-    listed = parsed((leader_of(found.servers) or {}).get("servers"))
+    listed = parsed(leader_of(found.servers) or {})
     names = {each.name for each in listed}
     heard = [
         MemberStatus(name=str(said.get("name")), role=str(said.get("state")), address=str(said.get("address") or ""))
@@ -308,20 +358,15 @@ def _members(found: Survey) -> list[MemberStatus]:
 def _show(found: Survey) -> None:
     ends = {said.get("name"): int(said.get("position", 0)) for said in found.servers}
     leader = leader_of(found.servers)
-    table = Table(
-        "server", "role", "position", "behind", "records", "seconds", "heard", "address", box=None, pad_edge=False
-    )
+    rows = []
     for each in _members(found):
         role = each.role if each.alive or each.heard is None else f"silent for {each.heard:.0f} s"
         leads = leader is not None and leader.get("name") == each.name
         lacks = (each.behind, each.records, each.seconds)
-        table.add_row(
-            *(re.sub(r"[^\x20-\x7e]", "?", str(cell)) for cell in (each.name, role, ends.get(each.name, "?"))),
-            *("?" if lack is None else f"{lack:,}" for lack in lacks),
-            "" if leads or each.heard is None else f"{each.heard:.1f} s ago",
-            each.address,
-        )
-    terminal().print(table)
+        heard = "" if leads or each.heard is None else f"{each.heard:.1f} s ago"
+        numbers = ("?" if lack is None else f"{lack:,}" for lack in lacks)
+        rows.append((each.name, role, str(ends.get(each.name, "?")), *numbers, heard, each.address))
+    terminal().print(table(("server", "role", "position", "behind", "records", "seconds", "heard", "address"), rows))
     if found.log is None:
         click.echo("shared log: JetStream does not answer")
     else:
@@ -338,13 +383,13 @@ def _show(found: Survey) -> None:
 def _show_nats(found: Survey) -> None:
     """Show which NATS servers answer, and the state that JetStream reports for those that store the shared log."""
     stored = {node["name"]: node for node in (found.log or {}).get("nodes", ())}
-    table = Table("NATS server", "address", "answers", "shared log", box=None, pad_edge=False)
+    rows = []
     for server in found.nats:
         node = stored.pop(server.name, None)
-        table.add_row(server.name or "?", server.address, server.version if server.alive else "no", _stores(node))
+        rows.append((server.name or "?", server.address, server.version if server.alive else "no", _stores(node)))
     for name, node in stored.items():
-        table.add_row(name, "?", "no" if node["offline"] else "?", _stores(node))
-    terminal().print(table)
+        rows.append((name, "?", "no" if node["offline"] else "?", _stores(node)))
+    terminal().print(table(("NATS server", "address", "answers", "shared log"), rows))
 
 
 def _stores(node: dict[str, Any] | None) -> str:
@@ -355,3 +400,89 @@ def _stores(node: dict[str, Any] | None) -> str:
         return "offline"
     behind = f"{counted(int(node['lag']), 'entry', 'entries')} behind"
     return "leads" if node["leads"] else "current" if node["current"] else behind
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ConfigError("pass the name of the server, or --config with its configuration file")
+    if not is_name(text):
+        raise ConfigError(f"{text!r} is not the name of a server: 1 to 64 letters, digits, - and _")
+    return text
+
+
+def _listed(found: Survey) -> Members:
+    """Return the newest list of members that a server has sent.
+
+    :raises FyrehoseError: no server has sent a list
+    """
+    lists = list(filter(None, map(_said_by, found.servers)))
+    if not lists:
+        raise FyrehoseError("no server knows the members: none is running, or none has led yet")
+    return max(lists, key=lambda members: members.version)
+
+
+def _said_by(said: dict[str, Any]) -> Members | None:
+    try:
+        return Members.unpack(str(said.get("listed", "")).encode())
+    except Damage:
+        return None  # this server has no list yet, or an older one
+
+
+def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
+    """Yield the name and the state of each member, then those of other servers that run."""
+    heard = {re.sub(r"[^\x20-\x7e]", "?", str(said.get("name"))): said for said in found.servers}
+    known = {each.name: each.heard for each in parsed(leader_of(found.servers) or {})}
+    for name in listed.names:
+        if name in heard:
+            yield name, str(heard[name].get("state"))
+        else:
+            silent = known.get(name)
+            yield name, "not heard" if silent is None else f"silent for {silent:.0f} s"
+    for name in heard:
+        if name not in listed.names:
+            yield name, "not a member"
+
+
+def _change(settings: ReplicationSettings, wait: float, kind: ChangeKind, name: str = "", by: str = "") -> None:
+    """Ask the leader for a change, and show the members after it.
+
+    :raises FyrehoseError: it is refused, or no server leads
+    """
+    found = asyncio.run(survey(settings, wait, leading))
+    if not any(map(leading, found.servers)):
+        raise FyrehoseError(f"no server leads, so the members cannot be changed; listened for {wait:g} s")
+    before = _listed(found)
+    if kind is ChangeKind.REMOVE and name not in before.names:
+        raise FyrehoseError(f"{name} is not a member; the members are {before}")
+    after = asyncio.run(_ask(settings, MemberChange(os.urandom(8).hex(), before.version, kind, name, by), wait))
+    click.echo(f"the members are {after}")
+
+
+async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float) -> Members:
+    """Send the request again and again until a leader answers; return the members after the change."""
+    answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def receive(message: Any) -> None:
+        said = json.loads(message.data)
+        if leading(said) and said.get("answer", {}).get("id") == change.ident:
+            answers.put_nowait(said)
+
+    client = await connect(settings, [])
+    try:
+        await client.subscribe(subject_of(settings.cluster, "say"), cb=receive)
+        deadline = asyncio.get_running_loop().time() + wait
+        while asyncio.get_running_loop().time() < deadline:
+            await client.publish(subject_of(settings.cluster, "members"), change.pack())
+            try:
+                said = await asyncio.wait_for(answers.get(), REPEAT)
+            except TimeoutError:
+                continue
+            if said["answer"]["refused"]:
+                raise FyrehoseError(str(said["answer"]["refused"]))
+            return Members.unpack(str(said["listed"]).encode())
+    finally:
+        await client.close()
+    raise FyrehoseError(
+        f"no leader has answered within {wait:g} s, so whether the members were changed is unknown: look with "
+        "`fyrehose cluster members`; running the command again does no harm"
+    )

@@ -11,6 +11,7 @@ import click
 
 from fyrehose.cli import cluster
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.imports import NATS
 from fyrehose.journal import scan
 from fyrehose.journal.exchange import Handover
 from fyrehose.journal.files import Files
@@ -44,7 +45,7 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     \b
         fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
     """
-    cluster.check_installed()
+    NATS.require("this command")
     settings, directory = _server(config, data_dir)
     with changing(directory, "cannot be used for a new shared log"):
         journal = recover(directory, Files())
@@ -77,7 +78,7 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
 
     content = read_file(config)
     if content.replication is None:
-        raise ConfigError(f"{config} has no table [replication]: its server is alone")
+        raise ConfigError(f"{config} has no table [replication], so its server belongs to no cluster")
     if data_dir is None and content.data_dir is None:
         raise ConfigError(f"{config} has no data-dir; pass --data-dir DIR, as to the server")
     directory = data_dir or Path(content.data_dir or "")
@@ -90,7 +91,7 @@ def _server(config: Path, data_dir: Path | None) -> tuple[ReplicationSettings, P
 
 
 def _parts(directory: Path, end: int, aside: list[SetAside]) -> str:
-    """Return the parts of the new journal as text: the log up to *end*, and the files *aside* that continue it."""
+    """Return as text what the new journal consists of: the log up to *end*, and the files *aside* that continue it."""
     mark = scan.look_at_mark(directory, Files())
     known = "an unknown position" if mark.copied or mark.begin is None else f"position {mark.durable}"
     more = "".join(f", {each.path.name} to {each.end}" for each in aside)
@@ -103,7 +104,7 @@ def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[b
     :return: the identity of the journal, and the checksum from which it continues
     """
     files = Files()
-    # Opened with a handover, the journal appends no bytes of its own.
+    # With a handover, opening the journal appends nothing to it.
     writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
     try:
         writer.open(journal.time)

@@ -1,15 +1,6 @@
-"""The command ``fyrehose``: its options and arguments.
-
-The other modules of this package do the work of each command.
-"""
+"""The command ``fyrehose``, whose commands the other modules of this package define."""
 
 from __future__ import annotations
-
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -17,58 +8,13 @@ from fyrehose import __version__
 from fyrehose.cli import candidates
 from fyrehose.cli.completion import completion
 from fyrehose.cli.program import Commands, Program
-from fyrehose.cli.values import DURATION, HTTP_URL, PARTS, Since, WholeNumber, remote_options
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-#: Help of the addresses of `publish` and `tail`.
-_ADDRESS = "Server, or all of a cluster's."
-
-
-class AddressType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
-    """Option type of a server's address: ``HOST:PORT``, ``[IPV6]:PORT``, or only a host; its value is (host, port)."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, int | None]:
-        if isinstance(value, tuple):
-            return value
-        text = str(value)
-        host, colon, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
-        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
-            self.fail(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:8119", param, ctx)
-        return host.strip("[]") or "127.0.0.1", int(port) if colon else None
-
-
-class Addresses(AddressType):
-    """Option type of one or several servers' addresses, separated by commas."""
-
-    name = "host:port[,...]"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        return tuple(super(Addresses, self).convert(part.strip(), param, ctx) for part in str(value).split(","))
-
-
-def _protocol(command: F) -> F:
-    option = click.option(
-        "--protocol",
-        default="figg",
-        show_default=True,
-        metavar="NAME",
-        help="Protocol to use; see `fyrehose protocols`.",
-        shell_complete=candidates.clients,
-    )
-    return option(command)
-
-
-def _tls(command: F) -> F:
-    option = click.option(
-        "--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", shell_complete=candidates.files
-    )
-    return option(command)
+_SAME = (
+    *("bench", "cluster", "dead", "doctor", "eventbus", "journal", "protocols", "publish", "reload"),
+    *("streams", "subscriptions", "tail", "token", "work"),
+)
+#: The commands that each module of this package defines.
+COMMANDS = {**{name: name for name in _SAME}, "stats": "stats top"}
 
 
 class MainProgram(Program):
@@ -77,22 +23,6 @@ class MainProgram(Program):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write only the commands: the line with the usage names the options."""
         self.format_commands(ctx, formatter)
-
-
-#: The commands that other modules define.
-COMMANDS = {
-    "bench": "bench",
-    "cluster": "cluster",
-    "dead": "dead",
-    "doctor": "doctor",
-    "eventbus": "eventbus",
-    "journal": "journal",
-    "reload": "reload",
-    "stats": "stats top",
-    "streams": "streams",
-    "subscriptions": "subscriptions",
-    "token": "token",
-}
 
 
 @click.group(
@@ -128,217 +58,6 @@ def serve(arguments: tuple[str, ...]) -> None:
     from fyrehose.cli.serve import serve as run_server
 
     run_server(arguments)
-
-
-@main.command(short_help="Publish messages, or the lines of files.")
-@_protocol
-@click.option("--to", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
-@_tls
-@click.option(
-    "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
-)
-@click.option(
-    "--file",
-    "files",
-    multiple=True,
-    metavar="PATH",
-    help="Publish the lines of PATH; - is standard input.",
-    shell_complete=candidates.files,
-)
-@click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
-@click.option(
-    "--window",
-    type=WholeNumber(1, 100_000),
-    default=1000,
-    show_default=True,
-    help="Most unacknowledged messages.",
-)
-@click.option("--transaction", type=WholeNumber(1), metavar="N", help="Commit every N messages together (relink).")
-@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
-@click.argument("messages", nargs=-1)
-def publish(
-    protocol: str,
-    addresses: tuple[tuple[str, int | None], ...],
-    tls: str | None,
-    stream: str | None,
-    files: tuple[str, ...],
-    whole: bool,
-    window: int,
-    transaction: int | None,
-    timeout: float,
-    messages: tuple[str, ...],
-) -> None:
-    """Publish MESSAGES, the lines of files, or the lines of standard input.
-
-    The exit status is 0 if the server acknowledged every message, which means that they are on its disk.
-
-    \b
-        fyrehose publish --stream notes "first message" "second message"
-        journalctl -f | fyrehose publish --protocol backbone
-        fyrehose publish --protocol relink --stream s --transaction 50 --file f
-    """
-    from fyrehose.cli import running, sources
-    from fyrehose.cli.publish import publish as publish_all
-    from fyrehose.cli.servers import server
-
-    if whole:
-        source = sources.whole_files([*files, *messages])
-    elif messages and files:
-        raise click.UsageError("pass either MESSAGES or --file; with --whole, arguments are files")
-    elif messages:
-        source = sources.arguments(messages)
-    else:
-        if not files and sys.stdin is not None and sys.stdin.isatty():
-            click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
-        source = sources.lines_of(files or ("-",))
-    at = server(protocol, addresses[0], tls, addresses[1:])
-    status = running.run(
-        lambda reactor: publish_all(
-            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
-        )
-    )
-    sys.exit(status)
-
-
-@main.command(short_help="Follow a stream, or read it from its start.")
-@click.option(
-    "--protocol",
-    metavar="NAME",
-    help="[default: http where it listens, else figg]",
-    shell_complete=candidates.clients,
-)
-@click.option("--from", "addresses", type=Addresses(), default="127.0.0.1", help=f"{_ADDRESS}  [default: 127.0.0.1]")
-@_tls
-@click.option(
-    "--stream",
-    metavar="NAME",
-    help="Stream to read (not with backbone), or pattern.",
-    shell_complete=candidates.streams,
-)
-@click.option("--since", type=Since(), default="latest", show_default=True, help="First record.")
-@click.option(
-    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
-)
-@click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
-@click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
-@click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
-@click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
-@click.option("--parts", type=PARTS, help="Events over 16 MiB: as one message?")
-@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
-@click.argument("extra", nargs=-1, metavar="")
-def tail(
-    protocol: str | None,
-    addresses: tuple[tuple[str, int | None], ...],
-    tls: str | None,
-    stream: str | None,
-    since: int | None,
-    subscription: str | None,
-    takeover: bool,
-    count: int | None,
-    idle: float | None,
-    form: str,
-    parts: str | None,
-    timeout: float,
-    extra: tuple[str, ...],
-) -> None:
-    """Write the messages of a stream to standard output as they arrive.
-
-    text: one message a line.  json: one object a line with what the protocol carries.  raw: no separators.  Patterns
-    need http; named subscriptions http or relink.  Exit status 1: messages are missing.
-
-    \b
-        fyrehose tail --stream 'logs.*'
-    """
-    from fyrehose.cli import formats, running
-    from fyrehose.cli.servers import protocol_to_tail, server
-    from fyrehose.cli.tail import NamedTail
-    from fyrehose.cli.tail import tail as follow
-    from fyrehose.journal.parts import Joiner
-
-    if extra:
-        raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
-    if takeover and subscription is None:
-        raise click.UsageError("--takeover needs --subscription NAME")
-    named = None if subscription is None else NamedTail(subscription, takeover)
-    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
-    status = running.run(
-        lambda reactor: follow(
-            reactor,
-            at.tailer(reactor, stream, subscription is not None),
-            stream,
-            formats.chosen(form, os.isatty(1), many=stream is not None and "*" in stream),
-            count,
-            idle,
-            timeout,
-            at.history,
-            since,
-            named,
-            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
-        )
-    )
-    sys.exit(status)
-
-
-@main.command("work", short_help="Run a command for each record of a stream.")
-@remote_options(HTTP_URL, "http")
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
-@click.option(
-    "--subscription",
-    required=True,
-    metavar="NAME",
-    help="Shared subscription; created if there is none.",
-    shell_complete=candidates.subscriptions,
-)
-@click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
-@click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
-@click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
-def work(
-    url: str,
-    token_file: Path | None,
-    ca: Path | None,
-    stream: str,
-    subscription: str,
-    jobs: int,
-    idle: float | None,
-    program: tuple[str, ...],
-) -> None:
-    """Run COMMAND for each record, with the payload as its standard input.
-
-    Exit status 0 settles the record, 75 returns it without counting a failure, any other is a failure: the record comes
-    again later, and is a dead letter after the last failure. The environment has FYREHOSE_STREAM, _SEQ and _FAILURES,
-    and _TOPIC and _PRODUCER if the record has them.
-
-    \b
-        fyrehose work --stream orders --subscription billing -- ./handle
-        fyrehose work --stream images --subscription thumbs --jobs 4 -- ./resize
-    """
-    from fyrehose.cli import running
-    from fyrehose.cli.remote import RemoteServer
-    from fyrehose.cli.work import client
-    from fyrehose.cli.work import work as run_work
-
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
-
-    async def run(reactor: Any) -> int:
-        at = client(reactor, server, None if ca is None else str(ca))
-        return await run_work(reactor, [at.share(stream, subscription, idle=idle) for _ in range(jobs)], program)
-
-    sys.exit(running.run(run))
-
-
-@main.command("protocols")
-@click.argument("names", nargs=-1, shell_complete=candidates.protocols)
-def show_protocols(names: tuple[str, ...]) -> None:
-    """List the protocols, where they listen, and their options.
-
-    \b
-        fyrehose protocols
-        fyrehose protocols figg
-    """
-    from fyrehose import plugins
-    from fyrehose.cli.protocols import show
-
-    show(list(names) or plugins.names(), details=bool(names))
 
 
 # Its module also tells click how each shell completes words, which must not wait until the command is used.

@@ -84,7 +84,7 @@ class LineComplete(BashComplete):
 
 
 class WholeFishComplete(FishComplete):
-    """Complete words for fish; click's own script cuts them off at a comma."""
+    """Complete words for fish, commas included; click's own script cuts each word off at its first comma."""
 
     source_template = FishComplete.source_template.replace('(string split ","', '(string split --max 1 ","')
 

@@ -80,7 +80,7 @@ class ConnectionHistory:
 
     @property
     def hint(self) -> str:
-        """Return the likely cause why the server does not answer, and where to look."""
+        """Return as text why the server probably does not answer, and what to check."""
         if self._made and self.servers_own:
             return _OWN
         if self._open and not self._heard:
@@ -209,7 +209,7 @@ class _Factory(WrappingFactory):
 
 
 def _explained(error: BaseException | None) -> str:
-    """Return the text of a TLS error: the reasons in an error of OpenSSL, or that the certificate has another name."""
+    """Return a TLS error as text for people: the reasons of OpenSSL, or that the certificate has another name."""
     if type(error).__name__ == "VerificationError":
         return "its certificate is for another name"
     reasons = error.args[0] if error is not None and error.args else []

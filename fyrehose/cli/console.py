@@ -1,20 +1,24 @@
-"""Write to a terminal: texts and times that it can show, tables, and progress bars."""
+"""Write to a terminal: texts and times that it can show, tables, JSON, and progress bars."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
+import click
 import rich.console
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from fyrehose.options import shown_size
 
-#: Width from which `stats` shows the times of each stream, in columns.
+#: Width of a terminal from which tables of streams show times, too, in columns.
 WIDE = 100
 #: Width of a table that is written to a file or a pipe, in columns.
 WIDTH = 160
@@ -44,6 +48,30 @@ def terminal() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDTH)
 
 
+def table(
+    heads: Sequence[str], rows: Iterable[Iterable[str | Text]], right: Collection[str] = (), whole: Collection[str] = ()
+) -> Table:
+    """Return a table without lines, in which unprintable characters are escaped.
+
+    :param heads: the titles of the columns
+    :param right: titles of the columns with numbers, which are aligned to the right
+    :param whole: titles of other columns whose texts must not be wrapped
+    """
+    made = Table(box=None, pad_edge=False)
+    for head in heads:
+        number = head in right
+        made.add_column(head, justify="right" if number else "left", overflow="fold", no_wrap=number or head in whole)
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(escaped(cell)) for cell in row))
+    return made
+
+
+def write_json(*values: Any, indent: int | None = None) -> None:
+    """Write each of *values* to standard output as JSON, one a line unless *indent* is given."""
+    for value in values:
+        click.echo(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
 class SpeedColumn(ProgressColumn):
     """Column with the speed in KiB or MiB a second; Rich's own counts in powers of 1000."""
 
@@ -70,7 +98,7 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float]
 
 
 def progress_bar(label: str) -> AbstractContextManager[Callable[[float, float], object]]:
-    """Show a bar of bytes, as :func:`bar` does."""
+    """Show a progress bar for a number of bytes on standard error, if that is a terminal; see :func:`bar`."""
     return bar(label, DownloadColumn(binary_units=True), SpeedColumn())
 
 

@@ -8,36 +8,32 @@ retention deletes it.
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import click
-from rich.table import Table
-from rich.text import Text
 
 from fyrehose.broker.letters import PREFIX
 from fyrehose.cli import candidates
-from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.console import moment, table, terminal, write_json
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import FORMAT, HTTP_URL, remote_options
+from fyrehose.cli.values import FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 
 #: The most dead letters that one command handles: the oldest of each stream.
 MOST = 1_000
-#: How long other commands have to wait for the letters if this one dies, in seconds: its leases.
+#: Length of this command's leases, in seconds: if it is killed, other commands get the letters after that time.
 LEASE_S = 5
-#: The name of the command as a consumer.
+#: The name under which the command leases letters.
 CONSUMER = "fyrehose dead"
 #: The source of the dead letters of shared subscriptions.
 _SHARED = "server-shared"
 
-_of_a_server = remote_options(HTTP_URL, "http")
+_of_a_server = asks("http")
 _streams = click.option(
     "--stream",
     "pattern",
@@ -46,6 +42,7 @@ _streams = click.option(
     help="Stream of dead letters, or pattern.",
     shell_complete=candidates.streams,
 )
+_COLUMNS = ("letter", "time", "why", "bytes", "belongs in", "from")
 _LETTERS = click.argument("letters", nargs=-1, metavar="STREAM/SEQ...")
 _ALL = click.option("--all", "everything", is_flag=True, help=f"All of them, at most {MOST:,} a time.")
 
@@ -71,14 +68,14 @@ class Letter:
 
     @property
     def payload(self) -> bytes:
-        """Return the bytes of the message, or its beginning if the letter holds no more."""
+        """Return the payload of the message; of a large message, a letter has only the beginning."""
         if "payload" in self.record:
             return str(self.record["payload"]).encode()
         return b64decode(self.record["payload_base64"])
 
     @property
     def about(self) -> tuple[str, int, str]:
-        """Return why the message is a dead letter, its size in bytes, and the stream where it belongs ("": unknown)."""
+        """Return why the message is a dead letter, its bytes, and the stream to which it was sent ("": unknown)."""
         if self.record.get("source") == _SHARED:
             stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
             return f"failed as record {seq}", len(self.payload), stream
@@ -87,14 +84,14 @@ class Letter:
         return (why, int(size), stream) if size.isdecimal() else ("unknown", len(self.payload), "")
 
     def message(self) -> dict[str, Any]:
-        """Return the message in the form in which it is published again.
+        """Return the message as an object of a publish request, for the stream to which it was sent.
 
         :raises FyrehoseError: the letter is not the whole message, or does not say where it belongs
         """
         _, size, stream = self.about
         if size > len(self.payload):
             raise FyrehoseError(
-                f"letter {self.name} has {len(self.payload)} of the {size} bytes of its message, which cannot be "
+                f"letter {self.name} has only {len(self.payload)} of the {size} bytes of its message, so it cannot be "
                 "published again; delete it"
             )
         if not stream:
@@ -107,7 +104,7 @@ class Letter:
 
 @attrs.define(eq=False)
 class Desk:
-    """The dead letters of the streams that match a pattern, leased while a command needs them."""
+    """A context in which the dead letters of the streams that match a pattern are leased for one command."""
 
     server: RemoteServer
     pattern: str
@@ -115,17 +112,17 @@ class Desk:
 
     @property
     def subscription(self) -> str:
-        """Return the name of the shared subscription that keeps which letters are done."""
+        """Return the name of the shared subscription that records which letters were replayed or deleted."""
         return f"dead:{self.pattern}"
 
     def __enter__(self) -> Desk:
-        options = {"match": self.pattern, "shared": True, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
-        self.server.share(self.subscription, "", options)
+        options = {"match": self.pattern, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}
+        self.server.create_shared(self.subscription, options)
         while len(self.letters) < MOST:
             # After a restart of the server, leased letters come back only when their leases end.
             wait = 0 if self.letters else LEASE_S + 1
             wanted = {"consumer": CONSUMER, "most": MOST - len(self.letters), "wait": wait}
-            found = self.server.share(self.subscription, "lease", wanted)["records"]
+            found = self.server.act(self.subscription, "lease", wanted)["records"]
             if not found:
                 break
             self.letters += map(Letter, found)
@@ -133,10 +130,10 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Give back the letters that are not done, so that the next command gets them at once."""
+        """Return the letters that were neither replayed nor deleted, so that the next command gets them at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
-            self.server.share(self.subscription, "settle", {"untried": items})
+            self.server.act(self.subscription, "settle", {"untried": items})
 
     def chosen(self, names: Sequence[str], everything: bool) -> list[Letter]:
         """Return the letters with these *names*, or all letters if there are no names.
@@ -152,16 +149,16 @@ class Desk:
         return [known[name] for name in dict.fromkeys(names)]
 
     def end(self, letter: Letter, *messages: dict[str, Any]) -> None:
-        """End *letter* and publish *messages*, in one commit.
+        """Settle *letter*, so that it is not listed again, and publish *messages*, in one commit.
 
         :raises FyrehoseError: the server refuses; nothing was done
         """
-        answer = self.server.share(
+        answer = self.server.act(
             self.subscription, "settle", {"done": [letter.item], **({"publish": list(messages)} if messages else {})}
         )
         self.letters.remove(letter)
         for refused in answer["refused"]:
-            raise FyrehoseError(f"letter {letter.name} was not ended: {refused['why']}; try again")
+            raise FyrehoseError(f"letter {letter.name} was left as it is: {refused['why']}; try again")
 
 
 @click.group(cls=ListByDefault, short_help="List, replay or delete dead letters.")
@@ -181,7 +178,7 @@ def dead() -> None:
 @_of_a_server
 @FORMAT
 @_streams
-def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, pattern: str) -> None:
+def list_letters(server: RemoteServer, form: str, pattern: str) -> None:
     """List the dead letters, the oldest of each stream first.
 
     The access policy must allow `subscribe` and `consume`. json: one object a line.
@@ -190,43 +187,41 @@ def list_letters(url: str, token_file: Path | None, ca: Path | None, form: str, 
         fyrehose dead
         fyrehose dead list --stream orders.dead --format json
     """
-    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+    with Desk(server, pattern) as desk:
         found = list(desk.letters)
     if form == "json":
-        for letter in found:
-            why, size, stream = letter.about
-            about = {"letter": letter.name, "why": why, "size": size, "belongs": stream}
-            click.echo(json.dumps({**about, **letter.record}, ensure_ascii=False))
+        write_json(*({"letter": letter.name, **_object(letter)} for letter in found))
         return
     if not found:
         click.echo(f"fyrehose: there are no dead letters in {pattern}", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("letter", "time", "why", "bytes", "belongs in", "from"):
-        right, folds = name == "bytes", name in ("belongs in", "from")
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=not folds)
-    for letter in found:
-        why, size, stream = letter.about
-        sender = "" if letter.record.get("source") == _SHARED else str(letter.record.get("producer", ""))
-        row = (letter.name, moment(letter.record["time"])[:19], why, f"{size:,}", stream, sender)
-        table.add_row(*(Text(escaped(cell)) for cell in row))
-    terminal().print(table)
+    terminal().print(table(_COLUMNS, map(_row, found), right=("bytes",), whole=("letter", "time", "why")))
+
+
+def _object(letter: Letter) -> dict[str, Any]:
+    """Return *letter* as an object for JSON: the reason, size and stream of its message, and the record."""
+    return {**dict(zip(("why", "size", "belongs"), letter.about, strict=True)), **letter.record}
+
+
+def _row(letter: Letter) -> tuple[str, ...]:
+    why, size, stream = letter.about
+    sender = "" if letter.record.get("source") == _SHARED else str(letter.record.get("producer", ""))
+    return letter.name, moment(letter.record["time"])[:19], why, f"{size:,}", stream, sender
 
 
 @dead.command()
 @_of_a_server
 @_streams
 @click.argument("letter", metavar="STREAM/SEQ")
-def show(url: str, token_file: Path | None, ca: Path | None, pattern: str, letter: str) -> None:
+def show(server: RemoteServer, pattern: str, letter: str) -> None:
     """Write one letter as a JSON object, with its message.
 
     \b
         fyrehose dead show dead.figg/1
     """
-    with Desk(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern) as desk:
+    with Desk(server, pattern) as desk:
         (found,) = desk.chosen([letter], everything=False)
-    why, size, stream = found.about
-    click.echo(json.dumps({"why": why, "size": size, "belongs": stream, **found.record}, ensure_ascii=False, indent=2))
+    write_json(_object(found), indent=2)
 
 
 @dead.command()
@@ -234,9 +229,7 @@ def show(url: str, token_file: Path | None, ca: Path | None, pattern: str, lette
 @_streams
 @_ALL
 @_LETTERS
-def replay(
-    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
-) -> None:
+def replay(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
     """Publish messages where they belong, and end their letters in the same commit; stop at the first refusal.
 
     Remove the reason first, such as a limit of the stream: a message that is refused again stays a letter.
@@ -245,7 +238,7 @@ def replay(
         fyrehose dead replay dead.figg/1
         fyrehose dead replay --all
     """
-    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=True)
+    _end(server, pattern, letters, everything, again=True)
 
 
 @dead.command()
@@ -253,20 +246,18 @@ def replay(
 @_streams
 @_ALL
 @_LETTERS
-def delete(
-    url: str, token_file: Path | None, ca: Path | None, pattern: str, everything: bool, letters: tuple[str, ...]
-) -> None:
+def delete(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
     """End letters without publishing their messages.
 
     \b
         fyrehose dead delete dead.figg/1
     """
-    _end(RemoteServer.of(url, token_file, ca, HTTP_URL), pattern, letters, everything, again=False)
+    _end(server, pattern, letters, everything, again=False)
 
 
 def _end(server: RemoteServer, pattern: str, names: Sequence[str], everything: bool, again: bool) -> None:
     if bool(names) is everything:
-        raise ConfigError("expected the letters as STREAM/SEQ, or --all")
+        raise ConfigError("pass the letters to handle as STREAM/SEQ, or pass --all")
     done = 0
     try:
         with Desk(server, pattern) as desk:

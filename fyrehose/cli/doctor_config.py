@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, cast
 
 import attrs
 from cryptography import x509
 from twisted.python import usage
 
+from fyrehose import plugins
 from fyrehose.cli.doctor_machine import permissions
 from fyrehose.cli.findings import Finding, Level
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
-from fyrehose.imports import Extra
-from fyrehose.interfaces import IExtraPlugin
 from fyrehose.net.connections import descriptors_for
 from fyrehose.observe.listeners import encryption
 from fyrehose.options import counted, exact_size, options_of, read_toml, typed
@@ -27,7 +25,7 @@ from fyrehose.server.listeners import check_guarded
 from fyrehose.server.process import RESERVED
 from fyrehose.web.hosts import is_local
 
-#: A certificate that expires sooner than this should be renewed now.
+#: A certificate that expires within this time is reported.
 RENEW = timedelta(days=14)
 #: Options that name files that only the server may read.
 _PRIVATE = ("tls_key", "tls_key_passphrase", "token_file", "server_key")
@@ -36,7 +34,7 @@ _EVERYBODY = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 @attrs.frozen
 class ConfigSource:
-    """A configuration, and where it is from.
+    """A configuration, and the file or the process from which it was read.
 
     :ivar where: a file or a process, as text for people
     :ivar file: the configuration file, if there is one
@@ -82,7 +80,9 @@ def _parsed(words: Sequence[str], where: str) -> ConfigSource:
 
     options = ServeOptions()
     try:
-        usage.Options.parseOptions(options, list(words))  # its own parseOptions would end the process
+        usage.Options.parseOptions(
+            options, list(words)
+        )  # ServeOptions.parseOptions would end the process after an error
     except usage.UsageError as error:
         raise ConfigError(str(error)) from error
     return ConfigSource(options.resolved, where, None if options["config"] is None else Path(options["config"]))
@@ -173,8 +173,7 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
             advice = "the protocol has no encryption: use a private network, or a VPN"
         what = "other machines reach it, and nothing is encrypted: messages and tokens can be read on the way"
         yield Finding(Level.WARNING, "encryption", what, where, advice)
-    extra: Extra | None = cast("Any", listener.plugin).extra if IExtraPlugin.providedBy(listener.plugin) else None
-    if extra is not None and not extra.installed:
+    if extra := plugins.missing_extra(listener.plugin):
         level = Level.NOTE if extra.use or not config.explicit else Level.ERROR
         yield Finding(level, "packages", extra.missing(listener.name), where, extra.command)
     known = {field.name for field in options_of(type(listener.settings))}

@@ -22,7 +22,7 @@ from fyrehose.journal.subscriptions import registered
 from fyrehose.options import counted, shown_size
 
 DAY_S = 86_400.0
-#: A clock that is this far behind the newest record is reported as wrong, in seconds.
+#: A clock that is more than this behind the newest record is reported, in seconds.
 AHEAD_S = 60.0
 #: The length from which a pause of the server's reactor is reported, in seconds.
 PAUSE_S = 1.0
@@ -98,7 +98,7 @@ def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[
     """
     if not places:
         advice = "pass --backup DIR; make one with: fyrehose journal backup (docs/backup.md)"
-        yield Finding(Level.NOTE, "backup", "none was named, so none was looked at", "", advice)
+        yield Finding(Level.NOTE, "backup", "no backup was checked, because none was named", "", advice)
         return
     try:
         origin = look(directory)
@@ -109,7 +109,7 @@ def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[
 
 
 def _backup(origin: Any, place: Path, most_s: float) -> Iterator[Finding]:
-    where, advice = str(place), "run `fyrehose journal backup`, and look why its timer has not"
+    where, advice = str(place), "run `fyrehose journal backup`, and find out why its timer did not"
     try:
         copy = look(place)
         written = max(path.stat().st_mtime for path in (place / scan.MARK_NAME, *place.glob("*.segment")))

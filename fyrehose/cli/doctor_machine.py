@@ -24,10 +24,10 @@ from fyrehose.options import counted, shown_size
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "virtiofs")
 #: Options of mounts with which a sync does not reach the disk.
 UNSAFE_OPTIONS = ("nobarrier", "barrier=0", "nobarriers")
-#: How many syncs are timed, and how slow one of two, or one of a hundred, may be, in seconds.
+#: How many syncs are timed, and the largest median and 99th percentile that are not reported, in seconds.
 SYNCS = 100
 SLOW_P50_S, SLOW_P99_S = 0.02, 0.2
-#: A sync that is faster than this wrote nothing to a device, in seconds.
+#: A shorter sync, in seconds, cannot have written anything to a device.
 TOO_FAST_S = 0.000_01
 #: The beginning of the name of the file whose syncs are timed.
 PROBE = ".doctor"
@@ -163,7 +163,9 @@ def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "disk", f"{mount.kind}: syncs depend on another machine", where, advice)
     elif mount.kind == "overlay":
         advice = "mount a volume at the data directory"
-        yield Finding(Level.WARNING, "disk", "overlay: the container's own layer goes with it", where, advice)
+        yield Finding(
+            Level.WARNING, "disk", "overlay: the journal is deleted together with the container", where, advice
+        )
     for option in set(mount.options) & set(UNSAFE_OPTIONS):
         advice = "mount it with barriers: a power cut can lose what was synced"
         yield Finding(Level.ERROR, "disk", f"mounted with {option}", where, advice)

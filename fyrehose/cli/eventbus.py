@@ -52,7 +52,7 @@ def import_(directory: Path, stream: str, skip_invalid: bool, file: Path) -> Non
     invalid = 0
 
     def refuse(where: str, reason: str) -> None:
-        """Count and show an invalid document of the dump, or end the import if --skip-invalid is not set."""
+        """Report an invalid document of the dump: count it if --skip-invalid is set, otherwise end the import."""
         nonlocal invalid
         if not skip_invalid:
             raise FyrehoseError(

@@ -42,25 +42,17 @@ FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
 def chosen(name: str, terminal: bool, many: bool = False) -> Format:
     """Return the format called *name*.
 
-    :param terminal: whether the output is a terminal
+    :param terminal: whether to escape every character that a terminal would interpret or could not show
     :param many: whether the records are those of several streams, so that text names the stream
     """
     form = text_with_stream if many and name == "text" else FORMATS[name]
-    return for_terminal(name, form) if terminal else form
-
-
-def for_terminal(name: str, form: Format | None = None) -> Format:
-    """Return the format called *name*, escaping every character that a terminal would interpret or could not show.
-
-    :param form: the format to escape, if it is a variant of the one called *name*
-    """
-    json = name == "json"
-    form = form or FORMATS[name]
 
     def escape(match: re.Match[str]) -> str:
         code = ord(match[0])
         if code >= 0xDC80:
             return f"\\x{code - 0xDC00:02x}"
-        return f"\\u{code:04x}" if json or code > 0xFF else f"\\x{code:02x}"
+        return f"\\u{code:04x}" if name == "json" or code > 0xFF else f"\\x{code:02x}"
 
+    if not terminal:
+        return form
     return lambda run: _CONTROLS.sub(escape, form(run).decode(errors="surrogateescape")).encode()

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import WIDE, escaped, moment, progress_bar
+from fyrehose.cli.console import WIDE, escaped, moment, progress_bar, table, terminal, write_json
 from fyrehose.cli.journal_backup import backup, restore
 from fyrehose.cli.journal_standby import follow, promote
 from fyrehose.cli.values import FORMAT, PARTS, WholeNumber
@@ -19,7 +20,7 @@ from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
-#: Length to which `dump` cuts a payload in a line of text, in bytes.
+#: The most bytes of a payload that `dump` shows in a line of text.
 SHOWN = 200
 #: Most problems that `verify` lists one by one.
 LISTED = 50
@@ -130,7 +131,7 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     with progress_bar(f"reading {directory}") as progress:
         found = counted(directory, progress, everything)
     if form == "json":
-        click.echo(json.dumps(_as_json(found), ensure_ascii=False))
+        write_json(_as_json(found))
     else:
         _show(found)
     if found.damaged:
@@ -175,12 +176,14 @@ def export(
         fyrehose journal export data all.parquet
         fyrehose journal export data a.ndjson --stream 'log.*' --from 2026-01-31
     """
-    from fyrehose.cli import journal_export
+    from fyrehose.cli.journal_export import Export, format_of, selected
+    from fyrehose.cli.journal_export import export as write
+    from fyrehose.journal.parts import Joiner
 
-    chosen = journal_export.format_of(file, form)
-    wanted = journal_export.selected(streams, start, end)
+    chosen, wanted = format_of(file, form), selected(streams, start, end)
+    joiner = Joiner() if parts == "join" else None
     with progress_bar(f"exporting {directory}") as progress:
-        written = journal_export.export(directory, file, chosen, wanted, skip_gaps, progress, joins=parts == "join")
+        written = write(Export(directory, chosen, wanted, skip_gaps, progress, joiner), file)
     size = "" if written.size is None else f", {counted(written.size, 'byte')}"
     click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 
@@ -192,7 +195,7 @@ def export(
     default="",
     metavar="FILE",
     help="File with the token that clients must send.",
-    shell_complete=candidates.files,
+    type=click.Path(),
 )
 @click.option(
     "--hosts",
@@ -311,50 +314,21 @@ def _line(known: dict[str, Any], form: str) -> bytes:
 
 
 def _as_json(found: Any) -> dict[str, Any]:
-    return {
-        "segments": found.segments,
-        "size": found.size,
-        "mark": found.mark,
-        "end": found.end,
-        "batches": found.batches,
-        "records": found.records,
-        "closed": found.closed,
-        "damaged": len(found.damaged),
-        "streams": {
-            name: {
-                "records": of.records,
-                "first": of.first,
-                "last": of.last,
-                "missing": of.missing,
-                "size": of.size,
-                "began": of.began,
-                "ended": of.ended,
-            }
-            for name, of in sorted(found.streams.items())
-        },
-    }
+    streams = {name: {**attrs.asdict(of), "missing": of.missing} for name, of in sorted(found.streams.items())}
+    whole = attrs.asdict(found, recurse=False)
+    return {**whole, "records": found.records, "damaged": len(found.damaged), "streams": streams}
 
 
 def _show(found: Any) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from fyrehose.cli.console import terminal
-
     console = terminal()
-    times = console.width >= WIDE
-    table = Table(box=None, pad_edge=False)
-    table.add_column("stream", overflow="fold")
-    for name in ("records", "first", "last", "missing", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("from", "to") if times else ():
-        table.add_column(name, no_wrap=True)
+    times = ("from", "to") if console.width >= WIDE else ()
+    numbers = ("records", "first", "last", "missing", "size")
+    rows = []
     for name, of in sorted(found.streams.items()):
-        numbers = [*map(str, (of.records, of.first, of.last, of.missing)), shown_size(of.size)]
-        when = [moment(time)[:19] for time in (of.began, of.ended)] if times else []
-        table.add_row(Text(escaped(name)), *numbers, *when)
-    if found.streams:
-        console.print(table)
+        cells = [*map(str, (of.records, of.first, of.last, of.missing)), shown_size(of.size)]
+        rows.append((name, *cells, *(moment(time)[:19] for time in (of.began, of.ended) if times)))
+    if rows:
+        console.print(table(("stream", *numbers, *times), rows, right=numbers, whole=times))
         console.print()
     state = "closed cleanly" if found.closed else "in use, or not closed cleanly"
     console.print(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fyrehose.journal.offline.replica import Replica
 
 _TOKEN = click.option(
-    "--token-file", metavar="FILE", help="File with the token of the server at URL.", shell_complete=candidates.files
+    "--token-file", metavar="FILE", help="File with the token of the server at URL.", type=click.Path()
 )
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
@@ -34,7 +34,7 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
     shell_complete=candidates.journal_subscriptions,
 )
 @_TOKEN
-@click.argument("source", metavar="DIR|URL", shell_complete=candidates.directories)
+@click.argument("source", metavar="DIR|URL", type=click.Path(file_okay=False))
 @click.argument("target", metavar="TO", type=_TARGET)
 def backup(
     follow: bool,
@@ -69,24 +69,22 @@ def backup(
     check_target(origin, target)
     with Replica(target, Files()) as replica:
         copying = Backup(origin, replica, mirror=mirror, subscription=subscription)
-        if not follow:
-            with progress_bar(f"backing up {source}") as copying.progress:
-                copying.run()
-            click.echo(figures(replica))
-            return
         try:
             with progress_bar(f"backing up {source}") as copying.progress:
-                copying.run_patiently(warn)
+                copying.run_patiently(warn) if follow else copying.run()
             click.echo(figures(replica))
-            copying.progress = lambda done, total: None
-            copying.follow(every, warn)
+            if follow:
+                copying.progress = lambda done, total: None
+                copying.follow(every, warn)
         except KeyboardInterrupt:
+            if not follow:
+                raise
             click.echo(f"stopped: {figures(replica)}")
 
 
 @click.command(short_help="Restore a backup, and verify it.")
 @_TOKEN
-@click.argument("source", metavar="FROM", shell_complete=candidates.directories)
+@click.argument("source", metavar="FROM", type=click.Path(file_okay=False))
 @click.argument("target", metavar="DIR", type=_TARGET)
 def restore(token_file: str | None, source: str, target: Path) -> None:
     """Restore the backup in FROM into DIR and verify it, to start a server there.
@@ -113,7 +111,7 @@ def warn(line: str) -> None:
 
 
 def figures(replica: Replica) -> str:
-    """Return how much was copied, and up to which position, as text."""
+    """Return as text how much *replica* has copied, and up to which position it is complete."""
     done = replica.done
     deleted = f", old segments deleted: {done.deleted:,}" if done.deleted else ""
     return (

@@ -57,7 +57,7 @@ def selected(streams: tuple[str, ...], start: str | None, end: str | None) -> Se
         if text in ("earliest", "latest"):
             raise ConfigError(f"invalid {option} {text!r}: expected a number or a time; leave it out for no bound")
     begin, stop = bounds(start, "--from"), bounds(end, "--to")
-    if stop.time is not None:  # The bound excludes its time, but a selection includes it.
+    if stop.time is not None:  # --to excludes the time, but the end of a selection includes it.
         stop = attrs.evolve(stop, time=stop.time - 1)
     return Selection(patterns=streams or None, start=begin, end=stop)
 
@@ -76,37 +76,46 @@ def format_of(path: Path, form: str | None) -> str:
     return form
 
 
-def export(
-    directory: Path,
-    path: Path,
-    form: str,
-    wanted: Selection,
-    skip_gaps: bool,
-    progress: Progress,
-    joins: bool = True,
-) -> Exported:
-    """Write the ``wanted`` records of the journal in ``directory`` to a file at ``path``, replacing an existing file.
+@attrs.frozen
+class Export:
+    """The records to export from the journal in ``directory``, and the format.
 
-    :param progress: called with the bytes of the journal that are done, and their total
-    :param joins: join the parts of events that are larger than a record
+    :ivar form: ``parquet``, ``arrow`` or ``ndjson``
+    :ivar wanted: the records to write
+    :ivar skip_gaps: whether numbers that are missing from the journal are ignored
+    :ivar progress: called with the bytes of the journal that are done, and their total
+    :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are stored
+    """
+
+    directory: Path
+    form: str
+    wanted: Selection
+    skip_gaps: bool
+    progress: Progress
+    joiner: Joiner | None = attrs.field(factory=Joiner)
+
+
+def export(job: Export, path: Path) -> Exported:
+    """Write the records of *job* to a file at ``path``, replacing an existing file.
+
     :raises JournalError: the directory has no journal
     :raises JournalCorrupt: the journal is damaged
-    :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is false
+    :raises JournalGap: wanted numbers are missing, and ``skip_gaps`` is not set
     :raises BrokenPipeError: the reader of standard output has closed it
     :raises FyrehoseError: the file cannot be written
     """
-    Log.of(directory)  # If the directory has no journal, this raises an error before the file is touched.
-    write = _ndjson if form == "ndjson" else _columns
+    Log.of(job.directory)  # If the directory has no journal, this raises an error before the file is touched.
+    write = _ndjson if job.form == "ndjson" else _columns
     try:
         with _whole(path) as out:
-            records = write(directory, out, form, wanted, skip_gaps, progress, Joiner() if joins else None)
+            records = write(job, out)
         named = _descriptor(path) is None and path.is_file()
         return Exported(records, path.stat().st_size if named else None)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _descriptor(path) is not None:
-            raise  # The reader of standard output, such as head, needs no more.
+            raise  # The reader of standard output, such as head, has ended.
         cause = error.strerror or error
-        if error.filename is not None and directory in Path(os.fsdecode(error.filename)).parents:
+        if error.filename is not None and job.directory in Path(os.fsdecode(error.filename)).parents:
             raise FyrehoseError(f"cannot read {error.filename}: {cause}") from error
         raise FyrehoseError(f"cannot write {path}: {cause}") from error
 
@@ -170,16 +179,8 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ndjson(
-    directory: Path,
-    out: BinaryIO,
-    form: str,
-    wanted: Selection,
-    skip_gaps: bool,
-    progress: Progress,
-    joiner: Joiner | None,
-) -> int:
-    records, last = 0, dict[str, int]()
+def _ndjson(job: Export, out: BinaryIO) -> int:
+    records, last, joiner = 0, dict[str, int](), job.joiner
 
     def write(runs: Iterable[Run]) -> int:
         written = 0
@@ -188,9 +189,9 @@ def _ndjson(
             written += len(each)
         return written
 
-    for run in _runs(directory, wanted, progress):
+    for run in _runs(job):
         before = last.get(run.stream)
-        if before is not None and run.first_seq > before + 1 and not skip_gaps:
+        if before is not None and run.first_seq > before + 1 and not job.skip_gaps:
             raise JournalGap(
                 f"records {before + 1}-{run.first_seq - 1} of stream {run.stream!r} are missing from the journal; "
                 "pass --skip-gaps to export the others"
@@ -200,15 +201,15 @@ def _ndjson(
     return records + write(() if joiner is None else joiner.end())
 
 
-def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Run]:
-    log = Log.of(directory)
+def _runs(job: Export) -> Iterator[Run]:
+    log, wanted = Log.of(job.directory), job.wanted
     start = log.segments[0].base
     for found in walk(log):
         if isinstance(found, Damaged):
             raise found.error()
         if not isinstance(found, Batch):
             continue
-        progress(found.header.end - start, max(log.durable - start, 0))
+        job.progress(found.header.end - start, max(log.durable - start, 0))
         for run in found.runs() if wanted.accepts(found.header.time) else ():
             if wanted.wants(run.stream):
                 first, stop = wanted.seqs(run.stream)
@@ -217,16 +218,8 @@ def _runs(directory: Path, wanted: Selection, progress: Progress) -> Iterator[Ru
                     yield part
 
 
-def _columns(
-    directory: Path,
-    out: BinaryIO,
-    form: str,
-    wanted: Selection,
-    skip_gaps: bool,
-    progress: Progress,
-    joiner: Joiner | None,
-) -> int:
-    """Write record batches with all columns of the Spark source; return the number of records."""
+def _columns(job: Export, out: BinaryIO) -> int:
+    """Write the records as Parquet or Arrow, with all columns of the Spark source; return the number of records."""
     import pyarrow as pa
 
     from fyrehose.journal.offline.places import place
@@ -236,11 +229,11 @@ def _columns(
     from fyrehose.spark.reading import PartReader
 
     schema = arrow_schema(tuple(COLUMNS))
-    where = place(str(directory))
-    parts = Planner(where, wanted, skip_gaps=skip_gaps).parts()
+    where = place(str(job.directory))
+    parts = Planner(where, job.wanted, skip_gaps=job.skip_gaps).parts()
     records = 0
     writer: Any
-    if form == "parquet":
+    if job.form == "parquet":
         import pyarrow.parquet as pq
 
         writer = pq.ParquetWriter(out, schema, compression="zstd")
@@ -251,12 +244,12 @@ def _columns(
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal done
         for part in parts:
-            yield from PartReader(where, part, wanted, schema, skip_gaps=skip_gaps).read()
+            yield from PartReader(where, part, job.wanted, schema, skip_gaps=job.skip_gaps).read()
             done += part.size
-            progress(done, total)
+            job.progress(done, total)
 
     with writer:
-        for batch in batches() if joiner is None else joined_batches(batches(), joiner):
+        for batch in batches() if job.joiner is None else joined_batches(batches(), job.joiner):
             writer.write_batch(batch)
             records += batch.num_rows
     return records

@@ -12,6 +12,7 @@ from twisted.internet.error import CannotListenError
 from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.journal.offline.serve import ServeFactory
 from fyrehose.journal.offline.view import look
+from fyrehose.net.several import place_text
 from fyrehose.web.hosts import hosts_of, is_local
 from fyrehose.web.tokens import read_token
 
@@ -43,8 +44,7 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
         reason = os_reason(error.socketError)
         raise FyrehoseError(f"cannot listen on {place}: {reason}; choose another --listen") from error
     address = listening.getHost()
-    shown = f"[{address.host}]" if ":" in address.host else address.host
-    click.echo(f"serving {directory} at http://{shown}:{address.port}")
+    click.echo(f"serving {directory} at http://{place_text(address.host, address.port)}")
     if empty:
         click.echo(f"fyrehose: {directory} has no segments yet; is it the server's --data-dir?", err=True)
     try:

@@ -1,9 +1,9 @@
-"""How every program of Fyrehose ends after an error, or when nobody reads its output: one line, and an exit status.
+"""End each command-line program of Fyrehose with an exit status, and after an error with one line about it.
 
-0    it has done what it should
-1    it failed, or only a part was done
-2    it was typed wrong, or an option, an address or a file of options cannot be used
-3-7  what the error says, see :mod:`fyrehose.errors`
+0    the command succeeded
+1    it failed, or did only a part
+2    an option, an argument or a configuration file is invalid
+3-7  the status of the error, see :mod:`fyrehose.errors`
 128 plus a signal  the signal ended it; 141 (SIGPIPE): the reader of its output, such as ``head``, has closed it
 """
 
@@ -23,7 +23,7 @@ import click
 
 from fyrehose.errors import FyrehoseError
 
-#: The exit status of a command whose output nobody reads any more: the status after SIGPIPE.
+#: The exit status after the reader of the output, such as ``head``, has closed the pipe: as after SIGPIPE.
 UNREAD = 128 + signal.SIGPIPE
 
 
@@ -82,7 +82,7 @@ class Program(click.Group):
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the options of the program; ``--help`` prints, too."""
+        """Parse the options, and report errors as for the command itself; ``--help`` prints its text here."""
         with self._reported():
             return super().make_context(*args, **extra)
 
@@ -140,7 +140,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 def _forget_output() -> None:
-    """Discard output that could not be written, so that the interpreter does not try again when it exits."""
+    """Discard output that could not be written; otherwise the interpreter would try to write it again when it exits."""
     try:
         sys.stdout.flush()
     except OSError:

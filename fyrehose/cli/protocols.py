@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
-
 import attrs
-from rich.table import Table
+import click
 
 from fyrehose import plugins
-from fyrehose.cli.console import terminal
-from fyrehose.imports import SPARK, Extra
-from fyrehose.interfaces import IExtraPlugin
+from fyrehose.cli import candidates
+from fyrehose.cli.console import table, terminal
+from fyrehose.imports import SPARK
 from fyrehose.options import options_of, shown_value, typed
 
 
-def show(names: Sequence[str], details: bool) -> None:
-    """Print a line for each protocol in ``names``, then which are not installed, and with ``details`` their options."""
+@click.command()
+@click.argument("names", nargs=-1, shell_complete=candidates.protocols)
+def protocols(names: tuple[str, ...]) -> None:
+    """List the protocols, where they listen, and their options.
+
+    \b
+        fyrehose protocols
+        fyrehose protocols figg
+    """
     console = terminal()
-    listeners = Table("protocol", "default endpoint", "description", box=None, pad_edge=False)
-    missing = []
-    for name in names:
+    listeners, missing = [], []
+    for name in names or plugins.names():
         plugin = plugins.load(name)
-        listeners.add_row(name, plugin.default_endpoint, plugin.description)
-        extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
-        if extra is not None and not extra.installed:
+        listeners.append((name, plugin.default_endpoint, plugin.description))
+        if extra := plugins.missing_extra(plugin):
             missing.append(extra.missing(name))
-    if not details and not SPARK.installed:
+    if not names and not SPARK.installed:
         missing.append(SPARK.missing("fyrehose-spark"))
-    console.print(listeners)
+    console.print(table(("protocol", "default endpoint", "description"), listeners))
     if missing:
         console.print("\nnot installed:", highlight=False)
     for line in missing:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    for name in names if details else ():
-        options = Table("option", "default", "description", box=None, pad_edge=False)
+    for name in names:
+        options = []
         kind = plugins.load(name).settings
         defaults = attrs.asdict(kind(), recurse=False)
         for field in options_of(kind):
             shown = shown_value(field, defaults[field.name])
-            options.add_row(f"{name}.{typed(field.name)}", shown, field.metadata["help"])
+            options.append((f"{name}.{typed(field.name)}", shown, field.metadata["help"]))
         console.print()
-        console.print(options)
+        console.print(table(("option", "default", "description"), options))

@@ -15,15 +15,84 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
+from fyrehose.cli import candidates, running, sources
 from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.console import SpeedColumn
 from fyrehose.cli.running import connected, worker
+from fyrehose.cli.servers import ADDRESS_HELP, PROTOCOL, TLS, server
 from fyrehose.cli.sources import Source
+from fyrehose.cli.values import ADDRESSES, DURATION, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted, shown_size
 
 #: Timeout of closing the publisher, in seconds.
 CLOSE_TIMEOUT = 5.0
+
+
+@click.command(short_help="Publish messages, or the lines of files.")
+@PROTOCOL
+@click.option("--to", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
+@TLS
+@click.option(
+    "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
+)
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="PATH",
+    help="Publish the lines of PATH; - is standard input.",
+    type=click.Path(),
+)
+@click.option("--whole", is_flag=True, help="Publish each file, or argument, as one message.")
+@click.option(
+    "--window",
+    type=WholeNumber(1, 100_000),
+    default=1000,
+    show_default=True,
+    help="Most unacknowledged messages.",
+)
+@click.option("--transaction", type=WholeNumber(1), metavar="N", help="Commit every N messages together (relink).")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("messages", nargs=-1)
+def publish(
+    protocol: str,
+    addresses: tuple[tuple[str, int | None], ...],
+    tls: str | None,
+    stream: str | None,
+    files: tuple[str, ...],
+    whole: bool,
+    window: int,
+    transaction: int | None,
+    timeout: float,
+    messages: tuple[str, ...],
+) -> None:
+    """Publish MESSAGES, the lines of files, or the lines of standard input.
+
+    The exit status is 0 if the server acknowledged every message, which means that they are on its disk.
+
+    \b
+        fyrehose publish --stream notes "first message" "second message"
+        journalctl -f | fyrehose publish --protocol backbone
+        fyrehose publish --protocol relink --stream s --transaction 50 --file f
+    """
+    if whole:
+        source = sources.whole_files([*files, *messages])
+    elif messages and files:
+        raise click.UsageError("pass either MESSAGES or --file; with --whole, arguments are files")
+    elif messages:
+        source = sources.arguments(messages)
+    else:
+        if not files and sys.stdin is not None and sys.stdin.isatty():
+            click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
+        source = sources.lines_of(files or ("-",))
+    at = server(protocol, addresses[0], tls, addresses[1:])
+    status = running.run(
+        lambda reactor: publish_from(
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
+        )
+    )
+    sys.exit(status)
 
 
 @attrs.define(eq=False)
@@ -60,7 +129,7 @@ class PublishCounts:
         self.size += size
 
         def settle(result: Any) -> None:
-            """Count the outcome of one message, and fire :attr:`settled` after the last one."""
+            """Count one message as acknowledged or refused; fire :attr:`settled` if it was the last one."""
             if isinstance(result, Failure):
                 self.refused += 1
                 self.reason = self.reason or result.getErrorMessage()
@@ -83,7 +152,7 @@ class PublishCounts:
         return settled
 
     def summary(self, seconds: float) -> str:
-        """Return the counts as one line, after so many ``seconds``."""
+        """Return the counts as one line for people; publishing has taken ``seconds``."""
         messages = f"{counted(self.published, 'message')} ({shown_size(self.size)})"
         if self.acknowledged == self.published:
             rate = f", {self.published / seconds:,.0f}/s" if seconds > 0.1 else ""
@@ -93,7 +162,7 @@ class PublishCounts:
         return f"{messages} published, {self.acknowledged:,} acknowledged, {missing:,} not acknowledged{because}"
 
 
-async def publish(
+async def publish_from(
     reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, history: ConnectionHistory
 ) -> int:
     """Publish every message of ``source`` to ``stream``, and print a summary to standard error.
@@ -119,7 +188,7 @@ async def publish(
         raise
     finally:
         closed: Deferred[Any] = publisher.close()
-        closed.addErrback(lambda failure: None)  # The summary has reported the outcome already.
+        closed.addErrback(lambda failure: None)  # The summary reports the outcome.
     click.echo(f"fyrehose: {tally.summary(reactor.seconds() - began)}", err=True)
     # Some protocols end with a handshake; without it the server would keep state for this client.
     await closed.addTimeout(CLOSE_TIMEOUT, reactor).addErrback(lambda failure: None)

@@ -7,14 +7,17 @@ import re
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import wraps
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
+import click
 
-from fyrehose.cli.values import DEFAULT_URL
+from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import ConfigError, FyrehoseError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.options import why_unreadable
@@ -29,7 +32,7 @@ class RemoteServer:
     """HTTP client of the server at ``url``.
 
     :ivar token: the bearer token that is sent, if any
-    :ivar context: the certificate authorities that are trusted, for https
+    :ivar context: for https, the TLS context that trusts the certificates in the file ``authorities``
     :ivar default: the default address of the listener: :data:`~fyrehose.cli.values.DEFAULT_URL` or HTTP_URL
     """
 
@@ -37,6 +40,7 @@ class RemoteServer:
     token: str | None = attrs.field(default=None, repr=False)
     context: ssl.SSLContext | None = None
     default: str = DEFAULT_URL
+    authorities: Path | None = None
 
     @classmethod
     def of(
@@ -59,7 +63,7 @@ class RemoteServer:
         if not usable:
             raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
         context = _context(authorities) if parts.scheme == "https" else None
-        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default)
+        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default, authorities)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
         """Return the server's status: see :mod:`fyrehose.admin.status`.
@@ -111,15 +115,6 @@ class RemoteServer:
         """
         return self._parsed("lag", self._send("GET", _subscription_path(name)))
 
-    def rewind(self, name: str, seq: int | str, stream: str | None = None) -> dict[str, Any]:
-        """Set the position of the subscription *name* to *seq*, a number or ``latest``, and return the subscription.
-
-        :param stream: the only stream whose position to set, if the subscription is to a pattern
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        body = json.dumps({"seq": seq} if stream is None else {"positions": {stream: seq}}).encode()
-        return self._parsed("lag", self._send("POST", f"{_subscription_path(name)}/rewind", body))
-
     def create_shared(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Create the shared subscription *name*, and return it.
 
@@ -129,23 +124,15 @@ class RemoteServer:
         body = json.dumps({**fields, "shared": True}).encode()
         return self._parsed("lag", self._send("PUT", _subscription_path(name), body))
 
-    def pause(self, name: str, paused: bool) -> dict[str, Any]:
-        """Pause or resume the shared subscription *name*, and return it; while it is paused, no records are leased.
+    def act(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Send *fields* to an action of the subscription *name*, and return the answer: see docs/protocols/http.md.
 
+        :param action: ``lease``, ``settle``, ``pause``, ``redrive`` or ``rewind``
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        return self._parsed("lag", self._post(name, "pause", {"paused": paused}))
-
-    def redrive(self, name: str) -> tuple[int, int]:
-        """Publish dead letters of the shared subscription *name* again, and return how many, and how many remain.
-
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        answer = self._parsed("redriven", self._post(name, "redrive", {}))
-        return answer["redriven"], answer["left"]
-
-    def _post(self, name: str, action: str, fields: dict[str, Any]) -> bytes:
-        return self._send("POST", f"{_subscription_path(name)}/{action}", json.dumps(fields).encode())
+        expected = {"lease": "records", "settle": "refused", "redrive": "redriven"}.get(action, "lag")
+        path = f"{_subscription_path(name)}/{action}"
+        return self._parsed(expected, self._send("POST", path, json.dumps(fields).encode()))
 
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.
@@ -154,23 +141,11 @@ class RemoteServer:
         """
         self._send("DELETE", _subscription_path(name))
 
-    def share(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Create the shared subscription *name* (*action* is empty), or lease or settle its records.
-
-        :raises FyrehoseError: the server refuses, or does not answer
-        """
-        path, body = _subscription_path(name), json.dumps(fields).encode()
-        if not action:
-            return self._parsed("name", self._send("PUT", path, body))
-        return self._parsed(
-            {"lease": "records", "settle": "refused"}[action], self._send("POST", f"{path}/{action}", body)
-        )
-
     def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
         return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
 
     def _parsed(self, expected: str, answer: bytes) -> dict[str, Any]:
-        """Return the JSON object in *answer*, which has the key *expected*."""
+        """Return the JSON object in *answer*; without the key *expected*, it is not from Fyrehose."""
         try:
             parsed = json.loads(answer)
         except (ValueError, RecursionError) as error:
@@ -232,6 +207,32 @@ class RemoteServer:
             f"cannot connect to {self.url}: {cause}; is the server running with its default listeners, or with "
             f"--listen {self._protocol}=tcp:{urlsplit(self.default).port}:interface=127.0.0.1?{extra}"
         )
+
+
+def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that name a running server to a command; the command's function gets it as ``server``.
+
+    :param listener: the listener that the command asks: ``admin`` or ``http``
+    """
+    default = {"admin": DEFAULT_URL, "http": HTTP_URL}[listener]
+    options = (
+        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
+        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        click.option(
+            "--url", default=default, show_default=True, metavar="URL", help=f"URL of its {listener} listener."
+        ),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*args: Any, url: str, token_file: Path | None, ca: Path | None, **values: Any) -> Any:
+            return command(*args, server=RemoteServer.of(url, token_file, ca, default), **values)
+
+        for option in options:
+            run = option(run)
+        return run
+
+    return add
 
 
 def _token(path: Path) -> str:

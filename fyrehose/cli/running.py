@@ -55,7 +55,7 @@ async def connected(reactor: Any, client: Any, timeout: float, history: Connecti
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
-        # Continue in a new call of the reactor, because the caller may close the client next.
+        # Resume the caller in a later turn of the reactor, outside of the client's callbacks: it may close the client.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
@@ -104,5 +104,5 @@ def _warn(event: LogEvent) -> None:
 
 
 async def _awaited(command: Command, reactor: Any) -> int:
-    """Call and await ``command``, so that an error of the call itself stops the reactor, too."""
+    """Call ``command`` and await its result; an error of the call itself becomes one of the coroutine."""
     return await command(reactor)

@@ -87,7 +87,7 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         return f"Usage: {self.command} [options]"
 
     def postOptions(self) -> None:
-        """Set the options of twistd that this command decides, then check the options of the server."""
+        """Set the options of twistd, for a server in the foreground by default, and check those of the server."""
         for name in self.keys() & self.parent.keys():
             self.parent[name] = self[name]
         daemon = bool(self["daemon"]) and not self["nodaemon"]

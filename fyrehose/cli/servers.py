@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import click
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
+from fyrehose.cli import candidates
 from fyrehose.cli.connections import TIMES, ConnectionHistory, WatchedEndpoint
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import (
@@ -24,10 +26,20 @@ from fyrehose.interfaces import (
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
-#: How often each server of a cluster may close a connection at once before this counts as a refusal, in multiples of
-#: TIMES.
+#: In a cluster, ROUNDS times as many connections of each server have to be closed at once to count as a refusal.
 ROUNDS = 4
-#: How long to wait for a listener that may not be there, in seconds.
+#: Options of `publish` and `tail`, and the help of their addresses.
+PROTOCOL = click.option(
+    "--protocol",
+    default="figg",
+    show_default=True,
+    metavar="NAME",
+    help="Protocol to use; see `fyrehose protocols`.",
+    shell_complete=candidates.clients,
+)
+TLS = click.option("--tls", metavar="CA[,CERT[,KEY]]", help="Use TLS with these PEM files.", type=click.Path())
+ADDRESS_HELP = "Server, or all of a cluster's.  [default: 127.0.0.1]"
+#: How long to wait for a connection to the http listener, which may not exist, in seconds.
 PROBE = 1.0
 
 
@@ -94,7 +106,7 @@ class ServerAddress:
         return made
 
     def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint for a client that acts on *stream*, with a history of its connections for error messages.
+        """Return the endpoint for a client that publishes to *stream* or reads it; its connections are recorded.
 
         :param alone: the action, for errors, if *stream* is None, the only stream of the protocol
         :param wanted: the action on *stream*, for errors, such as ``read``
@@ -128,7 +140,7 @@ class ServerAddress:
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:
-    """Return the protocol for ``tail`` without ``--protocol``: http where it listens, otherwise figg.
+    """Return the protocol that ``tail`` uses without ``--protocol``: http if the server listens for it, otherwise figg.
 
     HTTP sends all columns of a record, and Figg only the payload.
     """

@@ -11,7 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -21,6 +21,7 @@ from fyrehose.records import MAX_PAYLOAD
 
 #: A function that runs a blocking function in a thread.
 Call = Callable[[Callable[[], Any]], Deferred[Any]]
+Batches = AsyncIterator[tuple[int, list[bytes]]]
 
 #: Size of one read, in bytes.
 CHUNK = 64 << 10
@@ -30,90 +31,74 @@ class Unreadable(FyrehoseError):
     """A file cannot be read, or a message in it is too large."""
 
 
-class Source(Protocol):
-    """Source of messages, read in batches."""
-
-    @property
-    def total(self) -> int | None:
-        """Return the total size in bytes, or None if it is unknown."""
-
-    def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """Yield, for each read, its number of bytes and the messages that are complete with it."""
-
-
 @attrs.frozen
-class Arguments:
-    """Messages from the command line."""
+class Source:
+    """Messages to publish.
 
-    messages: list[bytes]
+    :ivar total: their size in bytes, or None if it is unknown
+    :ivar batches: is called with a function that runs blocking calls in a thread; yields, for each read, its number of
+        bytes and the messages that are complete with it
+    """
+
     total: int | None
-
-    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        for message in self.messages:
-            yield len(message), [message]
-
-
-@attrs.frozen
-class LineSource:
-    """The lines of files, one message each, without the line feed; all other bytes are kept."""
-
-    paths: tuple[str, ...]
-    total: int | None
-
-    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """Yield the lines of each file, chunk by chunk.
-
-        :raises Unreadable: a file cannot be read, or a line is too long for a message
-        """
-        for path in self.paths:
-            fd = await call(partial(_open, path))
-            rest = bytearray()
-            try:
-                while chunk := await call(partial(_read, fd, path)):
-                    rest += chunk
-                    *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
-                    if len(rest) > MAX_PAYLOAD:
-                        raise Unreadable(f"{path} has a line of more than {MAX_PAYLOAD} bytes, the limit of a message")
-                    yield len(chunk), [bytes(line) for line in lines]
-                if rest:
-                    yield 0, [bytes(rest)]
-            finally:
-                if fd:
-                    os.close(fd)
-
-
-@attrs.frozen
-class WholeFiles:
-    """Files, each of which is one message."""
-
-    paths: tuple[str, ...]
-    total: int | None
-
-    async def batches(self, call: Call) -> AsyncIterator[tuple[int, list[bytes]]]:
-        for path in self.paths:
-            content = await call(partial(_read_whole, path))
-            yield len(content), [content]
+    batches: Callable[[Call], Batches]
 
 
 def arguments(messages: Sequence[str]) -> Source:
     """Return a source of the arguments ``messages``, as the bytes that the shell passed."""
     encoded = [os.fsencode(message) for message in messages]
-    return Arguments(encoded, sum(map(len, encoded)))
+
+    async def batches(call: Call) -> Batches:
+        for message in encoded:
+            yield len(message), [message]
+
+    return Source(sum(map(len, encoded)), batches)
 
 
 def lines_of(paths: Sequence[str]) -> Source:
-    """Return a source of the lines of the files at ``paths``; ``-`` is standard input."""
-    return LineSource(tuple(paths), _total(paths))
+    """Return a source of the lines of the files at ``paths``, one message each; ``-`` is standard input.
+
+    The line feed is left out; all other bytes are kept.
+    """
+    return Source(_total(paths), partial(_lines, paths))
 
 
 def whole_files(paths: Sequence[str]) -> Source:
     """Return a source with each file of ``paths`` as one message; without paths, standard input is one message."""
-    paths = tuple(paths) or ("-",)
-    return WholeFiles(paths, _total(paths))
+    paths = paths or ("-",)
+
+    async def batches(call: Call) -> Batches:
+        for path in paths:
+            content = await call(partial(_read_whole, path))
+            yield len(content), [content]
+
+    return Source(_total(paths), batches)
+
+
+async def _lines(paths: Sequence[str], call: Call) -> Batches:
+    """Yield the lines of each file, chunk by chunk.
+
+    :raises Unreadable: a file cannot be read, or a line is too long for a message
+    """
+    for path in paths:
+        fd = await call(partial(_open, path))
+        rest = bytearray()
+        try:
+            while chunk := await call(partial(_read, fd, path)):
+                rest += chunk
+                *lines, rest = rest.split(b"\n") if b"\n" in chunk else (rest,)
+                if len(rest) > MAX_PAYLOAD:
+                    raise Unreadable(f"{path} has a line of more than {MAX_PAYLOAD} bytes, the limit of a message")
+                yield len(chunk), [bytes(line) for line in lines]
+            if rest:
+                yield 0, [bytes(rest)]
+        finally:
+            if fd:
+                os.close(fd)
 
 
 def _total(paths: Sequence[str]) -> int | None:
-    """Return the total size of the files in bytes, or None if a pipe or a terminal is among them.
+    """Return the total size of the files in bytes, or None if one is a pipe or a terminal, whose size is unknown.
 
     :raises Unreadable: a file is missing or unreadable; this is checked for all files before the first is published
     """

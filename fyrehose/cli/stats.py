@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,25 +12,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.console import WIDE, escaped, terminal
-from fyrehose.cli.remote import RemoteServer
-from fyrehose.cli.values import DEFAULT_URL, FORMAT, WholeNumber, remote_options
+from fyrehose.cli.console import WIDE, escaped, table, terminal, write_json
+from fyrehose.cli.remote import RemoteServer, asks
+from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.options import shown_size
 
-#: Columns that are text, besides the first.
+#: Titles of the columns with text, besides the first column.
 _TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
-#: The longest forecast that is shown in days, in seconds; a longer one would mean nothing.
+#: The longest time until the disk is full that is shown, in seconds; a longer forecast would be meaningless.
 YEAR = 365 * 86_400
 #: How long to wait for rates, in seconds: the server knows a rate one second after the first request for it.
 SECOND = 1.1
 
 
 @click.command()
-@remote_options(DEFAULT_URL, "admin")
+@asks("admin")
 @FORMAT
-def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+def stats(server: RemoteServer, form: str) -> None:
     """Show the status of a running server.
 
     Shows the journal, protocols, listeners, refused requests, other events that are counted, and subscribers. json: the
@@ -43,21 +41,20 @@ def stats(url: str, token_file: Path | None, ca: Path | None, form: str) -> None
         fyrehose stats --format json | jq .journal.state
         fyrehose stats --url https://10.0.0.5:8118 --token-file token --ca ca.pem
     """
-    server = RemoteServer.of(url, token_file, ca)
     if form == "json":
-        click.echo(json.dumps(with_rates(server), ensure_ascii=False))
+        write_json(with_rates(server))
     else:
         terminal().print(Group(*_overview(with_rates(server), everything=True)))
 
 
 @click.command()
-@remote_options(DEFAULT_URL, "admin")
+@asks("admin")
 @FORMAT
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=1.0, show_default=True, help="Seconds between updates."
 )
 @click.option("--count", type=WholeNumber(1), help="Stop after this many updates.")
-def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval: float, count: int | None) -> None:
+def top(server: RemoteServer, form: str, interval: float, count: int | None) -> None:
     """Watch a running server until Ctrl-C.
 
     Shows rates, the busiest streams, and the subscribers that are furthest behind. json: the whole status, one object a
@@ -67,13 +64,12 @@ def top(url: str, token_file: Path | None, ca: Path | None, form: str, interval:
         fyrehose top
         fyrehose top --format json --count 60 | jq '.protocols[].published_rate'
     """
-    server = RemoteServer.of(url, token_file, ca)
     console = terminal()
     left = -1 if count is None else count
     try:
         if form == "json":
             while left:
-                click.echo(json.dumps(server.status(), ensure_ascii=False))
+                write_json(server.status())
                 left -= 1
                 time.sleep(interval if left else 0)
             return
@@ -131,15 +127,11 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     if everything and status.get("listeners"):
         lines += [Text(), _listeners(status["listeners"])]
     if everything and status["refusals"]:
-        table = _table("refused by", "cause", "count")
-        for each in status["refusals"]:
-            table.add_row(each["protocol"], each["cause"], _count(each["count"]))
-        lines += [Text(), table]
+        rows = ((each["protocol"], each["cause"], _count(each["count"])) for each in status["refusals"])
+        lines += [Text(), _table(("refused by", "cause", "count"), rows)]
     if everything and status["events"]:
-        table = _table("counted by", "event", "count")
-        for each in status["events"]:
-            table.add_row(each["protocol"], each["event"], _count(each["count"]))
-        lines += [Text(), table]
+        rows = ((each["protocol"], each["event"], _count(each["count"])) for each in status["events"])
+        lines += [Text(), _table(("counted by", "event", "count"), rows)]
     if everything and found["listed"]:
         lines += [Text(), _subscribers(found["listed"])]
     return lines
@@ -164,18 +156,16 @@ def _protocols(protocols: list[dict[str, Any]], width: int) -> Table:
     if width < WIDE:
         narrow = ("connections", "publishers", "subscribers", "published_rate", "acknowledge_p99", "delivered_rate")
         columns = [column for column in columns if column[1] in narrow]
-    table = _table("protocol", *(heading for heading, _, _ in columns))
-    for each in protocols:
-        table.add_row(each["name"], *(shown(each[key]) for _, key, shown in columns))
-    return table
+    rows = ((each["name"], *(shown(each[key]) for _, key, shown in columns)) for each in protocols)
+    return _table(("protocol", *(heading for heading, _, _ in columns)), rows)
 
 
 def _listeners(listeners: list[dict[str, Any]]) -> Table:
-    table = _table("listener", "endpoint", "encryption", "access", "client\nconnections")
-    for each in listeners:
-        texts = (each["name"], each["endpoint"], each["encryption"] or "none", each["access"])
-        table.add_row(*(Text(escaped(text)) for text in texts), _count(each["connections"]))
-    return table
+    rows = (
+        (each["name"], each["endpoint"], each["encryption"] or "none", each["access"], _count(each["connections"]))
+        for each in listeners
+    )
+    return _table(("listener", "endpoint", "encryption", "access", "client\nconnections"), rows)
 
 
 def streams_table(listed: list[dict[str, Any]], wide: bool = False) -> Table:
@@ -184,27 +174,22 @@ def streams_table(listed: list[dict[str, Any]], wide: bool = False) -> Table:
     :param wide: also show sizes and ages, for which an 80-column terminal has no room
     """
     more = ("published\nsize/s", "size", "oldest", "newest") if wide else ()
-    table = _table("stream", "first", "last", "published\n/s", *more, "subscribers")
+    rows = []
     for each in listed:
         numbers = [str(each["first"]), str(each["last"]), _count(each["rate"])]
         if wide:
             numbers += [_size(each["bytes_rate"]), _size(each["bytes"])]
             numbers += [_time(each["oldest_age"]), _time(each["newest_age"])]
-        table.add_row(Text(escaped(each["name"])), *numbers, _count(each["subscribers"]))
-    return table
+        rows.append((each["name"], *numbers, _count(each["subscribers"])))
+    return _table(("stream", "first", "last", "published\n/s", *more, "subscribers"), rows)
 
 
 def _subscribers(listed: list[dict[str, Any]]) -> Table:
-    table = _table("subscriber", "stream", "position", "behind", "state")
-    for each in listed:
-        table.add_row(
-            Text(escaped(f"{each['protocol']} {each['peer']}")),
-            Text(escaped(each["stream"])),
-            str(each["position"]),
-            _count(each["lag"]),
-            _state(each),
-        )
-    return table
+    rows = (
+        (f"{each['protocol']} {each['peer']}", each["stream"], str(each["position"]), _count(each["lag"]), _state(each))
+        for each in listed
+    )
+    return _table(("subscriber", "stream", "position", "behind", "state"), rows)
 
 
 def _state(subscriber: Mapping[str, Any]) -> str:
@@ -215,13 +200,11 @@ def _state(subscriber: Mapping[str, Any]) -> str:
     return "waits for the client" if left is None else f"does not read, disconnected in {left:.0f} s"
 
 
-def _table(*names: str) -> Table:
-    """Return a table whose text columns are aligned to the left, and number columns to the right."""
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for number, name in enumerate(names):
-        text = not number or name in _TEXTS
-        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text or not number)
-    return table
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a narrow table, whose first column is not wrapped; columns with numbers are aligned to the right."""
+    made = table(heads, rows, right=[head for head in heads[1:] if head not in _TEXTS], whole=heads[:1])
+    made.collapse_padding = True
+    return made
 
 
 def _count(number: float | None) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import WIDE, escaped, terminal
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.console import WIDE, escaped, terminal, write_json
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.stats import streams_table, with_rates
-from fyrehose.cli.values import DEFAULT_URL, FORMAT, HTTP_URL, WholeNumber, remote_options
+from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted
 
@@ -54,11 +52,11 @@ def streams() -> None:
 
 
 @streams.command("list", short_help="List the streams, the busiest first.")
-@remote_options(DEFAULT_URL, "admin")
+@asks("admin")
 @FORMAT
 @click.option("--limit", type=WholeNumber(1, 200_000), default=200, show_default=True, help="Most streams to list.")
 @click.argument("match", default="", shell_complete=candidates.streams)
-def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, limit: int, match: str) -> None:
+def list_streams(server: RemoteServer, form: str, limit: int, match: str) -> None:
     """List the streams of a running server whose name contains MATCH, the busiest first.
 
     json: one object a line.
@@ -68,7 +66,6 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
         fyrehose streams orders
         fyrehose streams --format json | jq -r .name
     """
-    server = RemoteServer.of(url, token_file, ca)
     status = with_rates(server, match, min(limit, PAGE))
     listed = status["streams"]["listed"]
     if status["streams"].get("hidden"):
@@ -80,8 +77,7 @@ def list_streams(url: str, token_file: Path | None, ca: Path | None, form: str, 
     if limit > PAGE and status["streams"]["matching"] > PAGE:
         listed = _all_streams(server, match)[:limit]
     if form == "json":
-        for stream in listed:
-            click.echo(json.dumps(stream, ensure_ascii=False))
+        write_json(*listed)
         return
     if match and not listed:
         click.echo(
@@ -110,9 +106,9 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
 
 
 @streams.command(short_help="Retire streams that are not needed any more.")
-@remote_options(HTTP_URL, "http")
+@asks("http")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.streams)
-def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
+def retire(server: RemoteServer, names: tuple[str, ...]) -> None:
     """Retire streams by name; stop at the first that the server refuses.
 
     A retired stream is no longer listed or served, and counts against no limit. Its records are deleted together with
@@ -123,7 +119,6 @@ def retire(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
         fyrehose streams retire debug.old debug.older
         fyrehose streams retire --url https://logs:8117 --token-file t debug.old
     """
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     for name in names:
         server.retire(name)
         click.echo(f"stream {escaped(name)} retired")

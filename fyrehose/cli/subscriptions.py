@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from fyrehose.cli import candidates
-from fyrehose.cli.console import escaped, moment, terminal
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.console import escaped, moment, table, terminal, write_json
+from fyrehose.cli.remote import RemoteServer, asks
 from fyrehose.cli.streams import ListByDefault
-from fyrehose.cli.values import DURATION, FORMAT, HTTP_URL, Since, WholeNumber, remote_options
+from fyrehose.cli.values import DURATION, FORMAT, SINCE, WholeNumber
 from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 
-_of_a_server = remote_options(HTTP_URL, "http")
+_of_a_server = asks("http")
 _NAME = click.argument("name", shell_complete=candidates.subscriptions)
 
 
@@ -37,7 +33,7 @@ def subscriptions() -> None:
 @subscriptions.command("list")
 @_of_a_server
 @FORMAT
-def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form: str) -> None:
+def list_subscriptions(server: RemoteServer, form: str) -> None:
     """List the named subscriptions, those furthest behind first.
 
     Programs that read the journal's files, such as a backup or an archive, are listed with the bytes that they are
@@ -47,22 +43,20 @@ def list_subscriptions(url: str, token_file: Path | None, ca: Path | None, form:
         fyrehose subscriptions
         fyrehose subscriptions --format json | jq -r .name
     """
-    listed = RemoteServer.of(url, token_file, ca, HTTP_URL).subscriptions()
+    listed = server.subscriptions()
     show(listed, form)
 
 
 @subscriptions.command("show")
 @_of_a_server
 @_NAME
-def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def show_one(server: RemoteServer, name: str) -> None:
     """Show one subscription as a JSON object.
 
     \b
         fyrehose subscriptions show billing
     """
-    click.echo(
-        json.dumps(RemoteServer.of(url, token_file, ca, HTTP_URL).subscription(name), ensure_ascii=False, indent=2)
-    )
+    write_json(server.subscription(name), indent=2)
 
 
 @subscriptions.command(short_help="Create a shared subscription.")
@@ -75,11 +69,9 @@ def show_one(url: str, token_file: Path | None, ca: Path | None, name: str) -> N
 )
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
-@click.option("--since", type=Since(), default="start", show_default=True, help="First record.")
+@click.option("--since", type=SINCE, default="start", show_default=True, help="First record.")
 @click.argument("name")
-def create(
-    url: str, token_file: Path | None, ca: Path | None, stream: str, since: int | None, name: str, **options: Any
-) -> None:
+def create(server: RemoteServer, stream: str, since: int | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
 
     It may be repeated; other options for the same name are refused.
@@ -92,7 +84,7 @@ def create(
     if "lease" in fields:
         fields["lease"] = round(fields["lease"])
     fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if since is None else since + 1}
-    RemoteServer.of(url, token_file, ca, HTTP_URL).create_shared(name, fields)
+    server.create_shared(name, fields)
     click.echo(f"shared subscription {escaped(name)} of {escaped(stream)} is there")
 
 
@@ -100,7 +92,7 @@ def create(
 @_of_a_server
 @click.option("--resume", is_flag=True, help="Lease records again.")
 @_NAME
-def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name: str) -> None:
+def pause(server: RemoteServer, resume: bool, name: str) -> None:
     """Lease no more records of a shared subscription, for example while a database is down.
 
     Records that workers have can still be settled.
@@ -109,29 +101,29 @@ def pause(url: str, token_file: Path | None, ca: Path | None, resume: bool, name
         fyrehose subscriptions pause billing
         fyrehose subscriptions pause billing --resume
     """
-    RemoteServer.of(url, token_file, ca, HTTP_URL).pause(name, not resume)
+    server.act(name, "pause", {"paused": not resume})
     click.echo(f"subscription {escaped(name)} {'leases records again' if resume else 'is paused'}")
 
 
 @subscriptions.command(short_help="Publish dead letters to their streams again.")
 @_of_a_server
 @_NAME
-def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> None:
+def redrive(server: RemoteServer, name: str) -> None:
     """Publish the dead letters of a shared subscription to their streams again, each once.
 
     \b
         fyrehose subscriptions redrive billing
     """
-    server, total, left = RemoteServer.of(url, token_file, ca, HTTP_URL), 0, 1
+    total, left = 0, 1
     while left:
-        redriven, left = server.redrive(name)
-        total += redriven
+        answer = server.act(name, "redrive", {})
+        total, left = total + answer["redriven"], answer["left"]
     click.echo(f"{counted(total, 'dead letter')} of subscription {escaped(name)} published again")
 
 
 @subscriptions.command()
 @_of_a_server
-@click.option("--since", type=Since(), required=True, help="First record to deliver again: latest, start, or a number.")
+@click.option("--since", type=SINCE, required=True, help="First record to deliver again: latest, start, or a number.")
 @click.option(
     "--stream",
     metavar="STREAM",
@@ -139,9 +131,7 @@ def redrive(url: str, token_file: Path | None, ca: Path | None, name: str) -> No
     shell_complete=candidates.streams,
 )
 @_NAME
-def rewind(
-    url: str, token_file: Path | None, ca: Path | None, since: int | None, stream: str | None, name: str
-) -> None:
+def rewind(server: RemoteServer, since: int | None, stream: str | None, name: str) -> None:
     """Set the position of a subscription, backwards or forwards, and disconnect its consumer.
 
     \b
@@ -151,8 +141,8 @@ def rewind(
     """
     if stream is not None and since is None:
         raise click.UsageError("--stream needs --since with a number, or start")
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
-    shown = server.rewind(name, "latest" if since is None else since, stream)
+    seq = "latest" if since is None else since
+    shown = server.act(name, "rewind", {"seq": seq} if stream is None else {"positions": {stream: seq}})
     if shown.get("kind") == "shared":
         click.echo(f"subscription {escaped(name)} continues with {counted(shown['lag'], 'record')} to lease")
     elif shown.get("kind") == "pattern":
@@ -165,7 +155,7 @@ def rewind(
 @subscriptions.command()
 @_of_a_server
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.subscriptions)
-def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str, ...]) -> None:
+def delete(server: RemoteServer, names: tuple[str, ...]) -> None:
     """Delete subscriptions by name; stop at the first that the server refuses.
 
     A consumer that comes back creates its subscription again.
@@ -173,51 +163,35 @@ def delete(url: str, token_file: Path | None, ca: Path | None, names: tuple[str,
     \b
         fyrehose subscriptions delete billing
     """
-    server = RemoteServer.of(url, token_file, ca, HTTP_URL)
     for name in names:
         server.delete_subscription(name)
         click.echo(f"subscription {escaped(name)} deleted")
 
 
-#: The columns of the table; true for a column that is aligned to the right.
-_COLUMNS = (
-    ("subscription", False),
-    ("stream", False),
-    ("position", True),
-    ("behind", True),
-    ("oldest", True),
-    ("consumer", False),
-    ("last used", False),
-)
+_COLUMNS = ("subscription", "stream", "position", "behind", "oldest", "consumer", "last used")
 
 
 def show(listed: list[dict[str, Any]], form: str) -> None:
     """Write subscriptions as a table, those furthest behind first, or as JSON, one object a line."""
     listed = sorted(listed, key=lambda each: (each["kind"] == "files", -each.get("lag", 0), each["name"]))
     if form == "json":
-        for each in listed:
-            click.echo(json.dumps(each, ensure_ascii=False))
+        write_json(*listed)
         return
     if not listed:
         click.echo("fyrehose: there are no named subscriptions, or none that this client may see", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for name, right in _COLUMNS:
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for each in listed:
-        table.add_row(*(Text(cell) for cell in _row(each)))
-    terminal().print(table)
+    terminal().print(table(_COLUMNS, map(_row, listed), right=("position", "behind", "oldest")))
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     used = moment(each["active"])[:19]
     if each["kind"] == "files":
-        return escaped(each["name"]), "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
+        return each["name"], "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
     shared = each["kind"] == "shared"
     seconds = (each["oldest_unsettled_seconds"] or None) if shared else each.get("lag_seconds") if each["lag"] else None
     return (
-        escaped(each["name"]),
-        escaped(each["stream"]),
+        each["name"],
+        each["stream"],
         _position(each),
         f"{each['lag']:,}",
         "-" if seconds is None else f"{seconds:,.0f} s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,12 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from fyrehose.cli import candidates, formats, running
 from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import Format
 from fyrehose.cli.running import connected, worker
+from fyrehose.cli.servers import ADDRESS_HELP, TLS, protocol_to_tail, server
+from fyrehose.cli.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.parts import Joiner
 from fyrehose.records import Run
@@ -27,6 +31,79 @@ HIGH, LOW = 4 << 20, 1 << 20
 ABSENT_AFTER = 1.0
 #: Most lost ranges that the final error lists.
 MOST_NAMED = 10
+
+
+@click.command(short_help="Follow a stream, or read it from its start.")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="[default: http where it listens, else figg]",
+    shell_complete=candidates.clients,
+)
+@click.option("--from", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
+@TLS
+@click.option(
+    "--stream",
+    metavar="NAME",
+    help="Stream to read (not with backbone), or pattern.",
+    shell_complete=candidates.streams,
+)
+@click.option("--since", type=SINCE, default="latest", show_default=True, help="First record.")
+@click.option(
+    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
+)
+@click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
+@click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
+@click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
+@click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
+@click.option("--parts", type=PARTS, help="Events over 16 MiB: as one message?")
+@click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
+@click.argument("extra", nargs=-1, metavar="")
+def tail(
+    protocol: str | None,
+    addresses: tuple[tuple[str, int | None], ...],
+    tls: str | None,
+    stream: str | None,
+    since: int | None,
+    subscription: str | None,
+    takeover: bool,
+    count: int | None,
+    idle: float | None,
+    form: str,
+    parts: str | None,
+    timeout: float,
+    extra: tuple[str, ...],
+) -> None:
+    """Write the messages of a stream to standard output as they arrive.
+
+    text: one message a line.  json: one object a line with what the protocol carries.  raw: no separators.  Patterns
+    need http; named subscriptions http or relink.  Exit status 1: messages are missing.
+
+    \b
+        fyrehose tail --stream 'logs.*'
+    """
+    if extra:
+        raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
+    if takeover and subscription is None:
+        raise click.UsageError("--takeover needs --subscription NAME")
+    named = None if subscription is None else NamedTail(subscription, takeover)
+    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
+    status = running.run(
+        lambda reactor: Tailing(
+            reactor,
+            at.tailer(reactor, stream, subscription is not None),
+            stream,
+            formats.chosen(form, os.isatty(1), many=stream is not None and "*" in stream),
+            count,
+            idle,
+            timeout,
+            at.history,
+            since,
+            named,
+            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
+        ).run()
+    )
+    sys.exit(status)
 
 
 @attrs.frozen
@@ -91,7 +168,7 @@ class Output:
         return True
 
     def _failed(self, failure: Failure) -> bool:
-        if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, needs no more.
+        if failure.check(BrokenPipeError):  # The reader of the pipe, such as head, has ended.
             self.error = BrokenPipeError()
         else:
             self.error = FyrehoseError(f"cannot write to standard output: {failure.getErrorMessage()}")
@@ -103,37 +180,71 @@ class Output:
 
 @attrs.define(eq=False)
 class Tailing:
-    """The records that one ``fyrehose tail`` writes, and those that it misses.
+    """Follows a stream for ``fyrehose tail``: writes its records, and reports missing ones.
 
+    :ivar tailer: the client
     :ivar left: number of messages to write before it ends; None: no limit
     :ivar idle: seconds without a message after which it ends; None: no limit
-    :ivar since: the number before the first requested record
-    :ivar named: the named subscription to consume, if there is one
+    :ivar timeout: the longest time to connect, in seconds
+    :ivar since: the number before the first requested record; 0 begins with the oldest record that is kept
+    :ivar named: the named subscription to consume, if there is one: its position moves when messages are written
     :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are
     """
 
+    reactor: Any
     tailer: Any
+    stream: str | None
     form: Format
-    history: ConnectionHistory
     left: int | None
     idle: float | None
-    since: int | None
-    named: NamedTail | None
+    timeout: float
+    history: ConnectionHistory
+    since: int | None = None
+    named: NamedTail | None = None
     joiner: Joiner | None = None
-    #: set when the tailer has accepted the subscription
     output: Output = attrs.field(init=False)
     #: the timer that reports that the stream does not exist, unless a message arrives before
     _announcing: IDelayedCall | None = None
     #: the timer that ends the command when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
-    #: the first ranges of lost numbers; and why the last range is lost
+    #: the first ranges of lost numbers, and the reason for the last of them
     _missing: list[str] = attrs.field(factory=list, init=False)
     _why: str = ""
-    #: which records the client misses when the command ends because no message arrives
+    #: why records are missing when the command ends because no message arrives; None: it has not ended so
     _short: str | None = None
 
+    async def run(self) -> int:
+        """Write messages to standard output until the last one is written, none arrives any more, or Ctrl-C is pressed.
+
+        :return: the exit status, 0
+        :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
+        :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard
+            output cannot be written
+        """
+        tailer = self.tailer
+        named = {} if self.named is None else attrs.asdict(self.named)
+        tailer.subscribe(self.stream, self.take, self.since, self.lost, **named)
+        output = self.output = Output(worker(self.reactor).call, tailer)
+        try:
+            await connected(self.reactor, tailer, self.timeout, self.history)
+            self.history.watch(lambda: output.end(self.history.refused))
+            self.start_timers()
+            await output.ended
+            await output.drained()
+            if named:
+                # Wait for the callbacks of the last write, which acknowledge the last record.
+                await deferLater(self.reactor, 0)
+            self.check()
+        finally:
+            _cancel(self._announcing)
+            _cancel(self._timer)
+            closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
+            if named:
+                await closed  # The client sends the last acknowledgement before it closes.
+        return 0
+
     def take(self, run: Run) -> Deferred[Any] | None:
-        """Write *run*; join the parts of its events first if a joiner is set; see :meth:`write`.
+        """Write *run* as :meth:`write` does, after joining the parts of its events if a joiner is set.
 
         :return: with a named subscription, fires with the last number before the parts that wait to be joined
         """
@@ -174,17 +285,12 @@ class Tailing:
         if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):
             self._missing.append(numbers)
 
-    def start_timers(self, reactor: Any, stream: str | None) -> None:
-        """Report soon if ``stream`` does not exist, and end the command after ``idle`` seconds without a message."""
-        if stream is not None and not self.output.ended.called:
-            self._announcing = reactor.callLater(ABSENT_AFTER, self._announce, stream)
+    def start_timers(self) -> None:
+        """Start the timers that report a missing stream, and end the command when it was idle for too long."""
+        if self.stream is not None and not self.output.ended.called:
+            self._announcing = self.reactor.callLater(ABSENT_AFTER, self._announce, self.stream)
         if self.idle is not None and not self.output.ended.called:
-            self._timer = reactor.callLater(self.idle, self._end_idle)
-
-    def stop_timers(self) -> None:
-        """Stop the timers of :meth:`start_timers`, if they run."""
-        _cancel(self._announcing)
-        _cancel(self._timer)
+            self._timer = self.reactor.callLater(self.idle, self._end_idle)
 
     def check(self) -> None:
         """Raise an error if the output could not be written, or records are missing.
@@ -210,51 +316,6 @@ class Tailing:
         for part in () if self.joiner is None else self.joiner.end():
             self.write(part)
         self.output.end()
-
-
-async def tail(
-    reactor: Any,
-    tailer: Any,
-    stream: str | None,
-    form: Format,
-    count: int | None,
-    idle: float | None,
-    timeout: float,
-    history: ConnectionHistory,
-    since: int | None = None,
-    named: NamedTail | None = None,
-    joiner: Joiner | None = None,
-) -> int:
-    """Write the messages of ``stream`` to standard output, until one of these: ``count`` messages are written, none has
-    arrived for ``idle`` seconds, or Ctrl-C.
-
-    :param timeout: the longest time to connect, in seconds
-    :param since: the number before the first record; 0 begins with the oldest record that is kept
-    :param named: the named subscription to consume: its position moves when messages are written
-    :param joiner: joins the parts of events that are larger than a record; None: they are written as they are
-    :return: the exit status, 0
-    :raises BrokenPipeError: the reader of standard output, such as ``head``, has closed it
-    :raises FyrehoseError: the server cannot be reached or refuses the client, records are missing, or standard output
-        cannot be written
-    """
-    tailing = Tailing(tailer, form, history, count, idle, since, named, joiner)
-    tailer.subscribe(stream, tailing.take, since, tailing.lost, **({} if named is None else attrs.asdict(named)))
-    output = tailing.output = Output(worker(reactor).call, tailer)
-    try:
-        await connected(reactor, tailer, timeout, history)
-        history.watch(lambda: output.end(history.refused))
-        tailing.start_timers(reactor, stream)
-        await output.ended
-        await output.drained()
-        if named is not None:
-            await deferLater(reactor, 0)  # Wait for the callbacks of the last write, which acknowledge the last record.
-        tailing.check()
-    finally:
-        tailing.stop_timers()
-        closed = tailer.close().addErrback(lambda failure: failure.trap(Exception))
-        if named is not None:
-            await closed  # The client sends the last acknowledgement before it closes.
-    return 0
 
 
 def _cancel(timer: IDelayedCall | None) -> None:

@@ -14,7 +14,7 @@ from fyrehose.errors import ConfigError
 
 
 def encrypted(endpoint: IStreamClientEndpoint, host: str, paths: tuple[str, ...]) -> IStreamClientEndpoint:
-    """Return an endpoint that connects to *endpoint*, and then speaks TLS.
+    """Return an endpoint whose connections go to *endpoint* and use TLS.
 
     :param host: the name that the server's certificate must have
     :param paths: PEM files: the authority that issued the server's certificate; then, if the server requires one, the

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fyrehose.broker.signed import read_key, sign
 from fyrehose.cli import candidates
-from fyrehose.cli.values import DURATION
+from fyrehose.cli.values import DURATION, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
 from fyrehose.options import suggestion
 
 
-class Right(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a right: ``ACTION=PATTERN``."""
-
-    name = "action=pattern"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Action, str]:
-        """Return the action and the pattern of *value*."""
-        action, _, pattern = str(value).partition("=")
-        if action not in list(Action) or not pattern:
-            advice = suggestion(action, list(Action))
-            self.fail(f"{value!r}: expected ACTION=PATTERN, such as subscribe=logs.*{advice}", param, ctx)
-        return Action(action), pattern
+def _right(text: str) -> tuple[Action, str]:
+    """Return the action and the pattern of ``ACTION=PATTERN``."""
+    action, _, pattern = text.partition("=")
+    if action not in list(Action) or not pattern:
+        raise ValueError(f"ACTION=PATTERN, such as subscribe=logs.*{suggestion(action, list(Action))}")
+    return Action(action), pattern
 
 
 @click.group(short_help="Sign tokens that end by themselves.")
@@ -46,7 +39,7 @@ def token() -> None:
     "--rights",
     required=True,
     multiple=True,
-    type=Right(),
+    type=Parsed("action=pattern", _right),
     help="What it grants: publish, subscribe, consume or administer.",
     shell_complete=candidates.rights,
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from fyrehose.options import duration, size
 from fyrehose.records import LAST_SEQ
 
-F = TypeVar("F", bound=Callable[..., Any])
+#: Default address of a server's admin listener, and of its http listener.
+DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
 
 #: Default address of a server's admin listener, and of its http listener.
 DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
@@ -21,7 +21,7 @@ FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), d
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """Option type whose values are parsed by a function of :mod:`fyrehose.options`."""
+    """Option type whose values a function parses; the message of its ValueError says which text is expected."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -48,44 +48,39 @@ class WholeNumber(click.IntRange):
             self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
 
 
-#: The option that says what to do with the parts of an event larger than a record.
+#: Option type: whether the parts of an event that is larger than a record are joined.
 PARTS = click.Choice(["join", "keep"])
 #: Option types of a duration in seconds (typed as 30, 250ms, 5m or 12h), and of a size in bytes (typed as 64k or 1G).
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
-def remote_options(url: str, listener: str) -> Callable[[F], F]:
-    """Add the options of a command that asks a running server.
+def since(text: str) -> int | None:
+    """Return the number before the first record to read; None for ``latest``: new records only.
 
-    :param url: the default address
-    :param listener: the name of the listener that the command asks
+    :raises ValueError: *text* is neither ``latest``, ``start`` nor a number
     """
-    options = (
-        click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
-        click.option("--url", default=url, show_default=True, metavar="URL", help=f"URL of its {listener} listener."),
-    )
-
-    def add(command: F) -> F:
-        for option in options:
-            command = option(command)
-        return command
-
-    return add
+    if text.lower() == "latest":  # The help shows the words in capitals, so accept them.
+        return None
+    if text.lower() == "start":
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= LAST_SEQ):
+        raise ValueError(f"latest, start, or a record number up to {LAST_SEQ}")
+    return max(int(text) - 1, 0)
 
 
-class Since(click.ParamType):  # type: ignore[type-arg]
-    """Option type of a stream position: the number before the first record, or None for new records only."""
+def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
+    """Return the hosts and ports of servers: ``HOST:PORT``, ``[IPV6]:PORT`` or only a host, separated by commas.
 
-    name = "latest|start|seq"
+    :raises ValueError: one of them has another form
+    """
+    found: list[tuple[str, int | None]] = []
+    for part in map(str.strip, text.split(",")):
+        host, colon, port = part.rpartition(":") if part.count(":") == 1 or "]:" in part else (part, "", "")
+        if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError("HOST:PORT, such as 127.0.0.1:8119")
+        found.append((host.strip("[]") or "127.0.0.1", int(port) if colon else None))
+    return tuple(found)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
-        """Return the number before the first record of *value*; None for ``latest``."""
-        number = str(value)
-        if number.lower() == "latest":  # The help shows the words in capitals.
-            return None
-        if number.lower() == "start":
-            return 0
-        if not (number.isascii() and number.isdecimal() and len(number) <= 15 and int(number) <= LAST_SEQ):
-            self.fail(f"{value!r}: expected latest, start, or a record number up to {LAST_SEQ}", param, ctx)
-        return max(int(number) - 1, 0)
+
+#: Option types of the first record of a stream, and of servers' addresses.
+SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)

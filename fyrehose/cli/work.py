@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +21,10 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from fyrehose import plugins
+from fyrehose.cli import candidates, running
 from fyrehose.cli.console import escaped
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.remote import RemoteServer, asks
+from fyrehose.cli.values import DURATION, WholeNumber
 from fyrehose.errors import ConfigError, LeaseLost
 from fyrehose.interfaces import IWorkPlugin
 
@@ -29,6 +32,45 @@ from fyrehose.interfaces import IWorkPlugin
 UNTRIED = 75
 #: The outcomes that are counted, in the order of the summary.
 COUNTS = ("settled", "failed", "returned", "lost")
+
+
+@click.command(short_help="Run a command for each record of a stream.")
+@asks("http")
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
+@click.option(
+    "--subscription",
+    required=True,
+    metavar="NAME",
+    help="Shared subscription; created if there is none.",
+    shell_complete=candidates.subscriptions,
+)
+@click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
+@click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")
+@click.argument("program", nargs=-1, required=True, metavar="-- COMMAND")
+def work(
+    server: RemoteServer,
+    stream: str,
+    subscription: str,
+    jobs: int,
+    idle: float | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run COMMAND for each record, with the payload as its standard input.
+
+    Exit status 0 settles the record, 75 returns it without counting a failure, any other is a failure: the record comes
+    again later, and is a dead letter after the last failure. The environment has FYREHOSE_STREAM, _SEQ and _FAILURES,
+    and _TOPIC and _PRODUCER if the record has them.
+
+    \b
+        fyrehose work --stream orders --subscription billing -- ./handle
+        fyrehose work --stream images --subscription thumbs --jobs 4 -- ./resize
+    """
+
+    async def run(reactor: Any) -> int:
+        at = client(reactor, server)
+        return await run_work(reactor, [at.share(stream, subscription, idle=idle) for _ in range(jobs)], program)
+
+    sys.exit(running.run(run))
 
 
 class Handling(ProcessProtocol):
@@ -54,7 +96,7 @@ class Handling(ProcessProtocol):
             self.ended.callback(128 + (number or 0) if status is None else status)
 
     def stop(self) -> None:
-        """End the process, because the command is interrupted."""
+        """Send SIGTERM to the process, because the command was interrupted."""
         try:
             self.transport.signalProcess(signal.SIGTERM)
         except ProcessExitedAlready:
@@ -63,7 +105,7 @@ class Handling(ProcessProtocol):
 
 @attrs.define
 class Working:
-    """Handles the records of one ``fyrehose work``, and counts their outcomes.
+    """Runs a process for each record of a shared subscription, and counts the outcomes.
 
     :ivar command: the program and its arguments
     """
@@ -113,7 +155,7 @@ class Working:
         return ", ".join(f"{self.counts[name]:,} {name}" for name in COUNTS if self.counts[name] or name == "settled")
 
 
-async def work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> int:
+async def run_work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> int:
     """Run *command* for each record, one process at a time for each of *works*.
 
     :return: the exit status: 0 if no record has failed
@@ -134,10 +176,9 @@ async def work(reactor: Any, works: Sequence[Any], command: Sequence[str]) -> in
     return 1 if working.counts["failed"] or working.counts["lost"] else 0
 
 
-def client(reactor: Any, server: RemoteServer, authorities: str | None) -> Any:
+def client(reactor: Any, server: RemoteServer) -> Any:
     """Return a client of the server at the URL of *server*.
 
-    :param authorities: the value of ``--ca``
     :raises ConfigError: the URL has a path
     """
     parts = urlsplit(server.url)
@@ -148,8 +189,8 @@ def client(reactor: Any, server: RemoteServer, authorities: str | None) -> Any:
     if parts.scheme == "https":
         from fyrehose.cli.tls import encrypted
 
-        if authorities is None:
+        if server.authorities is None:
             raise ConfigError(f"--url {server.url!r} needs --ca FILE, the certificates of its authorities")
-        endpoint = encrypted(endpoint, host, (authorities,))
+        endpoint = encrypted(endpoint, host, (str(server.authorities),))
     plugin: Any = IWorkPlugin(plugins.load("http"))
     return plugin.worker(reactor, endpoint, parts.netloc, server.token)

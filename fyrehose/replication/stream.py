@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,8 +18,8 @@ DUPLICATES = 120.0
 NO_ROOM = (10005, 10023, 10047)
 #: The smallest shared log, in bytes: twice the size of all appends that may be in flight.
 LEAST = 24 << 20
-#: How long NATS may take to answer, in seconds.
-PATIENCE = 10.0
+#: How long NATS may take to answer, and to accept a connection, in seconds.
+PATIENCE, CONNECT_TIMEOUT_S = 10.0, 5.0
 
 
 def stream_of(cluster: str) -> str:
@@ -110,28 +111,44 @@ def _config(cluster: str, replicas: int, limit: int) -> Any:
     )
 
 
+async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
+    """Return a connection of nats-py to a NATS server of the cluster.
+
+    :param errors: a list that gets the refusals that NATS sends later, and that no call raises
+    :raises FyrehoseError: no NATS server can be reached
+    """
+    import nats
+    from nats.errors import Error
+
+    async def note(error: Exception) -> None:
+        """Add an error to *errors*: nats-py would print its traceback, and does not raise refusals of NATS."""
+        errors.append(error)
+
+    connecting = nats.connect(
+        list(settings.servers),
+        error_cb=note,
+        max_reconnect_attempts=1,
+        reconnect_time_wait=0.1,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        **settings.connect_options(),
+    )
+    try:
+        return await asyncio.wait_for(connecting, 2 * CONNECT_TIMEOUT_S)
+    except Exception as error:
+        # Prefer the server's reason for closing a connection to the system's error of the next attempt.
+        why = next((each for each in reversed(errors) if isinstance(each, Error)), errors[-1] if errors else error)
+        raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(why)}") from error
+
+
 async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
     """Delete the shared log of a cluster, and begin another one with the entry *first*.
 
     :raises FyrehoseError: NATS cannot be reached, or refuses
     """
-    import nats
     from nats.errors import Error
     from nats.js.errors import NotFoundError
 
-    async def quiet(error: Exception) -> None:
-        """Ignore *error*, which nats-py would print with a traceback; if it matters, connecting fails as well."""
-
-    try:
-        client = await nats.connect(
-            list(settings.servers),
-            error_cb=quiet,
-            max_reconnect_attempts=1,
-            connect_timeout=PATIENCE,
-            **settings.connect_options(),
-        )
-    except (Error, OSError, TimeoutError) as error:
-        raise FyrehoseError(f"no NATS server of {settings.shown_servers} can be reached: {_why(error)}") from error
+    client = await connect(settings, [])
     try:
         jetstream = client.jetstream(timeout=PATIENCE)
         with suppress(NotFoundError):  # the old stream may be lost already

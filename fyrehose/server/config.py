@@ -76,25 +76,11 @@ _ENDPOINT_PATH = re.compile(
 )
 
 
-def _streams(text: str) -> int:
-    number = count(text)
-    if not 1 <= number <= MAX_STREAMS:
-        raise ValueError(f"a number from 1 to {MAX_STREAMS}")
-    return number
-
-
-def _named(text: str) -> int:
-    number = count(text)
-    if number > MOST_NAMED:
-        raise ValueError(f"a number from 0 to {MOST_NAMED}")
-    return number
-
-
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """The options that concern all listeners together."""
+    """The options of the scope ``server``, which apply to all listeners together."""
 
-    max_streams: int = option(100_000, _streams, "maximum number of streams on the server")
+    max_streams: int = option(100_000, count, "maximum number of streams on the server", least=1, most=MAX_STREAMS)
     streams_per_address: int = option(
         0,
         count,
@@ -106,7 +92,7 @@ class ServerSettings:
         _LIMITS.subscriptions, count, "maximum number of simultaneous subscriptions of one address", least=1
     )
     named_subscriptions: int = option(
-        1_000, _named, "maximum number of named subscriptions; one address may create half of them"
+        1_000, count, "maximum number of named subscriptions; one address may create half of them", most=MOST_NAMED
     )
     keys_kept: float = option(
         KEPT,
@@ -128,12 +114,12 @@ class ServerSettings:
 
     @property
     def memory_per_connection(self) -> int:
-        """Return the part of the memory at which the server stops reading from a connection: 8 MiB by default."""
+        """Return how much memory one connection may use before the server stops reading from it: 8 MiB by default."""
         return self.memory // 64
 
     @property
     def peer_limits(self) -> PeerLimits:
-        """Return the limits of a single peer."""
+        """Return the limits of the streams and subscriptions that one peer may create."""
         return PeerLimits(
             streams=self.streams_per_address,
             burst=max(_LIMITS.burst, self.streams_per_address // 2),
@@ -169,13 +155,13 @@ class Config:
     log_level: str = "info"
     #: limits of streams by their names
     streams: StreamRules = UNLIMITED
-    #: None: this server is alone
+    #: the options of a cluster; None: the server is in no cluster
     replication: ReplicationSettings | None = None
 
 
 @attrs.frozen(kw_only=True)
 class FromFile:
-    """The contents of a configuration file, in which everything is optional."""
+    """The contents of a configuration file; every part of a file is optional."""
 
     data_dir: str | None = None
     policy: str | None = None
@@ -285,7 +271,7 @@ def _routes(tables: object, options: Options) -> Options:
 
 
 def merged(under: Options, over: Options) -> Options:
-    """Return the options of both; those of *over* take precedence."""
+    """Return the options of *under* and *over* together; an option that both have gets the value of *over*."""
     return {scope: {**under.get(scope, {}), **over.get(scope, {})} for scope in [*under, *(over.keys() - under)]}
 
 
@@ -303,7 +289,7 @@ def resolve(
 
     :param listen: pairs of a listener's name and its endpoint; empty: every protocol on its default endpoint
     :param rules: limits of streams by their names
-    :param cluster: the options of replication; None: this server is alone
+    :param cluster: the options of replication; None: the server is in no cluster
     :raises ConfigError: a part of the configuration is invalid
     """
     wanted = list(listen)
@@ -312,7 +298,7 @@ def resolve(
         if scope not in SCOPES:
             _check_scope(scope)
             _settings(scope, options)
-        if "/" in scope and scope not in names:  # such options would be ignored silently
+        if "/" in scope and scope not in names:  # without this error, the options would have no effect
             raise ConfigError(f"options of {scope!r} without a listener; add --listen {scope}=ENDPOINT")
     duplicate = next((pair for pair, times in Counter(wanted).items() if times > 1), None)
     if duplicate is not None:
@@ -368,16 +354,16 @@ def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options_within(folder: Path, scope: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the options *table* of *scope*, with relative paths resolved in *folder*."""
+    """Return *table*, the options of *scope*, with relative paths made absolute: they are relative to *folder*."""
     protocol = scope.partition("/")[0]
     if protocol not in (*SCOPES, *plugins.names()):
-        return table  # resolve() reports it.
+        return table  # resolve() refuses the unknown scope
     settings = {"journal": JournalSettings, "server": ServerSettings}.get(scope) or plugins.load(protocol).settings
     return within(str(folder), settings, table)
 
 
 def _endpoint_within(folder: Path, endpoint: str) -> str:
-    """Return *endpoint* with the relative paths of sockets, keys and certificates resolved in *folder*."""
+    """Return *endpoint* with absolute paths of sockets, keys and certificates; relative ones begin in *folder*."""
     start = quoteStringArgument(str(folder))
     return _ENDPOINT_PATH.sub(lambda found: f"{found[1]}{start}/{found[2]}", endpoint)
 

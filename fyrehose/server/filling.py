@@ -23,7 +23,7 @@ EVERY = 5.0
 
 
 class CopyLog:
-    """Logs how much was copied, once in a while, and ends the copying when *stopping* is set."""
+    """Logs every few seconds how much was copied, and raises an error to end the copying when *stopping* is set."""
 
     def __init__(self, stopping: Event) -> None:
         self._stopping = stopping
@@ -38,11 +38,11 @@ class CopyLog:
 
 
 def copy_journal(token_file: str, url: str, directory: Path, files: Files, identity: bytes, stopping: Event) -> int:
-    """Copy everything that is durable in the journal at *url*, and missing in *directory*; blocks.
+    """Copy from the journal at *url* to *directory* all durable bytes that are missing there; the call blocks.
 
     :param token_file: file with the token of that server; empty: it needs none
     :param files: the system calls
-    :param identity: of the cluster's journal; UNKNOWN: it has none yet
+    :param identity: the identity of the cluster's journal; UNKNOWN: the cluster has no journal yet
     :param stopping: set by another thread when the copying is to end
     :return: the position where the copy ends
     :raises JournalError: it is another journal, it cannot be copied, or *stopping* was set

@@ -13,10 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import attrs
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.task import LoopingCall
+from twisted.application.internet import TimerService
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -26,54 +23,32 @@ from fyrehose.interfaces import JournalState
 
 log = Logger()
 
-#: The most streams that are checked, and retired, in one turn; checking one may read an index.
+#: The most streams that are checked and retired in one turn; a check may read an index from disk.
 SLICE = 500
-#: Seconds between two turns.
+#: Interval of the turns in which a part of the streams is checked, in seconds.
 TURN = 1.0
 #: Seconds from the start of one check of all streams to the next.
 ROUND = 60.0
 
 
-@attrs.define(eq=False)
-class _Empty:
-    """An empty stream: its last number, and since when it is known to be empty (monotonic clock, seconds)."""
-
-    last: int
-    since: float
-
-
-class IdleStreams(Service):
+class IdleStreams(TimerService):
     """Retires the streams of *broker* that have been empty for *after* seconds."""
 
+    clock: Any
+
     def __init__(self, clock: Any, broker: Broker, after: float) -> None:
-        self._clock = clock
+        super().__init__(TURN, self._check)  # type: ignore[no-untyped-call]
+        self.clock = clock
         self._broker = broker
         self._after = after
-        self._empty: dict[str, _Empty] = {}
+        #: empty streams: their last number, and since when they are known to be empty (monotonic clock, seconds)
+        self._empty: dict[str, tuple[int, float]] = {}
         self._round: Iterator[str] | None = None
         self._next_round = 0.0
-        self._loop = LoopingCall(self._check)
-        self._loop.clock = clock
-        self._finished: Deferred[Any] | None = None
-
-    def startService(self) -> None:
-        """Start checking streams, a few in each turn."""
-        Service.startService(self)
-        self._finished = self._loop.start(TURN, now=False)
-        self._finished.addErrback(
-            lambda failure: log.failure("retiring idle streams failed; please report this bug", failure)
-        )
-
-    def stopService(self) -> Deferred[Any]:
-        """Stop checking; fires when a check in progress has ended."""
-        Service.stopService(self)
-        if self._loop.running:
-            self._loop.stop()
-        return maybeDeferred(lambda: self._finished)
 
     def _check(self) -> None:
         """Check the next streams, and retire those that have been empty for long enough."""
-        now = self._clock.seconds()
+        now = self.clock.seconds()
         if self._broker.journal.state is not JournalState.WRITABLE:
             return
         if self._round is None:
@@ -87,7 +62,7 @@ class IdleStreams(Service):
             self._round = None
         idle = [stream for stream in streams if self._is_idle(stream, now)]
         if idle:
-            self._broker.retire(idle, "server.retire-idle").addErrback(self._failed)
+            self._broker.retire(idle, "server.retire-idle").addErrback(self._refused)
 
     def _is_idle(self, stream: str, now: float) -> bool:
         try:
@@ -99,12 +74,12 @@ class IdleStreams(Service):
             self._empty.pop(stream, None)
             return False
         last = self._broker.journal.ends()[stream]
-        seen = self._empty.get(stream)
-        if seen is None or seen.last != last:
-            self._empty[stream] = _Empty(last, now)
+        seen, since = self._empty.get(stream, (None, now))
+        if seen != last:
+            self._empty[stream] = last, now
             return False
-        return now - seen.since >= self._after
+        return now - since >= self._after
 
-    def _failed(self, failure: Failure) -> None:
+    def _refused(self, failure: Failure) -> None:
         failure.trap(FyrehoseError)
         log.warn("idle streams were not retired: {why}", why=failure.getErrorMessage())

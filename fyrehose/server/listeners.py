@@ -22,7 +22,7 @@ from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.service import Fyrehose
 from fyrehose.web.hosts import is_local
 
-#: A listener by its name and endpoint.
+#: The name and the endpoint of a listener.
 Key = tuple[str, str]
 
 
@@ -33,7 +33,7 @@ def key_of(listener: ListenerConfig) -> Key:
 
 @attrs.define(eq=False)
 class Open:
-    """An open listener: its configuration, its service, and what operators see of it."""
+    """An open listener: its configuration, its service, and its description for operators."""
 
     config: ListenerConfig
     service: Any
@@ -56,7 +56,7 @@ class Listeners:
     open: dict[Key, Open] = attrs.field(factory=dict, init=False)
 
     def make(self, listener: ListenerConfig, config: Config) -> Any | None:
-        """Return the service of *listener*; None: its package is not installed, and no option asks for it.
+        """Return the service of *listener*, or None if its package is missing and it is open only by default.
 
         :raises ConfigError: its options are invalid, or the access policy does not protect it
         """
@@ -69,12 +69,12 @@ class Listeners:
                 raise
             self.warnings.append(f"starting without {listener.name}: {missing}")
             return None
-        check_guarded(listener, config)  # only now: make_service() has checked that the endpoint is valid
+        check_guarded(listener, config)  # make_service() has checked the endpoint, which this parses
         service.setName(f"{listener.name} ({listener.endpoint})")
         return service
 
     def add(self, listener: ListenerConfig, service: Any) -> None:
-        """Add *service*, which the server starts when it starts itself."""
+        """Add *service* to the server, which starts it together with the other listeners."""
         if ILeadingPlugin.providedBy(listener.plugin):
             self.fyrehose.add_for_leader(service)
         else:
@@ -82,7 +82,7 @@ class Listeners:
         self.show(listener, service)
 
     def show(self, listener: ListenerConfig, service: Any) -> None:
-        """Show a listener to operators; its new state replaces the one shown before."""
+        """Describe a listener for operators, in place of an earlier description of the same listener."""
         shown = Listener(
             name=listener.name,
             protocol=listener.plugin.name,
@@ -100,13 +100,13 @@ class Listeners:
         self.open[key_of(listener)] = Open(listener, service, shown)
 
     def forget(self, key: Key) -> Any:
-        """Return the service of a listener that is going to be closed, and stop showing that to operators."""
+        """Remove the listener *key* from the open ones, and return its service, which the caller closes."""
         removed = self.open.pop(key)
         self.fyrehose.broker.listeners.remove(removed.shown)
         return removed.service
 
     def within_descriptors(self, listeners: Sequence[ListenerConfig]) -> list[ListenerConfig]:
-        """Return the listeners, with max_connections reduced to the available file descriptors."""
+        """Return *listeners*, with max_connections reduced to what the file descriptors of the process permit."""
         limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
         available = process.raise_descriptor_limit()
         share = left = connections.connections_within(available, len(limited))
@@ -114,7 +114,7 @@ class Listeners:
             share = max(1, left // (len(limited) - n))
             if wanted > share:
                 break
-            left -= wanted  # the others share the rest
+            left -= wanted  # the listeners that want more share the rest
         cut = [listener for listener in limited if listener.settings.max_connections > share]
         if cut:
             defaults = [type(listener.settings)().max_connections for listener in cut]
@@ -129,7 +129,7 @@ class Listeners:
         return [_with_connections(listener, share) if listener in cut else listener for listener in listeners]
 
     def _access(self, listener: ListenerConfig) -> str:
-        """Return which clients have access to a listener, for people."""
+        """Return as text for people which clients have access to a listener."""
         if IGuardingPlugin.providedBy(listener.plugin):
             token = attrs.asdict(listener.settings, recurse=False).get("token_file")
             return "clients with the token" if token else "this machine"

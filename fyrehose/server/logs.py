@@ -36,11 +36,11 @@ MAX_FIELD = 2_000
 LOG_SIZE = 10 << 20
 LOG_FILES = 9
 
-#: The formats of Twisted's own lines about ports, which name classes and mean nothing to an operator.
+#: Twisted's own log lines about ports, which name Python classes instead of listeners.
 _PORT = re.compile(r".* starting on \S+|\((\S+ )?Port .* Closed\)")
 #: All levels of Twisted's log.
 LEVELS = frozenset(LogLevel.iterconstants())
-#: The names of the levels from which on the log may be written.
+#: The values of ``--log-level``.
 LEVEL_NAMES = ("debug", "info", "warn", "error", "critical")
 #: Prefixes of the fields that Twisted itself adds to events.
 _OWN = ("log_", "format", "message", "time", "system", "isError", "failure", "why", "printed", "logLevel")
@@ -86,7 +86,7 @@ class RotatedFile(ReopeningLogFile):
         self.defaultMode = stat.S_IMODE(os.fstat(self.descriptor).st_mode)
 
     def rotate(self) -> None:
-        """Rename the file and begin a new one; if the file was moved already, only open it again by its name."""
+        """Rename the file and begin a new one; if another program has moved it already, only begin a new one."""
         ours = os.fstat(self.descriptor)
         try:
             there = Path(self.path).stat()
@@ -100,11 +100,11 @@ class RotatedFile(ReopeningLogFile):
                 super().rotate()  # type: ignore[no-untyped-call]
 
     def _reopen(self) -> None:
-        """Open the file again; if that fails, continue in the one that was moved."""
+        """Open a file with the original name; if that fails, continue to write to the file that was moved."""
         try:
             self.reopen()
         except OSError as error:
-            self.size = 0  # so that the next lines do not each try to rotate again
+            self.size = 0  # otherwise each of the next lines would try to rotate the file
             log.error("cannot open the log file {path} again: {why}", path=self.path, why=error.strerror)
 
 
@@ -114,12 +114,14 @@ FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "j
 
 
 class LevelObserver(FileLogObserver):
-    """Writes events from a level on.
+    """Writes the events of a level or above.
 
     :ivar level: the least level that is written; it may change at any time
+    :param form: ``text`` or ``json``
+    :param level: one of :data:`LEVEL_NAMES`
     """
 
-    def __init__(self, form: str, out: TextIO, level: str) -> None:
+    def __init__(self, form: str, out: TextIO, level: str = "info") -> None:
         line = FORMATS[form]
         super().__init__(out, lambda event: None if _is_port_line(event) else line(event))
         self.level = LogLevel.levelWithName(level)
@@ -127,15 +129,6 @@ class LevelObserver(FileLogObserver):
     def __call__(self, event: LogEvent) -> None:
         if event.get("log_level", LogLevel.info) >= self.level:
             super().__call__(event)
-
-
-def observer(form: str, out: TextIO, level: str = "info") -> LevelObserver:
-    """Return an observer that writes the log to *out*.
-
-    :param form: ``text`` or ``json``
-    :param level: one of :data:`LEVEL_NAMES`
-    """
-    return LevelObserver(form, out, level)
 
 
 def _is_port_line(event: LogEvent) -> bool:

@@ -45,7 +45,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, clock: IReactorTime, environment: Mapping[str, str]) -> ServiceManager:
-        """Return the service manager that *environment* names."""
+        """Return the service manager that the variables of *environment* name, such as ``NOTIFY_SOCKET``."""
         for_us = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         interval = environment.get("WATCHDOG_USEC", "") if for_us else ""
         return cls(
@@ -53,7 +53,7 @@ class ServiceManager:
         )
 
     def ready(self, status: str) -> None:
-        """Notify that the server is ready, after its start or a reload, and start the watchdog."""
+        """Report that the server is ready, after its start or a reload, and start to notify the watchdog."""
         self._status = status
         self._notify("READY=1", f"STATUS={status}")
         if self.address and self.interval and self._watchdog is None:
@@ -64,11 +64,11 @@ class ServiceManager:
             )
 
     def reloading(self) -> None:
-        """Notify that the server reads its files again."""
+        """Report that the server reads its configuration files again."""
         self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "stopping") -> None:
-        """Stop the watchdog, and notify that the server is stopping, which may take a while."""
+        """Stop notifying the watchdog, and report that the server is stopping, which may take a while."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.stop()
@@ -76,14 +76,14 @@ class ServiceManager:
         self._notify("STOPPING=1", f"STATUS={status}")
 
     def stalled(self, status: str) -> None:
-        """Show *status* until :meth:`recovered`, because the reactor hangs; another thread calls this.
+        """Report *status*, because the reactor hangs, until :meth:`recovered` is called; another thread calls this.
 
         Only the reactor notifies the watchdog, so a server whose reactor hangs for good is killed.
         """
         self._notify(f"STATUS={status}")
 
     def recovered(self) -> None:
-        """Show the status again that was shown before :meth:`stalled`."""
+        """Report the status again that was reported before :meth:`stalled`."""
         self._notify(f"STATUS={self._status}")
 
     def _notify(self, *lines: str) -> None:

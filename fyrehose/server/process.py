@@ -27,12 +27,12 @@ log = Logger()
 
 #: File descriptors that are reserved for segments of the journal, the log and the reactor.
 RESERVED = 64
-#: CPython's switch interval, after which a waiting thread may ask for the interpreter, in seconds.
+#: The switch interval of CPython, in seconds: how long a thread runs before another one may take the interpreter.
 SWITCH_S = 0.0005
 
 
 def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> None:
-    """Stop the reactor in good order on SIGTERM and SIGINT.
+    """Install handlers that stop the reactor on SIGTERM and SIGINT.
 
     A second signal ends draining, but does not shorten a stop that has begun.  Call this while the reactor runs,
     because it replaces the handlers that the reactor has installed.
@@ -82,7 +82,7 @@ def stop_reactor(reactor: Any, why: str) -> None:
 
 def exit_with(status: int) -> None:
     """Make the process end with *status* after the reactor has stopped and twistd has removed its pid file."""
-    # Only os._exit works at that point, because twistd swallows every exception, including SystemExit.
+    # Only os._exit sets the status: twistd catches every exception at that point, SystemExit included.
     atexit.register(_exit, status)
 
 
@@ -123,7 +123,7 @@ def reduce_garbage_collection() -> None:
 
 
 def free_closed_objects() -> None:
-    """Free closed objects in reference cycles, including those that :func:`reduce_garbage_collection` has excluded."""
+    """Collect garbage now, including objects that :func:`reduce_garbage_collection` has excluded from collection."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -21,7 +21,7 @@ ANSWER = "reload.json"
 
 @attrs.frozen(kw_only=True)
 class ReloadAnswer:
-    """The answer to a reload.
+    """The result of a reload, which `fyrehose reload` prints.
 
     :ivar error: why nothing was changed; empty: the changes were made
     :ivar changed: what is different now, one line for each option or listener

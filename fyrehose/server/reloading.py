@@ -16,19 +16,17 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from fyrehose.broker.guard import Guard
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import ILeadingPlugin, IReloading
-from fyrehose.journal.journal import FileJournal
 from fyrehose.options import counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
-from fyrehose.server.listeners import Listeners, Open, check_guarded, key_of
+from fyrehose.server.listeners import Open, check_guarded, key_of
 from fyrehose.server.reload_answer import ReloadAnswer
-from fyrehose.server.service import Fyrehose
+from fyrehose.server.stack import Stack
 
 log = Logger()
 
-#: Options that change while the server runs, by scope; the others need a restart.
+#: Options that a reload changes, by scope; the others need a restart.
 CHANGEABLE: dict[str, tuple[str, ...]] = {
     "journal": ("keep_bytes", "keep_age", "subscription_timeout", "subscription_bytes", "min_free"),
     "server": (
@@ -47,7 +45,7 @@ FIXED_PARTS = ("data_dir", "log_format", "replication")
 
 @attrs.define(eq=False)
 class _Plan:
-    """The steps of one reload."""
+    """The steps that one reload will take: what to change, open and close, and the lines to report."""
 
     changed: list[str] = attrs.field(factory=list)
     restart: list[str] = attrs.field(factory=list)
@@ -63,20 +61,16 @@ class Reloading:
 
     :ivar config: the configuration in force
     :ivar reread: returns the configuration as the files are now; raises ConfigError
-    :ivar retire_idle: called with the new value of ``server.retire-idle``
     :ivar log_from: called with the new log level
     """
 
     config: Config
     reread: Callable[[], Config]
-    fyrehose: Fyrehose
-    journal: FileJournal
-    listeners: Listeners
-    retire_idle: Callable[[float], object]
+    stack: Stack
     log_from: Callable[[str], object] = lambda level: None
 
     async def reload(self) -> ReloadAnswer:
-        """Read the files, and change what differs."""
+        """Read the configuration files, apply everything that differs, and return the result."""
         plan = _Plan()
         opened: list[Any] = []
         try:
@@ -84,25 +78,25 @@ class Reloading:
             self._plan(plan, config)
             for listener, service in plan.opening:
                 only_leading = ILeadingPlugin.providedBy(listener.plugin)
-                await self.fyrehose.open(service, only_leading)
+                await self.stack.fyrehose.open(service, only_leading)
                 opened.append(service)
         except FyrehoseError as error:
             for service in opened:
-                await self.fyrehose.close(service)
+                await self.stack.fyrehose.close(service)
             return ReloadAnswer(error=str(error))
         for apply in plan.apply:
             apply()
         for listener, service in plan.opening:
-            self.listeners.show(listener, service)
+            self.stack.listeners.show(listener, service)
         for closing in plan.closing:
-            service = self.listeners.forget(key_of(closing.config))
-            Deferred.fromCoroutine(self.fyrehose.close(service)).addErrback(
+            service = self.stack.listeners.forget(key_of(closing.config))
+            Deferred.fromCoroutine(self.stack.fyrehose.close(service)).addErrback(
                 lambda failure: log.failure("a listener did not close in good order", failure)
             )
         return ReloadAnswer(changed=tuple(plan.changed), restart=tuple(plan.restart))
 
     def _plan(self, plan: _Plan, config: Config) -> None:
-        """Find out what differs, and prepare everything that may fail.
+        """Fill *plan* with what differs between the present configuration and *config*; prepare what may fail.
 
         :raises ConfigError: a part of the new configuration cannot be used
         """
@@ -125,7 +119,7 @@ class Reloading:
         self._plan_listeners(plan, config)
 
     def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
-        """Note the options of *scope* that differ; return *then*, but with the present values of fixed ones."""
+        """Add options of *scope* that differ to *plan*; return *then* with the present values of fixed options."""
         changeable = CHANGEABLE[scope]
         fixed = _others(now, changeable)
         kept = {name: _values(now)[name] for name in fixed}
@@ -135,15 +129,15 @@ class Reloading:
 
     def _plan_listeners(self, plan: _Plan, config: Config) -> None:
         wanted = {key_of(each): each for each in config.listeners}
-        reduced = {key_of(each): each for each in self.listeners.within_descriptors(config.listeners)}
-        plan.closing = [each for key, each in self.listeners.open.items() if key not in wanted]
+        reduced = {key_of(each): each for each in self.stack.listeners.within_descriptors(config.listeners)}
+        plan.closing = [each for key, each in self.stack.listeners.open.items() if key not in wanted]
         plan.changed += [f"closed {each.config.name}={each.config.endpoint}" for each in plan.closing]
         for key, listener in wanted.items():
             check_guarded(listener, config)
-            opened = self.listeners.open.get(key)
+            opened = self.stack.listeners.open.get(key)
             if opened is not None:
                 self._plan_change(plan, opened, listener, reduced[key].settings)
-            elif config.explicit and (service := self.listeners.make(reduced[key], config)) is not None:
+            elif config.explicit and (service := self.stack.listeners.make(reduced[key], config)) is not None:
                 plan.opening.append((listener, service))
                 plan.changed.append(f"opened {listener.name}={listener.endpoint}")
 
@@ -163,21 +157,19 @@ class Reloading:
             kept = {name: _values(now)[name] for name in fixed}
             plan.apply.append(service.prepare(attrs.evolve(reduced, **kept)))
             used = attrs.evolve(listener, settings=attrs.evolve(then, **kept))
-            plan.apply.append(lambda: self.listeners.show(used, service))
+            plan.apply.append(lambda: self.stack.listeners.show(used, service))
 
     def _apply(self, config: Config) -> None:
-        """Use *config* for everything but the listeners."""
-        broker, server = self.fyrehose.broker, config.server
-        if config.server.retire_idle != self.config.server.retire_idle:
-            self.retire_idle(server.retire_idle)
+        """Apply *config* to the broker, the journal and the log; listeners are changed apart from this."""
+        broker, server = self.stack.fyrehose.broker, config.server
+        if server.retire_idle != self.config.server.retire_idle:
+            self.stack.retire_idle(server.retire_idle)
         self.config = config
         self.log_from(config.log_level)
         broker.change_limits(config.streams, server.peer_limits, server.max_streams, server.named_subscriptions)
         broker.once.kept = server.keys_kept
-        self.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)
-        guard: Guard = broker.guard
-        ended = guard.change(config.policy)
-        if ended:
+        self.stack.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)
+        if ended := broker.guard.change(config.policy):
             log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
 
 

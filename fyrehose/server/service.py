@@ -25,18 +25,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.once import KEPT
 from fyrehose.broker.policy import LOOPBACK, Policy
-from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
 from fyrehose.interfaces import IJournal, ISequencer, JournalState
 from fyrehose.net.peers import INET
-from fyrehose.observe.counters import Counters
-from fyrehose.observe.meters import Stalls
+from fyrehose.net.several import place_text
 
 log = Logger()
 
@@ -50,14 +45,12 @@ class Fyrehose(MultiService):
     server accepts connections.
 
     :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
-    :param limits: limits of the state that one peer may create
-    :param rules: limits of streams by their names, except for ages, which are an argument of the journal
     :param policy: the access policy; without one, only clients on this machine have access
-    :param counters: count on where an earlier server of this process has stopped
-    :param stalls: turns of the reactor that took too long
     :param on_open: called when the journal is open, before the first child starts
     :param on_failure: called with the reason when the server cannot continue, because the journal has failed or a child
         that was added later could not start.  Without it the server stops, and its process continues.
+    :param of_broker: other options of the :class:`Broker`, such as ``max_streams`` or ``rules``; the ages in ``rules``
+        are an argument of the journal, too
     """
 
     def __init__(
@@ -66,39 +59,25 @@ class Fyrehose(MultiService):
         journal: IJournal,
         sequencer: ISequencer | None = None,
         *,
-        max_streams: int = 100_000,
-        named_subscriptions: int = 1_000,
-        keys_kept: float = KEPT,
-        budget: Budget | None = None,
-        limits: PeerLimits | None = None,
-        rules: StreamRules = UNLIMITED,
         policy: Policy = LOOPBACK,
-        counters: Counters | None = None,
-        stalls: Stalls | None = None,
         on_open: Callable[[], None] = lambda: None,
         on_failure: Callable[[Exception], None] | None = None,
+        **of_broker: Any,
     ) -> None:
         MultiService.__init__(self)
         self.broker = Broker(
             reactor,
             journal,
             Sequencer() if sequencer is None else sequencer,
-            max_streams=max_streams,
-            named_subscriptions=named_subscriptions,
-            keys_kept=keys_kept,
-            budget=Budget() if budget is None else budget,
-            limits=PeerLimits() if limits is None else limits,
-            rules=rules,
             guard=Guard(policy),
-            counters=Counters() if counters is None else counters,
-            stalls=Stalls() if stalls is None else stalls,
             watch=self._journal_changed,
+            **of_broker,
         )
         self._on_failure = self._give_up if on_failure is None else on_failure
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
-        #: children that :meth:`open` is starting
+        #: children that :meth:`open` starts itself
         self._opening: list[Any] = []
         #: children that are not started before this server leads its cluster
         self._only_leading: list[Any] = []
@@ -141,7 +120,10 @@ class Fyrehose(MultiService):
             Deferred.fromCoroutine(self._start_child(service)).addErrback(self._report)
 
     def _adopt(self, service: Any) -> None:
-        running, self.running = self.running, 0  # otherwise MultiService starts the child, and drops its Deferred
+        running, self.running = (
+            self.running,
+            0,
+        )  # MultiService would start the child at once, and ignore the Deferred that startService returns
         try:
             MultiService.addService(self, service)
         finally:
@@ -157,7 +139,7 @@ class Fyrehose(MultiService):
             raise Closed("the server is starting or stopping; try again when it is running")
         if only_leading:
             self._only_leading.append(service)
-        self._opening.append(service)  # addService leaves it to this method
+        self._opening.append(service)  # tells addService not to start it
         service.setServiceParent(self)
         try:
             if not (only_leading and self.broker.follows):
@@ -174,7 +156,7 @@ class Fyrehose(MultiService):
         log.info("{name} is closed", name=_name(service))
 
     def add_for_leader(self, service: Any) -> None:
-        """Add a child that is useful only while the server accepts messages, and is started only then.
+        """Add a child that is started only when this server leads its cluster, because followers accept no messages.
 
         A follower of a cluster keeps this listener closed, so that clients connect to another server.
         """
@@ -200,7 +182,9 @@ class Fyrehose(MultiService):
                 self._start_error = Closed("the server was stopped while it started")
         except Exception as error:
             self._start_error = error
-            stopped = isinstance(error, Closed) and not self.running  # by stopService, which says so
+            stopped = (
+                isinstance(error, Closed) and not self.running
+            )  # stopService has ended the start, and reports that
             self.running = 0
             await self._unwind()
             if not stopped:
@@ -209,7 +193,7 @@ class Fyrehose(MultiService):
             self._settle()
 
     def _settle(self) -> None:
-        """End the start in progress, and fire the Deferreds that wait for it."""
+        """Mark the start as finished, and fire the Deferreds that wait for its end."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled.callback(None)
@@ -232,7 +216,7 @@ class Fyrehose(MultiService):
         """Start the children that were kept closed while the server was a follower."""
         if not self.running:
             return
-        self._settled = Deferred()  # a stop waits for it
+        self._settled = Deferred()  # stopService waits until this fires
         try:
             while self.running and (waiting := self._unstarted()):
                 await self._start_child(waiting[0])
@@ -294,7 +278,7 @@ def _name(service: Any) -> str:
 
 
 def _state(listening: Any) -> str:
-    """Return for the log where a child listens.
+    """Return where a child listens, as text for the log.
 
     :param listening: the result of its ``startService``: a Twisted port, or any other object
     """
@@ -302,10 +286,8 @@ def _state(listening: Any) -> str:
         address = listening.getHost()
         if not isinstance(address, INET):
             return f"listens on {os.fsdecode(address.name or b'') if isinstance(address, UNIXAddress) else address}"
-        host, port = address.host, address.port
-    else:
-        return "has started"
-    return f"listens on [{host}]:{port}" if ":" in host else f"listens on {host}:{port}"
+        return f"listens on {place_text(address.host, address.port)}"
+    return "has started"
 
 
 def _reason(error: CannotListenError | OSError) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -17,7 +16,8 @@ from twisted.application.service import IService
 from twisted.logger import Logger
 
 from fyrehose.broker.budget import Budget
-from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.errors import ConfigError
+from fyrehose.imports import NATS
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.turns import TurnEnds
@@ -33,7 +33,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Stack:
-    """The parts of a server that belong to one opening of its journal.
+    """A journal with its broker and listeners, which are opened and closed together.
 
     :ivar counters: the counters of the process, which keep their values when it opens another stack
     :ivar stalls: turns of the reactor that took too long, since the process started
@@ -85,8 +85,7 @@ class Stack:
             return FileJournal(
                 self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
             )
-        if find_spec("nats") is None:
-            raise MissingExtra("replication needs nats-py; install it with: pip install 'fyrehose[replication]'")
+        NATS.require("replication")
         # A server outside of a cluster starts sooner without these modules.
         from fyrehose.replication.jetstream import JetStreamLog
         from fyrehose.replication.replicated import replicated
@@ -101,7 +100,7 @@ class Stack:
             config.data_dir,
             config.journal,
             stream_age=stream_age,
-            pace=Far(),  # the other servers take longer than a hand-over to the writer thread
+            pace=Far(),  # a round trip to the other servers takes longer than handing a commit to the writer thread
             replication=cluster,
             shared_log=shared_log,
             on_reopen=self.on_reopen,
@@ -115,7 +114,7 @@ class Stack:
             log.info("journal: {line}", line=line)
 
     def retire_idle(self, seconds: float) -> None:
-        """Retire streams that have been empty for *seconds* from now on; 0: none."""
+        """Begin to retire streams that have been empty for *seconds*; 0: retire no streams by themselves."""
         if self._idle is not None:
             self.fyrehose.removeService(self._idle)
             self._idle = None

@@ -65,7 +65,7 @@ _GUARANTEES = {
 
 
 class Options(usage.Options):
-    """The options of ``twistd fyrehose``, which ``fyrehose serve`` has, too.
+    """The options that ``twistd fyrehose`` and ``fyrehose serve`` have in common.
 
     After parsing, ``data-dir``, ``listen`` (pairs), ``option`` (by scope) and ``config`` hold the options as given, and
     ``resolved`` holds the resulting configuration.
@@ -90,7 +90,7 @@ class Options(usage.Options):
     ]
 
     resolved: Config
-    #: the command that is being run, for errors and for its help
+    #: the command that the user has typed, for error messages and help
     command = "twistd fyrehose"
     example = "twistd -n fyrehose --data-dir data"
 
@@ -152,7 +152,7 @@ class Options(usage.Options):
                     raise usage.UsageError(f"--{name} {value} cannot be used with --syslog; {advice}")
 
     def resolve(self) -> Config:
-        """Merge the command line with the configuration file as it is now; the command line wins.
+        """Read the configuration file, and merge it with the command line, whose options take precedence.
 
         :raises ConfigError: a part of the configuration is invalid
         """
@@ -216,10 +216,10 @@ def _log_observer(command: str, config: Config, twistd: Any) -> LevelObserver:
         if not twistd.get("nodaemon"):
             _exit(command, ConfigError("a daemon cannot log to standard output; use --logfile FILE, or -n"))
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the default handler would end the process
-        return logs.observer(config.log_format, sys.stdout, config.log_level)
+        return logs.LevelObserver(config.log_format, sys.stdout, config.log_level)
     file = logs.RotatedFile(Path(name or "twistd.log"))
     signal.signal(signal.SIGUSR1, lambda number, frame: reactor.callFromThread(file.rotate))  # type: ignore[attr-defined]
-    return logs.observer(config.log_format, cast("TextIO", file), config.log_level)
+    return logs.LevelObserver(config.log_format, cast("TextIO", file), config.log_level)
 
 
 def makeService(options: Options) -> ServerProcess:
@@ -237,8 +237,8 @@ def makeService(options: Options) -> ServerProcess:
 class ServerProcess(Service):
     """The top-level service of the process, which ends with a distinct exit status when the server cannot continue.
 
-    A server of a cluster sometimes has to begin as after a restart, for example when another server has taken over from
-    it.  Then it closes its stack, and opens another one with the same configuration, in the same process.
+    A server of a cluster sometimes has to open its journal again, for example when another server has taken over.  Then
+    it closes its stack, and opens another one with the same configuration, in the same process.
 
     :param command: the command that was started, for errors
     :param reread: returns the configuration as its files are now; None: it cannot change
@@ -269,21 +269,13 @@ class ServerProcess(Service):
         self._build(config)
 
     def _build(self, config: Config) -> None:
-        """Make the stack of *config*, which creates no file and opens no port yet."""
-        self.stack = stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
-        self.reloading = Reloading(
-            config,
-            self._reread,
-            stack.fyrehose,
-            stack.journal,
-            stack.listeners,
-            stack.retire_idle,
-            self._log_from,
-        )
+        """Make a stack with the configuration *config*; it creates no file and opens no port before it is started."""
+        self.stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
+        self.reloading = Reloading(config, self._reread, self.stack, self._log_from)
 
     @property
     def fyrehose(self) -> Fyrehose:
-        """Return the server of the present stack."""
+        """Return the journal, broker and listeners that are in use now."""
         return self.stack.fyrehose
 
     @property
@@ -295,7 +287,9 @@ class ServerProcess(Service):
         Service.setServiceParent(self, parent)
         if self.log_observer is not None and isinstance(parent, Componentized):
             self._observer = self.log_observer()
-            parent.setComponent(ILogObserver, self._observer)  # twistd begins to log to it next
+            parent.setComponent(
+                ILogObserver, self._observer
+            )  # twistd looks for the observer there when it starts to log
 
     def startService(self) -> None:
         Service.startService(self)
@@ -311,8 +305,8 @@ class ServerProcess(Service):
         return self._changes.addCallback(lambda _: self.fyrehose.stopService())
 
     def reload(self) -> Deferred[ReloadAnswer]:
-        """Read the files again, and change what differs: all of it, or nothing."""
-        if self._serving:  # otherwise the notification follows when the server is ready
+        """Read the configuration files again, and apply every difference, or none if one of them cannot be applied."""
+        if self._serving:  # a server that is still starting reports when it is ready
             self.manager.reloading()
         self._changes = self._changes.addCallback(lambda _: Deferred.fromCoroutine(self.reloading.reload()))
         answered: Deferred[ReloadAnswer] = Deferred()
@@ -375,7 +369,7 @@ class ServerProcess(Service):
         fyrehose.startService().addCallbacks(lambda _: self._started(fyrehose), self._failed)
 
     def _reopen(self, reason: str) -> None:
-        """Close the stack, and open another one, which has the effect of a restart for the journal and the clients."""
+        """Close the journal and all listeners, and open them again in this process, as a restart would."""
         if self._reopening or self._ended or not self.running:
             return
         self._reopening, self._serving = True, False
@@ -395,7 +389,7 @@ class ServerProcess(Service):
         self._open()
 
     def _drain(self) -> float:
-        """Make ``/ready`` say 503, so that load balancers send new clients elsewhere.
+        """Begin to answer 503 at ``/ready``, so that load balancers send new clients to other servers.
 
         :return: how long the server still serves everything, in seconds
         """

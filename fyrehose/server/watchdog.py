@@ -33,11 +33,11 @@ log = Logger()
 
 #: How long a turn of the reactor may take, in seconds.
 LONGEST_TURN = 2.0
-#: Interval of the reactor's beats and of the thread's looks, in seconds.
+#: How often the reactor counts a beat, and how often the thread looks at that counter, in seconds.
 BEAT = LOOK = 0.5
-#: How long a stop waits for the thread, which may be writing to the log, in seconds.
+#: How long :meth:`Watchdog.stop` waits for the end of the thread, which may be writing to the log, in seconds.
 LAST_LOOK = 1.0
-#: The most calls of the stack that are logged.
+#: The most lines of a stack that are logged.
 CALLS = 40
 
 
@@ -51,7 +51,7 @@ class Manager(Protocol):
 
 @attrs.frozen
 class Watched:
-    """The reactor's thread, for observation from another thread.
+    """How another thread finds out what the reactor's thread does: its processor time, and its stack.
 
     :ivar cpu: returns the processor time that the thread has used, in seconds
     :ivar frame: returns the frame that the thread executes
@@ -91,11 +91,13 @@ class Watchdog:
     _cpu_at_beat: float = attrs.field(default=0.0, init=False)
     _ran_at_beat: float = attrs.field(default=0.0, init=False)
     # Written by the thread only:
-    _ran: float = attrs.field(default=0.0, init=False)  #: the time that counts, up to the last look, in seconds
+    _ran: float = attrs.field(default=0.0, init=False)  #: how long the process had run at the last look, in seconds
     _looked_at: float = attrs.field(default=0.0, init=False)
     _cpu_at_look: float = attrs.field(default=0.0, init=False)
     _seen: int = attrs.field(default=0, init=False)  #: beats at the last look
-    _ran_at_seen: float = attrs.field(default=0.0, init=False)  #: the time that counts, up to the last of these beats
+    _ran_at_seen: float = attrs.field(
+        default=0.0, init=False
+    )  #: how long the process had run at the last of these beats
     _next_report: float = attrs.field(default=0.0, init=False)
 
     def start(self, watched: Watched | None = None, run: bool = True) -> None:
@@ -147,7 +149,7 @@ class Watchdog:
         self._timer = self.clock.callLater(BEAT, self._beat)
 
     def _ran_until_now(self) -> float:
-        """Return the time that counts, in seconds, up to now."""
+        """Return for how many seconds the process has run up to now, without times when it was stopped or suspended."""
         return self._ran + min(LOOK, self.seconds() - self._looked_at)
 
     # In the watchdog's thread.
@@ -157,7 +159,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Log the reactor's stack if its turn takes too long; log it again whenever that time has doubled."""
+        """Log the reactor's stack if its turn takes too long, and again each time the duration has doubled."""
         now, cpu = self.seconds(), self._watched.cpu()
         self._ran += max(min(now - self._looked_at, LOOK), cpu - self._cpu_at_look)
         self._looked_at, self._cpu_at_look = now, cpu
@@ -175,7 +177,7 @@ class Watchdog:
         peer = served(frame)
         serving = f", serving {peer}" if peer else ""
         stack = "".join(traceback.format_stack(frame)[-CALLS:]).rstrip()
-        del frame  # it would keep the objects of that turn alive
+        del frame  # a reference to the frame would keep its local variables alive
         self.manager.stalled(f"a turn of the reactor takes more than {LONGEST_TURN:g} s{serving}")
         log.error(
             "a turn of the reactor takes more than {limit:g} s{serving}; nobody else is served until it ends:\n{stack}",

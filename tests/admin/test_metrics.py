@@ -71,7 +71,7 @@ def test_metrics_of_protocols_have_their_counters_and_rates(watched: Any) -> Non
 
 
 def test_metrics_of_a_listener_begin_at_0(watched: Any) -> None:
-    """Or an alert on the first increase never fires, because ``rate()`` of a new series is nothing."""
+    """Otherwise an alert on the first increase would never fire: ``rate()`` of a new series has no value."""
     watched.broker.counters.declare("relink", ["links-made"], ["too-many-links"])
     samples = scraped(watched.status)
     for name in (

@@ -172,9 +172,7 @@ def test_health_and_readiness_follow_the_journal_and_need_no_token(
     assert peer.json("/ready") == {"ok": ready == 200, "journal": state.value, "draining": False}
 
 
-def test_health_tells_of_damage_without_asking_for_a_restart(
-    connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_reports_damage_with_status_200(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     status = SimpleNamespace(damage=found)
     monkeypatch.setattr("fyrehose.admin.server.journal_status", lambda broker: status)
@@ -368,7 +366,7 @@ def test_filter_reveals_no_hidden_name(connect: Connect, watched: Any) -> None:
 
 
 def test_status_events_that_clients_share_hide_names_from_restricted_ones(connect: Connect, watched: Any) -> None:
-    """Clients share cached status events."""
+    """Check that a restricted client does not get the cached event of one that may see all names."""
     watched.publish(b"x", stream="payroll")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
     blind, seeing = connect(), connect()

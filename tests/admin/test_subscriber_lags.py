@@ -12,7 +12,7 @@ from fyrehose.admin.subscriber_lags import SubscriberLags
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set batches of four subscribers, and lists of two."""
+    """Reduce a batch to four subscribers, and the list of those furthest behind to two."""
     monkeypatch.setattr(subscriber_lags, "BATCH", 4)
     monkeypatch.setattr(subscriber_lags, "LISTED", 2)
 

@@ -32,7 +32,7 @@ def report(busy: float = 0.5, lost: float = 0.0, load: float = 0.0) -> TrialRepo
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Nothing is measured; returns the arguments with which it would be."""
+    """Replace the measurement by a fixed report; return the arguments with which it is called."""
     asked: list[Any] = []
 
     def measure(*args: Any) -> TrialReport:
@@ -91,7 +91,7 @@ def test_rate_that_the_load_maker_limits_is_marked() -> None:
     [
         (("--protocol", "fig"), "invalid --protocol 'fig': expected figg, "),
         (("--data-dir", "nowhere"), "there is no directory nowhere; pass --data-dir DIR"),
-        (("--seconds", "36500d"), "free, and this may need"),
+        (("--seconds", "36500d"), "free, and the measurement may need"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(words: tuple[str, ...], error: str) -> None:

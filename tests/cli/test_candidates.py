@@ -48,7 +48,7 @@ def values(*found: str) -> list[str]:
     return [item.value for item in complete(click.Context(main), OPTION, "a")]
 
 
-def test_values_begin_with_the_word() -> None:
+def test_completed_values_begin_with_the_typed_text() -> None:
     assert values("ab", "ba", "a") == ["ab", "a"]
 
 
@@ -56,7 +56,7 @@ def test_values_that_no_terminal_can_show_are_left_out() -> None:
     assert values("a\nplain,b", "a\x1b[2J", "ok", "all") == ["all"]
 
 
-def test_few_of_many_values_are_shown() -> None:
+def test_number_of_completed_values_is_limited() -> None:
     assert len(values(*("a" * (1 + n) for n in range(2 * MOST)))) == MOST
 
 

@@ -27,7 +27,7 @@ from fyrehose.replication.settings import ReplicationSettings
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, LogEntry]]:
-    """Return the clusters whose shared logs were begun again, and their first entries; no server is running."""
+    """Record which shared logs are begun again, with their first entries, in a cluster without running servers."""
     found: list[tuple[str, LogEntry]] = []
 
     async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:

@@ -18,7 +18,7 @@ from fyrehose import __version__
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main, running
-from fyrehose.cli.command import AddressType, Since
+from fyrehose.cli.values import ADDRESSES, SINCE, addresses
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
@@ -35,7 +35,7 @@ print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
 
 
 def filled(directory: Path, stream: str = "s") -> None:
-    """A journal with a message in it."""
+    """Return the directory of a journal with one message."""
     clock = Clock()
     broker = Broker(clock, FileJournal(clock, directory, worker=InlineWorker()), Sequencer())
     broker.open()
@@ -84,13 +84,13 @@ def test_option_version_prints_the_version() -> None:
     ],
 )
 def test_server_address_is_parsed(text: str, place: tuple[str, int | None]) -> None:
-    assert AddressType().convert(text, None, None) == place
+    assert addresses(text) == (place,)
 
 
 @pytest.mark.parametrize("text", ["host:", "host:many", "host:0", "host:65536", "[::1]:x"])
 def test_invalid_server_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected HOST:PORT"):
-        AddressType().convert(text, None, None)
+        ADDRESSES.convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_invalid_server_address_is_refused(text: str) -> None:
     [("latest", None), ("start", 0), ("1", 0), ("17", 16), ("0", 0), ("281474976710655", 281474976710654)],
 )
 def test_since_is_the_number_before_the_first_record(text: str, after: int | None) -> None:
-    assert Since().convert(text, None, None) == after
+    assert SINCE.convert(text, None, None) == after
 
 
 def test_unknown_word_of_since_is_refused() -> None:
     with pytest.raises(click.BadParameter, match="expected latest, start, or a record number"):
-        Since().convert("yesterday", None, None)
+        SINCE.convert("yesterday", None, None)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_program_ends_with_the_exit_status_of_the_command(status: int, monkeypat
 @pytest.mark.parametrize("text", ["281474976710656", "9" * 5_000, "-1", "\u0663", "1.0", "", "now"])
 def test_invalid_number_of_since_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="or a record number up to 2814749767"):
-        Since().convert(text, None, None)
+        SINCE.convert(text, None, None)
 
 
 FULL = ("journal stats data", "journal dump data", "journal verify data", "protocols", "completion bash", "--help")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from click.shell_completion import CompletionItem
@@ -25,6 +27,15 @@ def test_script_completes_the_command_fyrehose(shell: str) -> None:
             [program, "-n"], input=result.stdout, capture_output=True, text=True, timeout=60, check=False
         )
         assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_program_completes_words_without_the_command_completion() -> None:
+    """Start the program as the script of bash does: it must know how bash completes before any command is used."""
+    code = "from fyrehose.cli import main; main(prog_name='fyrehose')"
+    line = {"COMP_WORDS": "fyrehose strea", "COMP_BREAKS": "", "_FYREHOSE_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **line}, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("plain,streams\n", "")
 
 
 def test_unknown_shell_is_refused() -> None:

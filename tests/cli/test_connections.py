@@ -22,7 +22,7 @@ DONE = ConnectionDone()
 
 @implementer(IStreamClientEndpoint)
 class Server:
-    """A server in the test's hands, and a client that connects to it."""
+    """A server whose connections the test makes and closes, and a client that connects to it."""
 
     def __init__(self, **options: Any) -> None:
         self.reactor = MemoryReactorClock()
@@ -37,7 +37,7 @@ class Server:
         self.watched = WatchedEndpoint(self, self.history, self.reactor)
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        """Return the endpoint of the server: it remembers what is to make the connection."""
+        """Keep *factory*, with which the test makes the connection later."""
         self.dialed.append(factory)
         self.connecting = Deferred()
         return self.connecting
@@ -48,12 +48,12 @@ class Server:
         return self.dialed.pop()
 
     def fails(self, error: Exception) -> None:
-        """A connection that cannot be made."""
+        """Let the pending connection fail with *error*."""
         self.dial()
         self.connecting.errback(Failure(error))
 
     def closes(self, seconds: float = 0.0, reason: Exception = DONE, sends: bytes = b"a word") -> None:
-        """A connection that ends after so long."""
+        """Make the pending connection, and end it after *seconds*."""
         protocol = self.dial().buildProtocol(None)
         protocol.wrappedProtocol.connectionLost = self.lost.append
         protocol.makeConnection(StringTransport())

@@ -17,7 +17,7 @@ from fyrehose.records import Run
 
 
 def read(run: Run) -> Letter:
-    """Return *run*, a letter, as a command reads it."""
+    """Return *run*, which is a dead letter, as an object of the class that commands use."""
     from json import loads
 
     return Letter({"token": "1.1", **loads(next(objects(run.numbered(3, 0))))})
@@ -41,11 +41,11 @@ def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_strea
 
 
 def test_truncated_dead_letter_is_not_published_again() -> None:
-    with pytest.raises(FyrehoseError, match=rf"has {MOST} of the {MOST + 5} bytes of its message"):
+    with pytest.raises(FyrehoseError, match=rf"has only {MOST} of the {MOST + 5} bytes of its message"):
         of_a_listener(bytes(MOST + 5)).message()
 
 
-def test_other_record_of_the_stream_is_not_published_again() -> None:
+def test_record_that_is_no_dead_letter_is_not_published_again() -> None:
     with pytest.raises(FyrehoseError, match="does not name the stream"):
         read(Run.of("dead.figg", [b"x"], source="http", topic="hello world")).message()
 
@@ -54,4 +54,4 @@ def test_other_record_of_the_stream_is_not_published_again() -> None:
 def test_letters_are_selected_by_name_or_with_all(words: list[str]) -> None:
     result = CliRunner().invoke(main, ["dead", *words])
     assert result.exit_code == 2
-    assert "expected the letters as STREAM/SEQ, or --all" in result.output
+    assert "pass the letters to handle as STREAM/SEQ, or pass --all" in result.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fyrehose.cli.formats import FORMATS, as_json, chosen, for_terminal, raw, text
+from fyrehose.cli.formats import FORMATS, as_json, chosen, raw, text
 from fyrehose.ndjson import lines
 from fyrehose.records import Run
 
@@ -47,17 +47,17 @@ def test_characters_that_a_terminal_would_interpret_are_escaped() -> None:
     ]
     run = Run.of("s", hostile, source="x").numbered(1, 0)
     expected = "\\x1b]0;owned\\x07\n\\x9b31m\\x7f\na\\x09b\\x0d\nc\n\\xff\\xc3\n\\u202egnp.exe\nwö\n"
-    assert for_terminal("text")(run).decode() == expected
-    shown = for_terminal("json")(run.slice(1, 2)).decode()
+    assert chosen("text", terminal=True)(run).decode() == expected
+    shown = chosen("json", terminal=True)(run.slice(1, 2)).decode()
     assert "\\u009b31m\\u007f" in shown
     assert json.loads(shown)["payload"] == "\x9b31m\x7f", "it is the same JSON"
     for form in FORMATS:
         every = Run.of("s", [bytes([code]) for code in range(256)], source="x").numbered(1, 0)
-        shown = for_terminal(form)(every).decode()
+        shown = chosen(form, terminal=True)(every).decode()
         assert shown.replace("\n", "").isprintable()
 
 
 def test_plain_text_is_unchanged_on_a_terminal() -> None:
     run = Run.of("s", ["日本\u3000語 👩‍🚀 \\".encode(), b"plain"], source="x").numbered(1, 0)
     for form in FORMATS:
-        assert for_terminal(form)(run) == FORMATS[form](run)
+        assert chosen(form, terminal=True)(run) == FORMATS[form](run)

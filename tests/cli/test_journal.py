@@ -39,7 +39,7 @@ PAYLOADS = [b"plain", "\N{SNOWMAN}".encode(), b"\x1b[31mred\n", b"\xff\xfe", b"l
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Return a journal with two streams, one of an evil name, in several segments."""
+    """Return the directory of a journal with several segments and two streams, one with a malicious name."""
     directory = tmp_path / "data"
     journal = FileJournal(
         Clock(),

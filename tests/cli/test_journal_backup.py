@@ -37,7 +37,7 @@ def run(*words: str | Path) -> Result:
 
 
 def write(directory: Path, count: int = 30) -> None:
-    """A server runs in the directory, takes *count* messages, and stops."""
+    """Append *count* messages to the journal in the directory, and close it."""
     settings = JournalSettings(min_free=0, segment_size=4096)
     journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
     opened: list[Mapping[str, int]] = []

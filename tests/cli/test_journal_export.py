@@ -47,7 +47,7 @@ class Nobody:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two streams and a strange one, in several segments: 20 batches, a second apart."""
+    """Return the directory of a journal with 20 batches, a second apart, in several segments: three streams."""
     directory = tmp_path / "data"
     now = [BEGAN]
     journal = FileJournal(
@@ -219,7 +219,8 @@ def test_progress_ends_at_the_total_size(data: Path, tmp_path: Path, name: str) 
     seen: list[tuple[int, int]] = []
     wanted = journal_export.selected((), None, None)
     form = journal_export.format_of(tmp_path / name, None)
-    exported = journal_export.export(data, tmp_path / name, form, wanted, False, lambda *n: seen.append(n))
+    job = journal_export.Export(data, form, wanted, False, lambda *n: seen.append(n))
+    exported = journal_export.export(job, tmp_path / name)
     assert exported.records == 81
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
@@ -262,10 +263,9 @@ def test_terminated_export_leaves_no_temporary_file(data: Path, tmp_path: Path) 
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
+    job = journal_export.Export(data, "ndjson", journal_export.selected((), None, None), False, end)
     with pytest.raises(SystemExit) as ended:
-        journal_export.export(
-            data, tmp_path / "a.ndjson", "ndjson", journal_export.selected((), None, None), False, end
-        )
+        journal_export.export(job, tmp_path / "a.ndjson")
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.glob(".*.tmp")) == []
     assert not (tmp_path / "a.ndjson").exists()

@@ -27,7 +27,7 @@ def run(*words: str | Path, answer: str = "") -> Result:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of a journal that is served at URL, without a process for that."""
+    """Return the directory of a journal that requests to URL reach without a server process."""
     write(tmp_path / "data")
     monkeypatch.setattr("fyrehose.journal.offline.places.place", lambda url, token_file: Directory(tmp_path / "data"))
     monkeypatch.setattr("fyrehose.journal.offline.places.Directory.__str__", lambda self: URL)
@@ -37,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def rounds(data: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that says what happens at the end of each round of following; the last one is Ctrl-C."""
+    """Return a function to which a test passes what happens after each round of following; then Ctrl-C is pressed."""
     steps: list[Callable[[], object]] = []
 
     def sleep(self: Standby, every: float, say: Callable[[str], object]) -> None:

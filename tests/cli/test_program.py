@@ -20,8 +20,9 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
-from fyrehose.cli.command import COMMANDS, Since
+from fyrehose.cli.command import COMMANDS
 from fyrehose.cli.program import Commands
+from fyrehose.cli.values import SINCE
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
@@ -67,7 +68,7 @@ def journal_in(directory: Path, messages: int = 1) -> None:
 
 @pytest.mark.parametrize("text", ["START", "Latest", "LATEST"])
 def test_words_of_option_since_may_be_in_either_case(text: str) -> None:
-    assert Since().convert(text, None, None) == Since().convert(text.lower(), None, None)
+    assert SINCE.convert(text, None, None) == SINCE.convert(text.lower(), None, None)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.connections import ConnectionHistory
-from fyrehose.cli.publish import publish
+from fyrehose.cli.publish import publish_from
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
 
 class Publisher:
-    """Acknowledges when the test says so."""
+    """A publisher that acknowledges messages when the test calls :meth:`acknowledge`."""
 
     def __init__(self, window: int = 3) -> None:
         self.window = window
@@ -55,7 +55,7 @@ class Publisher:
         return succeed(None)
 
     def acknowledge(self, error: Exception | None = None) -> None:
-        """The oldest is acknowledged, or refused."""
+        """Acknowledge the oldest pending message, or refuse it with *error*."""
         published = self.under_way.pop(0)
         if error is None:
             published.callback(None)
@@ -82,13 +82,15 @@ class Messages:
 
 
 class Run:
-    """One publish, its outcome, and the clock that it waits by."""
+    """One run of the command ``publish``, its outcome, and its clock."""
 
     def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
         self.clock = Clock()
         self.outcome: list[Any] = []
         self.history = ConnectionHistory("figg at h:1", "publish")
-        self.deferred = Deferred.fromCoroutine(publish(self.clock, publisher, "notes", source, timeout, self.history))
+        self.deferred = Deferred.fromCoroutine(
+            publish_from(self.clock, publisher, "notes", source, timeout, self.history)
+        )
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
 

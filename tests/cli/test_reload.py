@@ -21,7 +21,7 @@ def run(*words: str) -> Result:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note the processes that get a signal."""
+    """Record the processes to which the command sends a signal."""
     found: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: found.append(pid))
     return found
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Path]:
-    """A journal that a process has locked."""
+    """Return the directory of a journal that this process has locked, as a server would."""
     with (tmp_path / "LOCK").open("w+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("4711\n")

@@ -20,7 +20,7 @@ from fyrehose.errors import ConfigError, FyrehoseError
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has the next request answered by bytes, or by an error; the requests so far."""
+    """Return a function that sets the answer of the next requests, and returns the requests so far."""
     asked: list[urllib.request.Request] = []
     answers: list[Any] = []
 
@@ -41,7 +41,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def untrusted() -> ssl.SSLCertVerificationError:
-    """Return the error of a certificate that nobody trusts, as a handshake raises it."""
+    """Return the error that a TLS handshake raises for an untrusted certificate."""
     error = ssl.SSLCertVerificationError(1, "self-signed")
     error.verify_message = "self-signed certificate"
     return error

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
-from fyrehose.cli.command import Addresses, main
+from fyrehose.cli.command import main
 from fyrehose.cli.connections import TIMES
 from fyrehose.cli.servers import ROUNDS, ServerAddress, protocol_to_tail, server
 from fyrehose.cli.tls import encrypted
+from fyrehose.cli.values import ADDRESSES
 from fyrehose.errors import Closed, ConfigError
 from fyrehose.testing.certificates import Authority
 
@@ -125,7 +126,7 @@ def test_a_client_with_several_addresses_goes_to_the_next_one(protocol: str) -> 
 
 
 def test_addresses_are_separated_by_commas() -> None:
-    found = Addresses().convert("10.0.0.1, 10.0.0.2:9,[::1]:7", None, None)
+    found = ADDRESSES.convert("10.0.0.1, 10.0.0.2:9,[::1]:7", None, None)
     assert found == (("10.0.0.1", None), ("10.0.0.2", 9), ("::1", 7))
     assert "expected HOST:PORT" in CliRunner().invoke(main, ["publish", "--to", "a:1,b:x", "x"]).output
 

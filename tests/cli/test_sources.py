@@ -22,7 +22,7 @@ def call(job: Callable[[], Any]) -> Deferred[Any]:
 
 
 def everything(source: Source) -> tuple[int, list[bytes]]:
-    """Return how many bytes were read, and all messages."""
+    """Return how many bytes *source* has read, and all its messages."""
 
     async def read() -> tuple[int, list[bytes]]:
         read, messages = 0, []
@@ -66,7 +66,7 @@ def test_each_line_is_a_message(content: bytes, lines: list[bytes], tmp_path: Pa
 
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), st.integers(1, 30))
 def test_lines_do_not_depend_on_the_size_of_reads(lines: list[bytes], chunk: int) -> None:
-    """Cut anywhere, the lines are the same; what follows the last line feed is a line if there is any."""
+    """Read the same content in pieces of every size; text after the last line feed is a line of its own."""
     data = b"".join(line + b"\n" for line in lines)
     read, write = os.pipe()
     os.write(write, data)

@@ -75,7 +75,7 @@ def test_no_progress_bar_is_drawn_without_a_terminal(capsys: pytest.CaptureFixtu
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until *condition* is true; another thread makes it true."""
+    """Wait until another thread has made *condition* true."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline

@@ -75,7 +75,7 @@ def status(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Return what was asked of the server so far; it answers."""
+    """Replace the server by one that answers every request; return the requests so far."""
     found: list[tuple[str, str, int]] = []
 
     def answer(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def run(*words: str) -> Result:
 
 @attrs.define
 class Server:
-    """Answers requests of the standard library's client; one whose stream is in *refusals* with an error."""
+    """Answers requests of urllib; a request for a stream in *refusals* is answered with that error."""
 
     asked: list[urllib.request.Request] = attrs.field(factory=list)
     refusals: dict[str, tuple[int, bytes]] = attrs.field(factory=dict)

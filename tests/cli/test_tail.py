@@ -14,14 +14,14 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli.connections import ConnectionHistory
 from fyrehose.cli.formats import text
-from fyrehose.cli.tail import HIGH, LOW, NamedTail, tail
+from fyrehose.cli.tail import HIGH, LOW, NamedTail, Tailing
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.parts import LAST_PART, PART, Joiner
 from fyrehose.records import MAX_PAYLOAD, Run
 
 
 class Tailer:
-    """Hands out what the test says."""
+    """A client whose connection, records and failures the test decides on."""
 
     absent = False
 
@@ -53,7 +53,7 @@ class Tailer:
 
 
 class Follower:
-    """One tail, with standard output in the test's hands."""
+    """One run of the command ``tail``, whose writes to standard output the test completes or fails."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Follower:
         monkeypatch.setattr("fyrehose.cli.tail._write", lambda fd, data: self.written.append(data))
         self.history = ConnectionHistory("figg at h:1")
         self.tailer = Tailer()
-        made = tail(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
-        self.deferred = Deferred.fromCoroutine(made)
+        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
+        self.deferred = Deferred.fromCoroutine(made.run())
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
     def connect(self) -> None:
-        """The connection is made, and the next turn of the reactor comes."""
+        """Complete the connection, and let the reactor turn once."""
         self.tailer.connecting.callback(None)
         self.clock.advance(0)
 
@@ -86,7 +86,7 @@ class Follower:
         return self.jobs[-1][1]
 
     def write(self, error: Exception | None = None) -> None:
-        """The oldest piece is written, or refused."""
+        """Complete the oldest write to standard output, or let it fail with *error*."""
         job, done = self.jobs.pop(0)
         if error is None:
             job()

@@ -12,7 +12,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.remote import RemoteServer
-from fyrehose.cli.work import Handling, client, work
+from fyrehose.cli.work import Handling, client, run_work
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.http.workers import SharedWork
 
@@ -22,7 +22,7 @@ from ..protocols.http.test_workers import share
 
 @attrs.define
 class Processes:
-    """Ends each process with the next of *statuses*; a status above 128 is a signal, None: it does not end."""
+    """A reactor whose processes end with the next of *statuses*; above 128: by a signal; None: they do not end."""
 
     statuses: list[int | None]
     started: list[tuple[list[str], dict[str, str], bytes]] = attrs.field(factory=list)
@@ -47,14 +47,14 @@ class Processes:
         self.started[-1] = args, env, data
 
     def closeStdin(self) -> None:
-        """Nothing follows."""
+        """End the standard input of the process."""
 
     def signalProcess(self, number: object) -> None:
         self.signals.append(number)
 
 
 def run(processes: Processes, *works: SharedWork) -> Deferred[int]:
-    return Deferred.fromCoroutine(work(processes, works, ["handle", "-x"]))
+    return Deferred.fromCoroutine(run_work(processes, works, ["handle", "-x"]))
 
 
 def test_exit_status_of_the_command_decides_about_the_record(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +93,8 @@ def test_a_refusal_ends_the_command() -> None:
 
 
 def test_client_requires_a_url_without_path_and_authorities_for_tls() -> None:
-    made = client(MemoryReactorClock(), RemoteServer.of("http://there:8117"), None)
+    made = client(MemoryReactorClock(), RemoteServer.of("http://there:8117"))
     assert made.authority == "there:8117"
     for url in ("http://there:1/path", "https://there:1"):
         with pytest.raises(ConfigError):
-            client(MemoryReactorClock(), RemoteServer.of(url), None)
+            client(MemoryReactorClock(), RemoteServer.of(url))

@@ -278,6 +278,8 @@ def test_the_policy_is_read_and_its_path_is_kept(tmp_path: Path, monkeypatch: py
             "invalid value 'often' for option journal.durability: expected batch, never",
         ),
         ([], {"server": {"memory": "much"}}, "invalid value 'much' for option server.memory: expected a size"),
+        ([], {"server": {"max_streams": "0"}}, "max-streams must be at least 1, not 0"),
+        ([], {"server": {"max_streams": "200001"}}, "max-streams must be at most 200000, not 200001"),
     ],
 )
 def test_invalid_configurations_are_refused_before_the_start(listen: Any, options: Any, said: str) -> None:

@@ -20,7 +20,7 @@ AFTER = 600.0
 
 
 class World:
-    """A broker whose journal forgets what a test says, and a service that looks for idle streams."""
+    """A broker whose journal drops records when the test says so, and the service that retires idle streams."""
 
     def __init__(self, auto: bool = True) -> None:
         self.clock = Clock()

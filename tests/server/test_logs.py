@@ -13,13 +13,13 @@ from twisted.logger import Logger, LogLevel, LogPublisher
 from twisted.python.failure import Failure
 
 from fyrehose.observe.counters import Counters
-from fyrehose.server.logs import MAX_FIELD, json_line, observer, text_line
+from fyrehose.server.logs import MAX_FIELD, LevelObserver, json_line, text_line
 
 
 def logged(form: str, *calls: Any) -> list[str]:
     """Return the lines that *calls* of a logger write."""
     out = io.StringIO()
-    log = Logger(namespace="fyrehose.test", observer=LogPublisher(observer(form, out)))
+    log = Logger(namespace="fyrehose.test", observer=LogPublisher(LevelObserver(form, out)))
     for call in calls:
         call(log)
     return out.getvalue().splitlines()
@@ -110,7 +110,7 @@ def test_lines_of_twisted_about_ports_are_left_out() -> None:
         return {"log_namespace": "log_legacy", "log_format": "{log_text}", "log_text": text, "log_time": 0.0}
 
     out = io.StringIO()
-    write = observer("text", out)
+    write = LevelObserver("text", out)
     for text in ("SessionFactory starting on 8119", "(TCP Port 8119 Closed)", "something starting on its own, twice"):
         write(said(text))
     write({**said("ours is starting on 8119"), "log_namespace": "fyrehose.x"})
@@ -136,7 +136,7 @@ def test_a_failure_without_a_type_is_written() -> None:
 @pytest.mark.parametrize(("level", "written"), [("debug", 3), ("info", 2), ("warn", 1), ("error", 0)])
 def test_events_below_the_level_are_not_written(level: str, written: int) -> None:
     out = io.StringIO()
-    observe = observer("text", out, level)
+    observe = LevelObserver("text", out, level)
     for each in (LogLevel.debug, LogLevel.info, LogLevel.warn):
         observe({"log_format": "said", "log_level": each, "log_time": 0.0, "log_namespace": "x"})
     assert len(out.getvalue().splitlines()) == written
@@ -144,7 +144,7 @@ def test_events_below_the_level_are_not_written(level: str, written: int) -> Non
 
 def test_level_may_change_at_any_time() -> None:
     out = io.StringIO()
-    observe = observer("text", out)
+    observe = LevelObserver("text", out)
     event = {"log_format": "said", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"}
     observe.level = LogLevel.error
     observe(event)

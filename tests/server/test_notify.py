@@ -15,7 +15,7 @@ from fyrehose.server.notify import ServiceManager, waits_for_stop
 
 @pytest.fixture(params=["path", "abstract"])
 def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
-    """Return the address for the environment, and the socket of the service manager."""
+    """Return the address of a service manager for NOTIFY_SOCKET, and its socket."""
     address = str(tmp_path / "notify") if request.param == "path" else f"@fyrehose-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address.replace("@", "\0", 1))

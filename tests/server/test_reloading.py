@@ -29,7 +29,7 @@ PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interf
 
 
 class Journal(MemoryJournal):
-    """A journal that notes its retention."""
+    """A journal in memory that records the retention settings that it gets."""
 
     report: Any = type("Report", (), {"lines": lambda self: []})()
     settings: Any = None
@@ -40,7 +40,7 @@ class Journal(MemoryJournal):
 
 
 class Reactor(MemoryReactorClock):
-    """A reactor whose ports may be taken."""
+    """A reactor on which listening fails for ports that are in use."""
 
     taken: tuple[int, ...] = ()
     running = True

@@ -67,7 +67,7 @@ class Child(Service):
 
 
 class Server:
-    """A server of slow parts, and what they were told."""
+    """A server whose journal and children start and stop when the test says so, and the calls that they got."""
 
     def __init__(self, *names: str) -> None:
         self.told: Told = []
@@ -87,7 +87,7 @@ class Server:
         return told
 
     def start(self) -> Deferred[None]:
-        """Start, with everything going well."""
+        """Start the journal and all children without a failure."""
         self.journal.opening.callback(None)
         for child in self.children:
             child.starting.callback(None)
@@ -344,7 +344,7 @@ def test_a_failed_start_leaves_no_unhandled_failure() -> None:
 
 
 def results(opened: Deferred[None]) -> list[Any]:
-    """Return a list to which the result of *opened*, or its exception, is added."""
+    """Return a list that gets the result of *opened*, or its exception, when it fires."""
     result: list[Any] = []
     opened.addCallbacks(result.append, lambda failure: result.append(failure.value))
     return result
@@ -390,7 +390,7 @@ def test_when_open_fails_if_the_server_stops_while_it_starts(server: Server) -> 
 
 
 def following(server: Server) -> Child:
-    """Make *server* follow another one; return a child of it that is of use to publishers only."""
+    """Make *server* a follower of a cluster; return a child of it that only a leader starts."""
     server.journal.leader = "10.0.0.1:8117"
     child = Child("c", server.told)
     server.service.add_for_leader(child)

@@ -23,14 +23,14 @@ REPLICATION = '[replication]\nservers = ["nats://127.0.0.1:1"]\nname = "a"\n'
 
 
 class Journal(MemoryJournal):
-    """A journal whose opening and closing the test decides on."""
+    """A journal that opens and closes when the test says so."""
 
     report: Any = type("Report", (), {"lines": lambda self: []})()
     opening: Any = None
     closing: Any = None
 
     def change(self, settings: Any, stream_age: Any) -> None:
-        """Take another retention, which nothing here needs."""
+        """Ignore a change of the retention settings."""
 
     def open(self, observer: Any) -> Any:
         opened = super().open(observer)
@@ -58,7 +58,7 @@ class Reactor(MemoryReactorClock):
 
 
 class World:
-    """A process whose journals are in memory, in the order in which they were made."""
+    """A server process whose journals are in memory; they are kept in the order in which they were made."""
 
     def __init__(self, *words: str) -> None:
         self.journals: list[Journal] = []
@@ -79,7 +79,7 @@ class World:
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what would end the process: its line on standard error, and its status."""
+    """Record the line on standard error and the exit status that would end the process."""
     said: list[Any] = []
     monkeypatch.setattr(process, "exit_with", said.append)
     monkeypatch.setattr(process, "say", said.append)
@@ -201,7 +201,7 @@ def test_reopening_waits_while_the_disk_is_full(world: World) -> None:
     assert not world.reactor.stopped
 
 
-def test_waiting_for_a_full_disk_ends_with_the_server(world: World) -> None:
+def test_server_can_be_stopped_while_it_waits_for_a_full_disk(world: World) -> None:
     server = world.start()
     full = Journal()
     full.opening = Deferred()

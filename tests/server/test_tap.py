@@ -357,7 +357,7 @@ def written(tmp_path: Path, publish: str = "*") -> str:
 
 
 class TestLog:
-    """twistd is told to log in our way."""
+    """The log of a server that twistd runs."""
 
     def under(self, *words: str, **twistd: Any) -> Any:
         options = Options()
@@ -387,14 +387,14 @@ class TestLog:
             signal.signal(signal.SIGUSR1, kept)
 
     def logging_to(self, path: Path) -> Any:
-        """Return an observer that logs to *path*; like a daemon, the process makes private files from now on."""
+        """Return an observer that logs to *path*, and set the umask of a daemon, which makes new files private."""
         observer = self.under(logfile=str(path))()
         os.umask(0o077)
         return observer
 
     @pytest.fixture
     def usual(self) -> Iterator[None]:
-        """Put the handler of SIGUSR1 and the mask of permissions back, and begin with the usual one."""
+        """Restore the handler of SIGUSR1 and the umask after the test; the test begins with the usual umask."""
         kept, mask = signal.getsignal(signal.SIGUSR1), os.umask(0o022)
         yield
         os.umask(mask)
@@ -460,7 +460,7 @@ class TestLog:
         assert "still here" in moved.joinpath("log").read_text()
 
     def test_log_to_a_device_is_not_rotated(self, tmp_path: Path, usual: None) -> None:
-        """Renaming it would take it from every other program."""
+        """Renaming a device would make it unavailable to all other programs."""
         path = tmp_path / "log"
         path.symlink_to("/dev/null")
         observer = self.logging_to(path)
@@ -563,7 +563,7 @@ def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: 
 
 
 class TestDraining:
-    """After SIGTERM the server serves everything for a while, and says that it is not ready."""
+    """Draining: after SIGTERM the server is not ready, and still serves everything for a while."""
 
     def serving(self, *words: str) -> ServerProcess:
         server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)

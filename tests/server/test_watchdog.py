@@ -26,7 +26,7 @@ from fyrehose.testing import MemoryJournal, shell
 
 @attrs.define(eq=False)
 class Machine:
-    """A reactor and a watchdog's thread that run as the test says."""
+    """A reactor, and a thread of the watchdog, that run when the test says so."""
 
     clock: Clock = attrs.field(factory=Clock)
     now: float = 100.0
@@ -46,7 +46,7 @@ class Machine:
         self.statuses.append("recovered")
 
     def run(self, seconds: float, *, reactor: bool = True, thread: bool = True, cpu: float = 0.0) -> None:
-        """Let time pass in which the reactor runs its timers, or the thread looks, or neither."""
+        """Advance the clock; the reactor runs its timers, the thread looks at the reactor, or neither of them runs."""
         for _ in range(round(seconds / LOOK)):
             self.now += LOOK
             self.cpu += cpu * LOOK
@@ -72,7 +72,7 @@ def machine() -> Any:
     assert not made.clock.getDelayedCalls()
 
 
-def test_busy_reactor_that_beats_is_not_stalled(machine: Machine, log_lines: list[str]) -> None:
+def test_busy_reactor_with_short_turns_is_not_stalled(machine: Machine, log_lines: list[str]) -> None:
     machine.run(600, cpu=1.0)
     for _ in range(100):
         machine.run(1.5, reactor=False, cpu=1.0)
@@ -108,7 +108,7 @@ def test_long_turn_is_logged_while_it_lasts_and_counted_when_it_has_ended(
 
 
 def test_stopped_process_is_not_stalled(machine: Machine, log_lines: list[str]) -> None:
-    """After SIGSTOP or a suspended machine, the thread and the reactor are late alike, in either order."""
+    """After SIGSTOP, the thread and the reactor are late by the same time; either may run first."""
     for first in ("thread", "reactor"):
         machine.run(3)
         machine.now += 3_600
@@ -147,7 +147,7 @@ def test_duration_of_a_stall_is_exact(machine: Machine, logged_errors: Any) -> N
     assert len(logged_errors.take()) == 2
 
 
-def test_looks_in_quick_succession_count_only_the_time_between_them(
+def test_frequent_looks_of_the_thread_add_only_the_time_between_them(
     machine: Machine, log_lines: list[str], logged_errors: Any
 ) -> None:
     machine.run(3)
@@ -204,13 +204,13 @@ def test_the_log_of_a_stall_names_the_peer_that_is_served(monkeypatch: pytest.Mo
 
 @implementer(ISink)
 class Nameless:
-    """A sink that does not say whom it serves."""
+    """A sink without the protocol and address of its peer."""
 
     def deliver(self, delivery: Any) -> str:
         return watchdog.served(sys._getframe())
 
 
-def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
+def test_peer_is_found_in_the_stack_above_a_sink_without_a_peer() -> None:
     @implementer(INamedSink)
     class Named(Nameless):
         subscriber = ("figg", "10.0.0.1:5")
@@ -222,7 +222,7 @@ def test_sink_without_a_name_does_not_hide_who_called_it() -> None:
     assert Named().deliver(None) == "figg 10.0.0.1:5"
 
 
-def test_the_thread_looks_at_the_reactor_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_looks_at_the_reactor_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "LOOK", 0.001)
     clock, machine, looks, enough = Clock(), Machine(), [0], threading.Event()
 
