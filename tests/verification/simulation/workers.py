@@ -183,12 +183,7 @@ class Workers:
             return "the server has no subscription"
         counted: Counter[tuple[str, str]] = Counter()
         for stream, lane in shared.work.lanes.items():
-            done = lane.progress
-            counted |= {
-                (stream, "settled"): done.settled,
-                (stream, "dead"): done.dead,
-                (stream, "expired"): done.expired,
-            }
+            counted |= {(stream, how): count for how, count in lane.progress.counts.items()}
         true = self.book.truth.counts
         return "" if +counted == +true else f"the server counts {counted}, and it is {true}"
 
