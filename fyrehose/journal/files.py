@@ -184,7 +184,7 @@ def lock(directory: Path) -> int:
         os.close(fd)
         raise JournalLocked(
             f"the journal {directory} is in use by another process{f' (pid {holder})' if holder else ''}: a server, or "
-            "another command; stop that process first, or use another directory"
+            "a command such as a backup into it; stop that process first, or use another directory"
         ) from error
     try:
         os.ftruncate(fd, 0)

@@ -695,7 +695,9 @@ class TestRefusals:
     def test_second_backup_into_a_directory_is_refused(self, source: Any, tmp_path: Path) -> None:
         with (
             Replica(tmp_path / "b", Files()),
-            pytest.raises(JournalLocked, match="a server, or a backup into it"),
+            pytest.raises(
+                JournalLocked, match="a server, or a command such as a backup into it; stop that process first"
+            ),
             Replica(tmp_path / "b", Files()),
         ):
             raise AssertionError("it was let in")
