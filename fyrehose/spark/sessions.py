@@ -105,6 +105,7 @@ def session(
         if master.startswith("local"):
             if os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ:
                 os.environ["SPARK_HOME"] = str(spark_home(os.environ))
+                builder = builder.config("spark.python.daemon.module", "fyrehose.spark.daemon")
             for name, value in LOCAL.items():
                 builder = builder.config(name, value)
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -91,16 +90,6 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(MissingExtra, match="no writable directory"):
         module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
-
-
-@pytest.mark.slow
-def test_workers_import_the_installed_pyspark_with_its_bytecode(spark: Any) -> None:
-    def where(number: int) -> str:
-        import pyspark
-
-        return str(pyspark.__file__)
-
-    assert "pyspark.zip" not in spark.sparkContext.parallelize([1], 1).map(where).first()
 
 
 def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
