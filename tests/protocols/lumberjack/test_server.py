@@ -563,6 +563,7 @@ def final(writer: Any) -> list[tuple[int, int]]:
     return [ack for ack in writer.acks if ack[1] == HERD]
 
 
+@pytest.mark.slow
 @both
 def test_uncompressed_writers_have_bounded_data_in_flight(
     server: Make, window: Make, version: int, ladder: Callable[[int, int], int]
