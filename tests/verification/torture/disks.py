@@ -1,7 +1,8 @@
-"""File systems of our own on loop devices, whose power can be cut.
+"""File systems on loop devices of our own whose power can be cut.
 
-``EXT4_IOC_SHUTDOWN`` without flushing the log is what a power cut is to a file system: whatever was not synced is gone,
-and nothing can be written any more; XFS has the same call.  Needs root.
+``EXT4_IOC_SHUTDOWN`` without flushing the log has the effect of a power cut on a file system: unsynced data is lost,
+and
+nothing can be written any more; XFS has the same call.  Needs root.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import struct
 import subprocess
 from pathlib import Path
 
-#: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
+#: The number of the ioctl, _IOR('X', 125, __u32), and its flag that discards the unwritten log of the file system.
 SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 MNT_DETACH = 2
-#: What each file system needs at least, in bytes.
+#: The minimal size of each file system, in bytes.
 SIZES = {"ext4": 96 << 20, "xfs": 320 << 20}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotHere(Exception):
-    """This cannot be run on this machine; says why."""
+    """This test cannot run on this machine, for the reason in its message."""
 
 
 class LoopDisk:
     """A file system in a file, mounted at ``where``.
 
-    :raises NotHere: no root, no loop devices, or no such file system
+    :raises NotHere: there is no root, no loop device, or no such file system
     """
 
     def __init__(self, directory: Path, fs: str = "ext4", options: str = "", size: int = 0) -> None:
@@ -64,16 +65,16 @@ class LoopDisk:
             raise OSError(ctypes.get_errno(), f"unmounting {self.where}: {os.strerror(ctypes.get_errno())}")
 
     def cut(self) -> None:
-        """From now on nothing reaches the disk, and what had not reached it is lost."""
+        """Cut the power: from now on nothing reaches the disk, and unsynced data is lost."""
         cut_power(self.where)
 
     def restart(self) -> None:
-        """The power comes back."""
+        """Switch the power on again: mount the file system as the power cut left it."""
         self.unmount()
         self.mount()
 
     def close(self) -> None:
-        """Everything goes, the image too; who still has something open there loses it later."""
+        """Unmount the file system and remove its image; processes with open files there lose them later."""
         try:
             _libc.umount2(os.fsencode(self.where), MNT_DETACH)
         finally:
@@ -82,7 +83,7 @@ class LoopDisk:
 
 
 def cut_power(where: Path) -> None:
-    """The file system that ``where`` is on loses its power, if it still has any."""
+    """Cut the power of the file system with the path ``where``, if it still has any."""
     try:
         fd = os.open(where, os.O_RDONLY)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""What the clients of herd.py have in common, whatever protocol they speak.
+"""The common part of the clients of herd.py, whatever protocol they speak.
 
-Every client has one message (lumberjack: one batch) under way at most, keeps it until it is acknowledged, and sends it
-again on its next connection.  Its payloads say whose they are: ``{"m":"NAME:CLIENT:NUMBER:....."}``.
+Each client has at most one unacknowledged message (lumberjack: one batch), keeps it until it is acknowledged, and sends
+it again on its next connection.  A payload names its client and its number: ``{"m":"NAME:CLIENT:NUMBER:....."}``.
 
-    Spec          clients of one kind: how many, from where, how often they publish
-    Client        a message under way, and how long it waits
-    StreamClient  the same with a TCP connection that is made again
+    Spec          clients of one kind: how many, from which address, how often they publish
+    Client        one client, its unacknowledged message, and how long it waits
+    StreamClient  the same with a TCP connection that is made again when it is lost
     Outcome       what became of one client
 """
 
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-#: Every so many messages one is large, where there are large ones.
+#: One in so many messages is large, if the client sends large ones.
 LARGE = 10
 PAYLOAD = re.compile(rb'\{"m":"([a-z-]+):(\d+):(\d+):\.*"\}')
 
@@ -27,9 +27,9 @@ PAYLOAD = re.compile(rb'\{"m":"([a-z-]+):(\d+):(\d+):\.*"\}')
 class Spec:
     """Clients of one kind.
 
-    :ivar name: what their payloads begin with: letters and dashes
-    :ivar pause: how long each client waits after an acknowledgement before it publishes again, about, in seconds
-    :ivar large: the size of every tenth message, in bytes; 0: none is large
+    :ivar name: the beginning of their payloads: letters and dashes
+    :ivar pause: about how long each client waits after an acknowledgement before it publishes again, in seconds
+    :ivar large: the size of every tenth message, in bytes; 0 if none is large
     :ivar fresh: whether they close their connection after each acknowledgement, and connect again for the next message
     """
 
@@ -48,12 +48,12 @@ class Spec:
 
 @attrs.define
 class Outcome:
-    """What became of one client.
+    """The result of one client.
 
-    :ivar acked: the number of its last acknowledged message; they are 1, 2, 3 ...
-    :ivar worst: the longest that one message waited for its acknowledgement, in seconds
-    :ivar waits: how long each waited that was acknowledged
-    :ivar read: (stream, seq, checksum) of what was delivered to it; seq is 0 where the protocol does not say it
+    :ivar acked: the number of its last acknowledged message; they are numbered 1, 2, 3 ...
+    :ivar worst: the longest that a message waited for its acknowledgement, in seconds
+    :ivar waits: how long each acknowledged message waited
+    :ivar read: (stream, seq, checksum) of each delivered record; seq is 0 where the protocol does not tell it
     """
 
     spec: Spec
@@ -67,14 +67,14 @@ class Outcome:
 
 
 class Client:
-    """What all clients have in common.
+    """The base of all clients.
 
-    :ivar at: when it wants to be woken up
-    :ivar mark: when the server ended last; what comes on connections made before does not count
-    :ivar back: when it was served first after that; None: not yet
+    :ivar at: when :meth:`wake` must be called
+    :ivar mark: when the server last ended; what arrives on older connections does not count
+    :ivar back: when it was first served after that; None if it was not yet
     """
 
-    #: Messages that are sent together.
+    #: How many messages are sent together.
     batch: ClassVar[int] = 1
 
     def __init__(self, spec: Spec, number: int, crowd: Any) -> None:
@@ -97,13 +97,13 @@ class Client:
         return [self.payload(n) for n in range(self.acked + 1, self.sent + 1)]
 
     def next_message(self, now: float) -> list[bytes]:
-        """The messages that are to be sent now."""
+        """Return the messages to send now."""
         self.sent = self.acked + self.batch
         self.began = now
         return self.under_way()
 
     def acknowledged(self, now: float) -> None:
-        """What is under way is stored."""
+        """Record that the messages that were sent are acknowledged."""
         assert self.began is not None
         self.waits.append(now - self.began)
         self.worst = max(self.worst, now - self.began)
@@ -119,11 +119,11 @@ class Client:
         self.read.append((stream, seq, zlib.crc32(data)))
 
     def marked(self, now: float) -> None:
-        """The server has ended."""
+        """Record that the server has ended."""
         self.mark, self.back = now, None
 
     def wake(self, now: float) -> None:
-        """The time ``at`` has come; set it to the next."""
+        """Act at the time ``at``, and set it to the next time."""
 
     def outcome(self, now: float) -> Outcome:
         worst = max(self.worst, 0.0 if self.began is None else now - self.began)
@@ -134,7 +134,7 @@ class StreamClient(Client):
     """A client with a TCP connection.
 
     :ivar made: when its connection was made
-    :ivar failures: connects, or connections without an acknowledgement, that failed in a row
+    :ivar failures: failed connects, or connections without an acknowledgement, in a row
     """
 
     sock: Any = None
@@ -149,7 +149,7 @@ class StreamClient(Client):
             self.crowd.connect(self)
             self.at = now + 30
             return
-        if self.connecting:  # for 30 s
+        if self.connecting:  # the connect has not finished within 30 s
             self.lost(now)
             return
         if self.ready() and self.began is None and now >= self.publish_at:
@@ -178,7 +178,7 @@ class StreamClient(Client):
             super().served(now)
 
     def lost(self, now: float, refused: bool = False) -> None:
-        """The connection is gone, or (``refused``) could not be made."""
+        """Close a lost connection, or one that could not be made (``refused``), and connect again later."""
         self.crowd.close(self)
         self.failures += 1
         self.crowd.wake_at(self, now + self.delay(refused))
@@ -191,7 +191,7 @@ class StreamClient(Client):
         return True
 
     def tick(self, now: float) -> None:
-        """At least once a second, while it is connected."""
+        """Do what is due; called at least once a second while the client is connected."""
 
     def begin(self) -> None:
         raise NotImplementedError
