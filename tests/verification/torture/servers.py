@@ -1,4 +1,4 @@
-"""The real server, started, watched and killed: ``twistd -n fyrehose`` in a process of its own."""
+"""Start, watch and kill the real server: ``twistd -n fyrehose`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pathlib import Path
 TWISTD = Path(sys.executable).with_name("twistd")
 PATIENCE = 60.0
 LOOPBACK = "interface=127.0.0.1"
-#: Every listener, and what it listens with.
+#: The listeners, and the kind of endpoint of each.
 LISTENERS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
 
 
 def directory(name: str) -> Path:
-    """Return an option's value: a directory that is made where it is none yet."""
+    """Return the directory of an option, and create it if it does not exist."""
     made = Path(name)
     made.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def verdict(failed: bool, root: Path) -> int:
-    """Keep the directory *root* for a look if something *failed*, otherwise remove it; return the exit status."""
+    """Keep the directory *root* if something *failed*, otherwise remove it; return the exit status."""
     if failed:
-        print(f"kept for a look: {root}")
+        print(f"the directory is kept: {root}")
         return 1
     shutil.rmtree(root)
     return 0
 
 
 def listens(ports: dict[str, int], only: bool = False) -> list[str]:
-    """Return the words that open every listener, and those of ``ports`` besides, or *only* these."""
+    """Return the options that open every listener and those of ``ports``, or *only* those of ``ports``."""
     every = {name: kind for name, kind in LISTENERS.items() if not only or name in ports}
     kinds = {**every, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [
@@ -47,9 +47,9 @@ def listens(ports: dict[str, int], only: bool = False) -> list[str]:
 
 
 def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dict[str, int]:
-    """Free ports, three in a row for each listener, outside of the range that the kernel gives away.
+    """Return free ports, three in a row for each listener, outside of the range of ports that the kernel assigns.
 
-    :param besides: ports that nobody listens on yet, and that are not free
+    :param besides: further ports that must not be used
     """
     found: dict[str, int] = {}
     while len(found) < len(listeners):
@@ -64,7 +64,7 @@ def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dic
 
 
 class ServerEnded(Exception):
-    """It ended before it served."""
+    """The server ended before it was ready."""
 
 
 class Server:
@@ -78,8 +78,10 @@ class Server:
         ports: dict[str, int] | None = None,
         only: bool = False,
     ) -> None:
-        """:param ports: of listeners that are to be where they were; any port by default
-        :param only: whether these are all listeners: they share the descriptors of the process
+        """Start the server.
+
+        :param ports: the ports of listeners that must have a certain port; the others get any
+        :param only: whether these are all listeners, so that they share the descriptors of the process
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -110,7 +112,10 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def wait_until(self, words: str) -> None:
-        """:raises ServerEnded: it ended without saying them"""
+        """Wait until the server has logged *words*.
+
+        :raises ServerEnded: the server has ended without logging them
+        """
         deadline = time.monotonic() + PATIENCE
         while words not in self.log:
             if self.process.poll() is not None and words not in self.log:
@@ -127,6 +132,6 @@ class Server:
         return int(found[-1])
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """End it; its status."""
+        """Send the server a signal, wait for its end, and return its exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""Mutants are generated of every kind, and the runner tells those that a test notices from those that none does."""
+"""Check that mutants of every kind are generated, and that the runner tells noticed from unnoticed ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_mutant_is_named_by_its_text_and_not_by_its_line() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree with a function that is tested, one that is only called, one that is neither, and a constant."""
+    """Return a tree with a tested function, one that is only called, one that is neither, and a constant."""
     for folder in ("fyrehose", "tests"):
         tmp_path.joinpath(folder).mkdir()
     tmp_path.joinpath("pyproject.toml").write_text(

@@ -1,4 +1,4 @@
-"""The table of mutants fits the sources: one that is never planted proves nothing."""
+"""Check that the table of mutants fits the sources, because a mutant that cannot be planted proves nothing."""
 
 from __future__ import annotations
 

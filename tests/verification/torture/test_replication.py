@@ -1,4 +1,4 @@
-"""Some schedules of replication, and the rules without which they have to fail; `make torture` runs many more."""
+"""Run some schedules of replication, and check that removing a rule is noticed; `make torture` runs many more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 replication = import_module("replication")
 
-#: A schedule that shows what each rule is there for; the others that fail are found with --break.
+#: For each rule, a schedule that fails without it; --break finds more of them.
 SHOWN = {
     "order-blind": 1,
     "give-up": 0,

@@ -1,4 +1,4 @@
-"""The week of an archive, for an hour and a half: ``make torture`` runs it whole."""
+"""Run the simulated week of an archive for an hour and a half; ``make torture`` runs all of it."""
 
 from __future__ import annotations
 

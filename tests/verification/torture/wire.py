@@ -1,7 +1,7 @@
-"""Figg and the backbone by raw sockets and struct, from their texts: nothing of what is under test is used here.
+"""Figg and the backbone by raw sockets and struct, written from their texts; nothing is shared with the server.
 
-Also the recipe for payloads: each says whose it is and which, and can be made again from that, so that what comes back
-is compared with what was sent without keeping it.
+Payloads name their publisher and number, from which they can be computed again, so that received payloads are checked
+without storing the sent ones.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 FROM_OFFSET = 0x8000
 U16, U32, U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 
-#: publisher u32, number u64, size u32: what a payload begins with
+#: the beginning of a payload: publisher u32, number u64, size u32
 STAMP = struct.Struct(">IQI")
 _NOISE = bytes((i * 167 + (i >> 8) * 59 + (i >> 16) * 13) & 255 for i in range(192 << 10))
 
 
 def size_of(publisher: int, number: int, largest: int) -> int:
-    """Return how long the payload is without its stamp: mostly small, sometimes a page, seldom a lot."""
+    """Return the size of a payload without its stamp: mostly small, sometimes a page, seldom large."""
     dice = (number * 2654435761 + publisher * 40503) & 0xFFFFFFFF
     if dice % 997 == 0:
         return min(largest, dice >> 8 & 0x1FFFF)
@@ -39,7 +39,7 @@ def payload(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
 
 
 def whose(data: bytes, largest: dict[int, int]) -> tuple[int, int] | None:
-    """Publisher and number, if ``data`` is exactly what was made for them."""
+    """Return publisher and number of a payload, or None if it is not exactly what they sent."""
     if len(data) < STAMP.size:
         return None
     publisher, number, _ = STAMP.unpack_from(data)
@@ -62,7 +62,7 @@ def attach(topic: bytes, offset: int | None) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come and gives whole frames: (type, topic, number, data)."""
+    """Collects received bytes, and yields complete frames: (type, topic, number, data)."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -73,7 +73,7 @@ class Frames:
         while len(view) - at >= HEADER.size:
             kind, version, size = HEADER.unpack_from(view, at)
             if version != 1:
-                raise ValueError(f"version {version}")
+                raise ValueError(f"unexpected version {version}")
             end = at + HEADER.size + size
             if end > len(view):
                 break
@@ -93,20 +93,20 @@ class Frames:
         if kind == ATTACHED:
             return kind, topic, number, b""
         if kind != DATA:
-            raise ValueError(f"type {kind}")
+            raise ValueError(f"unexpected frame type {kind}")
         (size,) = U32.unpack_from(view, at)
         data = view[at + 4 : at + 4 + size]
         if at + 4 + size != end:
-            raise ValueError("lengths contradict each other")
+            raise ValueError("the lengths in a frame contradict each other")
         return kind, topic, number, data
 
 
 def read_all(
     port: int, topics: list[bytes], ends: dict[bytes, int] | None = None, patience: float = 60.0
 ) -> dict[bytes, list[tuple[int, bytes]]]:
-    """Everything that ``topics`` hold now, from offset 0: (offset, data) in the order in which it came.
+    """Read all records of ``topics`` from offset 0: (offset, data) in the order in which they came.
 
-    :param ends: the last number that is there of each topic, where the server's last may be one that was lost
+    :param ends: the last record of each topic, where the last number that the server reports may have no record
     """
     found: dict[bytes, list[tuple[int, bytes]]] = {topic: [] for topic in topics}
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as peer:
@@ -131,7 +131,7 @@ def read_all(
                     if number >= last[topic]:
                         left.discard(topic)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{left} did not come to their ends {last}")
+                raise TimeoutError(f"the topics {left} did not reach their ends {last}")
     return found
 
 
@@ -142,7 +142,7 @@ def _some(peer: socket.socket) -> bytes:
     return chunk
 
 
-# The backbone.
+# The backbone:
 
 DELIVER, PUSH, KEEPALIVE = 0x1, 0x2, 0x10
 KEEPALIVE_ACK = 0x20
@@ -157,10 +157,10 @@ def keepalive(port: int, token: bytes) -> bytes:
 
 
 def delivered(datagram: bytes) -> tuple[int, bytes] | None:
-    """Sequence and data of a DELIVER; None if it is something else."""
+    """Return sequence and data of a DELIVER; None for another datagram."""
     if len(datagram) < 9 or datagram[0] != DELIVER:
         return None
     (size,) = struct.unpack_from(">H", datagram, 1)
     if size != len(datagram) - 9:
-        raise ValueError("a DELIVER of another length than it says")
+        raise ValueError("a DELIVER has another length than its header says")
     return int.from_bytes(datagram[3:9], "big"), datagram[9:]
