@@ -1,4 +1,4 @@
-"""What every ISequencer does."""
+"""Test the contract of every ISequencer."""
 
 from __future__ import annotations
 
