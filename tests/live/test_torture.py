@@ -1,4 +1,4 @@
-"""The harnesses of tests/verification/torture, for a moment: `make torture` runs them for long."""
+"""Run each program of tests/verification/torture for a short time; `make torture` runs them for long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUZZ = Path(__file__).parents[1] / "verification" / "fuzz"
 
 
 def run(name: str, *words: str, status: int | None = 0) -> str:
-    """Return what it printed; ``status`` None: however it ended."""
+    """Run a program, which must end with ``status`` (None: any); return its output."""
     command = [sys.executable, str((FUZZ if name.startswith("fuzz_") else TORTURE) / name), *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert status is None or ended.returncode == status, ended.stdout + ended.stderr
