@@ -1,4 +1,4 @@
-"""No code asks an object for more than its interface has: what only some can do is an interface of its own."""
+"""No code looks up attributes that an interface does not declare: optional abilities are interfaces of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import fyrehose
 
 PACKAGE = Path(fyrehose.__file__).parent
-#: Where a name that is only known at run time is looked up, and why that goes past no interface.
+#: The modules that look up names only known at run time, and why this bypasses no interface.
 ALLOWED = {
     "imports.py": "the names of a package are looked up in the module that defines them",
     "broker/policy.py": "a rule has a field for each action, named after it",
@@ -55,17 +55,17 @@ def test_nothing_is_looked_up_past_an_interface() -> None:
     assert sorted(found) == sorted(ALLOWED), "an exception that nothing needs any more is removed"
 
 
-#: The only module that may use private names of Twisted, and the names without an underscore that are private as well.
+#: The only module that may use private names of Twisted; and names without an underscore that are private, too.
 PRIVATE = "net/twisted_private.py"
 UNPROMISED = {"dataBuffer", "numberAccepts", "SEND_LIMIT"}
-#: Private names of others that may be used, and why.
+#: Private names of other packages that may be used, and why.
 FOREIGN = {
     "_current_frames": "sys._current_frames is documented: it returns the frame that each thread executes",
 }
 
 
 def nodes_of(source: str) -> list[ast.AST]:
-    """Return the syntax tree of *source*, flattened."""
+    """Return all nodes of the syntax tree of *source*."""
     return list(ast.walk(ast.parse(source)))
 
 
@@ -114,7 +114,7 @@ def test_private_names_of_twisted_are_used_in_one_module() -> None:
     """A private name that Fyrehose defines somewhere counts as its own everywhere, so not every use is found."""
     own, foreign = set[str](), {}
     for path in PACKAGE.rglob("*.py"):
-        nodes = nodes_of(path.read_text(encoding="utf-8"))  # not kept: the trees of all files are large
+        nodes = nodes_of(path.read_text(encoding="utf-8"))  # the trees of all files are large, so they are not kept
         own |= own_names(nodes)
         foreign[path.relative_to(PACKAGE).as_posix()] = private(attributes(nodes))
     foreign = {path: names - (own - UNPROMISED) for path, names in foreign.items()}

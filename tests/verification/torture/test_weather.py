@@ -54,12 +54,12 @@ def test_a_lost_message_is_noticed(figg: Any) -> None:
 
 def test_a_message_that_is_there_twice_is_noticed(figg: Any) -> None:
     keep(figg, 1, 2, 3, 3)
-    assert figg.check(figg.acked) == ["figg: (number, times there, times sent): [(3, 2, 1)]"]
+    assert figg.check(figg.acked) == ["figg: stored more often than sent (number, stored, sent): [(3, 2, 1)]"]
 
 
 def test_a_message_that_was_never_sent_is_noticed(figg: Any) -> None:
     keep(figg, 1, 2, 3, 4, 5, 6)
-    assert figg.check(figg.acked) == ["figg: 6 is there, 5 was the last that was sent"]
+    assert figg.check(figg.acked) == ["figg: message 6 is stored, but 5 was the last one sent"]
 
 
 def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
@@ -69,7 +69,7 @@ def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
     assert [problem.split(":")[0] for problem in figg.notes.problems] == ["another", "another"]
 
 
-def test_what_is_sent_again_counts_while_the_connection_lasts() -> None:
+def test_resends_are_counted_while_the_connection_lasts() -> None:
     """Check that messages are compared with what was sent while publishers are connected."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         publisher = load.Figg(1, [listener.getsockname()[1]], load.Notes())
