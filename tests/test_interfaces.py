@@ -35,7 +35,7 @@ def asking(source: str) -> list[str]:
     ] + [f"def {node.name}" for node in nodes if isinstance(node, ast.FunctionDef) and node.name in ASKING]
 
 
-def test_lookups_are_found() -> None:
+def test_lookups_of_attributes_are_found() -> None:
     assert asking("def f(a):\n    return getattr(a, 'b', None) or hasattr(a, 'c') or a.__getattribute__('d')") == [
         "getattr(a, 'b', None)",
         "hasattr(a, 'c')",

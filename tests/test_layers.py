@@ -327,7 +327,7 @@ def test_every_test_has_a_module() -> None:
         ("from ..records import Run", {"fyrehose.records", "fyrehose.records.Run"}),
     ],
 )
-def test_reading_imports(source: str, names: set[str]) -> None:
+def test_imports_are_read_from_the_source(source: str, names: set[str]) -> None:
     assert imported(source, "fyrehose.journal") == names
 
 
@@ -335,7 +335,7 @@ def test_imports_for_type_checking_are_read_on_request() -> None:
     assert "zmq" in imported("if TYPE_CHECKING:\n import zmq", "fyrehose", types=True)
 
 
-def test_indirect_imports_count() -> None:
+def test_imports_of_imported_modules_are_followed() -> None:
     assert "twisted" in outside(reached("fyrehose.broker.broker"))
-    assert "fyrehose.records" in reached("fyrehose.server.service"), "by way of the broker"
-    assert "fyrehose" in reached("fyrehose.records"), "the package comes first"
+    assert "fyrehose.records" in reached("fyrehose.server.service"), "imports of the broker are not followed"
+    assert "fyrehose" in reached("fyrehose.records"), "the import of the package is not followed"

@@ -45,7 +45,7 @@ def test_streams_of_the_server_are_covered_by_patterns_that_begin_with_a_dot_onl
 
 
 @pytest.mark.parametrize("pattern", ["a?", "[ab]", "a\\*", "(a|b)", "^a$", "a+"])
-def test_other_characters_have_no_meaning(pattern: str) -> None:
+def test_characters_other_than_the_star_match_only_themselves(pattern: str) -> None:
     assert [name for name in ("ab", "a", "b", "aa", "a\\", pattern) if Pattern(pattern).matches(name)] == (
         ["a\\", pattern] if pattern == "a\\*" else [pattern]
     )

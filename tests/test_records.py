@@ -73,7 +73,7 @@ def test_a_slice_has_the_records_of_its_range(run: Run, data: st.DataObject) -> 
 
 
 @given(runs(), st.data())
-def test_a_slice_of_a_slice(run: Run, data: st.DataObject) -> None:
+def test_a_slice_of_a_slice_has_the_records_of_both_ranges(run: Run, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(run) - 1))
     inner = data.draw(st.integers(0, len(run) - start))
     twice = run.slice(start, len(run)).slice(inner, len(run))

@@ -188,7 +188,7 @@ async def test_records_are_the_same_whether_datagrams_are_batched_or_not() -> No
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_forged_and_own_addresses() -> None:
+async def test_threat_forged_and_own_addresses_do_not_subscribe() -> None:
     """The server is bound to all addresses, so that it has several addresses of its own."""
     server = await Server.start(endpoint="udp:0")
     peer = server.peer()

@@ -348,7 +348,7 @@ def test_the_page_shows_a_cluster_as_a_picture_and_in_words(still: Page) -> None
     assert page.errors() == []
 
 
-def test_the_picture_of_a_cluster_in_light_and_dark_and_on_a_phone(still: Page) -> None:
+def test_the_picture_of_a_cluster_fits_light_and_dark_themes_and_a_phone(still: Page) -> None:
     page = still
     show_cluster(page, CLUSTER)
     colours = []

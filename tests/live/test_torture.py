@@ -77,7 +77,7 @@ def test_the_power_cut_test_notices_lost_records() -> None:
     assert "VIOLATION" in run("reorder.py", "--count", "2", "--sabotage", status=1)
 
 
-def test_every_state_that_a_power_cut_may_leave() -> None:
+def test_every_state_that_a_power_cut_may_leave_is_recovered() -> None:
     assert " 0 violations" in run("reorder.py", "--count", "1", "--seed", "5", "--choices", "2", "--turns", "2")
 
 

@@ -39,7 +39,7 @@ def test_fuzzer_accepts_a_few_inputs(
         decoder(harness._random_input(random, kept))
 
 
-def test_dice_without_bytes_decide_zero() -> None:
+def test_decisions_are_0_when_the_input_is_used_up() -> None:
     dice = harness.Dice(b"\xff" * 40)
     for _ in range(100):
         dice.number(48)

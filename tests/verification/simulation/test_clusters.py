@@ -68,7 +68,7 @@ RARE = {
 
 
 @pytest.mark.parametrize("name", sorted(rules.BUGS.keys() - RARE))
-def test_a_rule_that_is_taken_away_is_noticed(name: str, logged_errors: Any) -> None:
+def test_the_removal_of_a_rule_is_noticed(name: str, logged_errors: Any) -> None:
     tally = run.hunt(name, 0, 150)
     assert "seed" in tally.problems[0]
     logged_errors.take()

@@ -51,7 +51,7 @@ def test_nothing_acknowledged_is_lost_in_any_schedule() -> None:
 
 
 @pytest.mark.parametrize("rule", replication.RULES)
-def test_schedules_fail_without(rule: str) -> None:
+def test_schedules_fail_without_a_rule(rule: str) -> None:
     near = range(max(0, SHOWN[rule] - 30), SHOWN[rule] + 60)
     ordered = sorted(near, key=lambda number: abs(number - SHOWN[rule]))
     assert any(replication.schedule(f"1/{number}", 400, rule)[1] for number in ordered)
