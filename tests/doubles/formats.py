@@ -3,8 +3,7 @@
     python -m tests.doubles.formats tests/journal/formats/NAME
 
 Run it once after the format has changed, under a new NAME, and commit the files: ``tests/journal/test_formats.py``
-reads
-every fixture with the present code.  A fixture is never written again.
+reads every fixture with the present code.  A fixture is never written again.
 """
 
 from __future__ import annotations

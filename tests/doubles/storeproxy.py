@@ -38,8 +38,7 @@ class StoreProxy:
         :param most: only so many requests
         :param until: only until this time; 0: without end
         :param chances: the probability of each fate: ``lose`` (the request is executed, and its answer is lost),
-            ``refuse``
-            (503), ``reset``, ``delay`` (half a second)
+            ``refuse`` (503), ``reset``, ``delay`` (half a second)
         """
         made = self.rules.with_suffix(".new")
         rules = {"only": only, "most": most, "until": until, "chances": chances, "number": time.monotonic_ns()}

@@ -4,8 +4,7 @@
 
 An execution is one connection or one datagram: valid client data, cut, joined and overwritten, sent in pieces, on a
 connection that is read or not, and closed or reset.  The honest clients are those of tests/verification/torture.  At
-the
-end the server must be running, must have logged no failure, and must not have grown by more than 256 MiB; every
+the end the server must be running, must have logged no failure, and must not have grown by more than 256 MiB; every
 acknowledged message must be stored, which is checked as in kill9.py.
 """
 

@@ -3,8 +3,7 @@
     python tests/verification/fuzz/fuzz_relink.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
 harness.py explains the options.  The bytes are valid packets that are cut, joined and overwritten, so that most pass
-the
-first check; each session receives them twice, whole and in pieces, and must return the same events.
+the first check; each session receives them twice, whole and in pieces, and must return the same events.
 """
 
 from __future__ import annotations

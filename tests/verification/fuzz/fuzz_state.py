@@ -3,8 +3,7 @@
     python tests/verification/fuzz/fuzz_state.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
 harness.py explains the options.  ``lives`` appends, commits, refuses, writes checkpoints, deletes records before the
-last
-checkpoint, and starts servers and followers; a separate dictionary has the state that each of them must find.
+last checkpoint, and starts servers and followers; a separate dictionary has the state that each of them must find.
 ``records`` damages records.
 """
 

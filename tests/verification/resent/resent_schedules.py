@@ -12,8 +12,7 @@ replaced, and its disk fills up.  Some events have an identity; others are equal
     agent -> runs of a connection -> Sender.sift -> journal -> durable, out of order -> ACK, which may be lost -> agent
 
 The world knows the truth independently of the tested code: for which message (``uid``) each record was stored.  A
-record
-may stand for one acknowledged message only, and an event with an identity is stored once.
+record may stand for one acknowledged message only, and an event with an identity is stored once.
 """
 
 from __future__ import annotations

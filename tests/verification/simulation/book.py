@@ -1,8 +1,7 @@
 """Check the jobs of a shared subscription: how each ended in the journal, who had a lease, and what workers were told.
 
 each job ends once in a generation (between two rewinds): settled, in one commit with its result, or as a dead letter,
-in
-one commit with the letter
+in one commit with the letter
 while a lease lasts no other worker gets its job, even if the server crashes
 a worker has no more jobs than its limit, window and share; of two jobs with one key the second is leased only after
 the end of the first is durable

@@ -225,8 +225,7 @@ class History:
         """Check the journal after a start.
 
         Everything durable must be there unchanged, except what may be lost; everything else in the journal must have
-        been sent,
-        and every number must have the same record as before.
+        been sent, and every number must have the same record as before.
         """
         self.unsynced.clear()
         for stream, truth in self.truth.items():

@@ -1,11 +1,9 @@
 """Hostile peers of herds.py, all at one address.
 
-Hostile           a TCP peer that sends nothing, announces data that it never sends, asks for very much, or reconnects
-at
-                  once whenever it is refused
+Hostile           a TCP peer that sends nothing, announces data that it never sends, asks for very much, or
+                  reconnects at once whenever it is refused
 HostileDatagrams  a UDP peer that keeps subscriptions alive from many ports, or requests everything without having
-proved
-                  its address, and then must be sent no more than three times what it sent
+                  proved its address, and then must be sent no more than three times what it sent
 HostileDealer     an event bus client that requests everything and reads none of it
 """
 

@@ -132,8 +132,7 @@ class Server:
     :ivar name: the name of this server
     :ivar names: the names of all servers that clients know
     :ivar listeners: functions (host, broker) -> service that open a protocol's listener in each life, and whether only
-        a
-        leader opens it
+        a leader opens it
     :ivar on_crash: called with the name of the server when a life has ended
     :ivar written: when the last record of each segment was synced, by the segment's base
     :param gaps: whether records may be lost, by the options, by damage, or by retention

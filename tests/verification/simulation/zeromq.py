@@ -3,11 +3,9 @@
     ClientPort (DEALER, SUB) ---- Channel ---- ServerPort (ROUTER, PUB)
 
 The sockets do what libzmq does without telling anybody: messages on their way are lost with their connection, and so
-are
-messages that a DEALER has not read, but not those that other sockets have not read; a new connection is a new peer of a
-ROUTER; subscriptions take time to arrive, and a later call on the socket processes them; a PUB drops messages for which
-a
-slow subscriber has no room; a monitor reports events a little later.
+are messages that a DEALER has not read, but not those that other sockets have not read; a new connection is a new peer
+of a ROUTER; subscriptions take time to arrive, and a later call on the socket processes them; a PUB drops messages for
+which a slow subscriber has no room; a monitor reports events a little later.
 """
 
 from __future__ import annotations

@@ -10,10 +10,8 @@ of two batches each, of 200 KiB, 1 MiB and 8 MiB.  Each trial damages a copy of 
     flips     flips one bit.  Below the durable mark the journal must refuse to open and must not be changed; behind the
               mark, and in the last batch if the mark does not cover it, recovery must find everything before the batch.
     cuts      ends the file at a byte, or continues it with zeros or garbage; with the mark, with one that does not
-    cover
-              the last batch, and without a mark: nine trials for each byte.  The journal must refuse to open, or
-              recover
-              a beginning of what was written that reaches at least to the mark.
+              cover the last batch, and without a mark: nine trials for each byte.  The journal must refuse to open, or
+              recover a beginning of what was written that reaches at least to the mark.
 
 A record that was not written must never appear.  --count chooses so many positions of each kind and shape at random; 0
 takes all.  In large batches it takes the beginning and the end of each header, of each body and of each 64 KiB of a

@@ -2,9 +2,8 @@
 
     Notes        the messages that subscribers of any server received, by stream and number, shared by all threads
     Publisher    publishes by Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client) or event bus
-    (pyzmq);
-                 it moves to the next server when one does not acknowledge in time, and sends unacknowledged messages
-                 again
+                 (pyzmq); it moves to the next server when one does not acknowledge in time, and sends unacknowledged
+                 messages again
     Subscriber   reads every stream from one server with Figg, and resumes after its last record
 
 These clients share no code with the server.  Each runs in a thread of its own.

@@ -1,8 +1,7 @@
 """File systems on loop devices of our own whose power can be cut.
 
 ``EXT4_IOC_SHUTDOWN`` without flushing the log has the effect of a power cut on a file system: unsynced data is lost,
-and
-nothing can be written any more; XFS has the same call.  Needs root.
+and nothing can be written any more; XFS has the same call.  Needs root.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@
               accept messages again when there is room
     limit     the same with RLIMIT_FSIZE, which gives EFBIG after a short write
     power     --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root):
-    unsynced
-              data is lost, but no acknowledged message may be
+              unsynced data is lost, but no acknowledged message may be
     unsynced  the same with --durability never: acknowledged messages may be lost, but no number may be used twice
 
 Prints a line for each part, with the reason if it cannot run here.  The exit status is 1 if a promise was broken.

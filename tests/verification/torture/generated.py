@@ -12,8 +12,7 @@ test run ten times as long counts as noticed.
 
 Equivalent and harmless mutants are listed in explained.toml with a reason, and are not tried.  The exit status is 1 if
 more than --alive percent of the mutants were not noticed, if an explanation no longer matches a mutant of its module,
-or
-if a test fails without a bug.
+or if a test fails without a bug.
 """
 
 from __future__ import annotations

@@ -8,18 +8,15 @@
              again.  A client has recovered when a message or request on a new connection was acknowledged or answered.
              All must recover within --within seconds of the server's start.
     hostile  each attack of herd_attacks.py for --seconds from 127.0.0.2.  Meanwhile honest clients publish and read:
-    one
-             of each protocol at 127.0.0.1, one that reconnects for each message, one that first connects in the middle
-             of the attack (to new streams), and one at the attacker's own address.
+             one of each protocol at 127.0.0.1, one that reconnects for each message, one that first connects in the
+             middle of the attack (to new streams), and one at the attacker's own address.
              No honest client at 127.0.0.1 may wait longer than --patience, and the server may not use more than
              --memory.
 
 The clients share no code with the server: they use raw sockets, written from the protocols' texts, and pyzmq.  At the
-end
-of each part all streams are read: acknowledged messages must be stored, in order, and messages of one Relink link only
-once.  The exit status is 1 if any rule was broken.  The program ends by itself, after about 3 x --limit seconds for
-each
-round.
+end of each part all streams are read: acknowledged messages must be stored, in order, and messages of one Relink link
+only once.  The exit status is 1 if any rule was broken.  The program ends by itself, after about 3 x --limit seconds
+for each round.
 """
 
 from __future__ import annotations

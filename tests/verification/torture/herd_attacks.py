@@ -10,8 +10,7 @@
     gaps           40 clients of the backbone that REQUEST every other record singly, 20,000 times a second together
     deaf-subs      subscribers of the event bus that never read, with events of 1 MiB
     deaf-dealers   clients of the event bus that request everything and never read it
-    deaf-readers   250 subscribers by HTTP, Figg and Relink that never read records of 16 MiB, six times as large in
-    JSON
+    deaf-readers   250 subscribers by HTTP, Figg and Relink that never read records of 16 MiB (96 MiB in JSON)
     refusals       connections whose data is refused, and that reconnect at once
     patterns       named subscriptions with patterns, lists by slow patterns, and streams that almost match them
     bombs          a large compressed lumberjack frame that is refused near its end, again and again

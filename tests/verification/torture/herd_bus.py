@@ -2,8 +2,7 @@
 
 A client subscribes to a topic of its own, asks for a snapshot of it, and publishes to it; an event is acknowledged when
 it is broadcast.  An event that is not broadcast within two seconds is sent again, and so is a SYNCSTART without an
-answer
-for ten: the connection may have been lost with it, which libzmq does not report.
+answer for ten: the connection may have been lost with it, which libzmq does not report.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clients for herd.py that reconnect like the real client of their protocol, written with sockets and struct alone.
 
     Figg        like Go's SDK: at once after a lost connection; 1, 2, 4 ... 30 s after a failed connect; pings
-    Lumberjack  like Filebeat: 1, 2, 4 ... 60 s, half of that at random; compression level 3; gives up after 30 s of
-    silence
+    Lumberjack  like Filebeat: 1, 2, 4 ... 60 s, half of that at random; compression level 3; gives up after
+                30 s of silence
     Http        one persistent connection; 0.5, 1 ... 10 s
     Backbone    a KEEPALIVE each second; a few of the clients push, and wait until the message is delivered to them
 

@@ -5,8 +5,7 @@
 
 A *cycle*: the server starts; everything is read from offset 0; the load runs for a random time of at most --busy
 milliseconds; ``kill -9``.  In one of ten cycles a first server is killed while it starts, too.  After --lives cycles
-the
-journal is verified and removed, and a new one begins.
+the journal is verified and removed, and a new one begins.
 
 Each time, the journal is checked against what publishers and subscribers recorded in processes of their own:
 

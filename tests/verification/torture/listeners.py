@@ -133,8 +133,7 @@ class EventBus(Worker):
     """A publisher of the event bus in its own process; ``plan``: its number, the largest payload of each publisher.
 
     It opens a new pair of sockets for each connection.  A new subscription misses the first broadcasts; if none comes,
-    the
-    window moves on, and a later broadcast acknowledges all events before it.
+    the window moves on, and a later broadcast acknowledges all events before it.
     """
 
     WINDOW, STALLED = 300, 0.3

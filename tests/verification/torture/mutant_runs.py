@@ -5,8 +5,7 @@
 
 A child is forked from a process that has imported everything but fyrehose and its tests, so that it starts at once and
 imports the mutated module like any other.  Hypothesis tries few examples, always the same ones.  The pure Python
-kernels
-are used, so that mutants of them have an effect.
+kernels are used, so that mutants of them have an effect.
 """
 
 from __future__ import annotations

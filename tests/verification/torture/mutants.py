@@ -4,8 +4,7 @@
     mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...'] [--patience S]
 
 A mutant is an entry of the table in mutants_table.py: a file, a text in it, the text that replaces it, and the tests
-that
-have to fail then.  Tests that take longer than --patience prove nothing.  The exit status is 1 if a mutant was not
+that have to fail then.  Tests that take longer than --patience prove nothing.  The exit status is 1 if a mutant was not
 noticed.  If the text of any mutant does not occur exactly once in its file, nothing runs: fix the table first.
 """
 

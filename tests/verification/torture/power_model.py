@@ -1,8 +1,7 @@
 """The expected contents of a journal, from what a process has reported about it: the oracle of power.py.
 
 An *append* has a number, and consists of (stream, first, count) parts.  Each payload can be computed from its stream,
-its
-number and its append, so payloads are not stored.
+its number and its append, so payloads are not stored.
 """
 
 from __future__ import annotations

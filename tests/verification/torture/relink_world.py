@@ -1,10 +1,9 @@
 """Two Relink sessions in a simulated network, and checks of the rules of RELINK.md on real bytes.
 
-A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break
-at one end or both, within packets and within handshakes; A reconnects while B still believes in the old connection,
-whose bytes continue to arrive.  B may be a server whose link survives it: the results of B become durable later, and a
-crash loses those that are not.  Then A may be a peer that trusts an earlier ``received`` after such a crash, and
-decides
+A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break at
+one end or both, within packets and within handshakes; A reconnects while B still believes in the old connection, whose
+bytes continue to arrive.  B may be a server whose link survives it: the results of B become durable later, and a crash
+loses those that are not.  Then A may be a peer that trusts an earlier ``received`` after such a crash, and decides
 messages that B no longer has.
 """
 

@@ -10,8 +10,7 @@ leave have all unsynced writes, none, only one, or all but one of them, and C ra
 states that a second cut leaves during recovery.
 
 Needs no root and no real disk: the rules of what a disk may do suffice.  The exit status is 1 if a rule was broken.
-With
---sabotage the journal's syncs do nothing, to test that this program notices it.
+With --sabotage the journal's syncs do nothing, to test that this program notices it.
 """
 
 from __future__ import annotations

@@ -7,22 +7,16 @@
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
 events on a connection, each sent as one or two windows.  When a connection is lost, each of its batches is sent again
 from its first unacknowledged event, on any connection and in other windows.  About every --cuts seconds an agent closes
-a
-connection itself, without reading the acknowledgements.  With --client pylogbeat each agent sends a window and waits
-for
-it; with --client figg it has up to 256 messages without an ACK, numbered from 1, and sends all of them again on its
-next
-connection (figg.md, "The client").  The events are those of Filebeat; with --plain they all differ, and have no
-identity.
-Figg stores everything that is sent again.
+a connection itself, without reading the acknowledgements.  With --client pylogbeat each agent sends a window and waits
+for it; with --client figg it has up to 256 messages without an ACK, numbered from 1, and sends all of them again on its
+next connection (figg.md, "The client").  The events are those of Filebeat; with --plain they all differ, and have no
+identity.  Figg stores everything that is sent again.
 
 Each stop, by SIGKILL or SIGTERM at random, comes after at most --busy milliseconds of load.  With --takeovers the
-server
-is a cluster, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents know the
+server is a cluster, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents know the
 addresses of all servers, and try one after the other.  In the end everything is acknowledged, and plain_reader.py reads
 the files, in a cluster those of the last leader.  Prints how many events were acknowledged, stored, stored twice and
-lost.
-The exit status is 1 if an event is lost, or is stored twice although it has an identity and --resent is drop.
+lost.  The exit status is 1 if an event is lost, or is stored twice although it has an identity and --resent is drop.
 """
 
 from __future__ import annotations

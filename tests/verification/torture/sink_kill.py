@@ -7,9 +7,8 @@ A program writes to a journal all the time.  A query copies the journal to three
 micro-batches, with speculation, so that slow tasks run twice.  After a random time one process is killed with
 ``kill -9``: the driver, the JVM, a Python worker, or the server, which starts again.  In the end the query runs
 undisturbed, and again after the last commit was removed from its checkpoint, as if the driver had been killed between
-the
-batch and its commit.  plain_reader.py, which shares no code with the package, reads both journals: each row of one must
-be in the other once.
+the batch and its commit.  plain_reader.py, which shares no code with the package, reads both journals: each row of one
+must be in the other once.
 
 The exit status is 1 if a row is missing or doubled; then the directory is kept.
 """

@@ -5,14 +5,12 @@
 
 The clients of kill9.py publish and read through all five listeners, while other clients connect, send invalid data, and
 disconnect (as in tests/verification/fuzz/fuzz_listeners.py); retention deletes.  About every --every seconds all
-clients
-are disconnected, acknowledged and delivered messages are checked, and the memory and descriptors of the server are
-measured.  With --kills the server is killed in between, at random; without it, one process runs from the beginning to
-the end, so that the growth of its memory is meaningful.
+clients are disconnected, acknowledged and delivered messages are checked, and the memory and descriptors of the server
+are measured.  With --kills the server is killed in between, at random; without it, one process runs from the beginning
+to the end, so that the growth of its memory is meaningful.
 
 The exit status is 1 if a rule was broken, or if the server grew by more than 32 descriptors, or by more than --slope
-MiB
-an hour over the second half of a run of at least 20 checks.
+MiB an hour over the second half of a run of at least 20 checks.
 """
 
 from __future__ import annotations

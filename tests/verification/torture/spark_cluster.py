@@ -4,11 +4,9 @@
     spark_cluster.py [--records N] [--directory DIR]
 
 The journal and the lake are on a path that all processes see; records that the lake does not have yet are read over
-HTTP,
-from ``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then the cluster
-must answer that the counts equal what was written, that there are no gaps, and that the lake equals its journal.
-Polars
-and plain_reader.py, which share no code with the writer of the lake, check the same.
+HTTP, from ``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then the
+cluster must answer that the counts equal what was written, that there are no gaps, and that the lake equals its
+journal.  Polars and plain_reader.py, which share no code with the writer of the lake, check the same.
 
 The exit status is 1 if anything is missing, doubled or different.
 """

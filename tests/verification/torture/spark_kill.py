@@ -4,14 +4,12 @@
     spark_kill.py [--engine spark|local] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
 A program writes to a journal, and rolls it, all the time.  ``fyrehose-spark archive --follow`` starts, and after a
-random
-time one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive
-survives that, it is killed completely before the next one starts.  With --engine local there is only the driver.  In
-some
-lives a second archive of the journal starts, which must be refused.  Before some lives another program deletes a row of
-a file by a deletion vector.  In the end the archive runs once undisturbed, and the lake is read with Polars, without
-Spark and pyarrow, before and after its files are merged: it must have every durable record that was not deleted once,
-and unchanged.  plain_reader.py, not the reader that writes the lake, reads the journal.
+random time one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the
+archive survives that, it is killed completely before the next one starts.  With --engine local there is only the
+driver.  In some lives a second archive of the journal starts, which must be refused.  Before some lives another program
+deletes a row of a file by a deletion vector.  In the end the archive runs once undisturbed, and the lake is read with
+Polars, without Spark and pyarrow, before and after its files are merged: it must have every durable record that was not
+deleted once, and unchanged.  plain_reader.py, not the reader that writes the lake, reads the journal.
 
 The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """

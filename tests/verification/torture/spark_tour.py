@@ -4,13 +4,11 @@
     spark_tour.py [--events N] [--rate EVENTS] [--logs DIR] [--seed S] [--directory DIR]
 
 Against a real server, the program publishes the machine's real logs by each of three protocols, with the commands that
-a
-user types, and N generated events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent
+a user types, and N generated events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent
 again with the same number, as a client does that has received no answer; Relink never does so.  Meanwhile
 ``fyrehose-spark archive --follow`` runs, and ``table`` is asked again and again: it must have everything that was
-durable
-when the question was asked, and in the end exactly what was acknowledged.  There must be no gaps, and no doubles except
-the messages that were sent again.
+durable when the question was asked, and in the end exactly what was acknowledged.  There must be no gaps, and no
+doubles except the messages that were sent again.
 
 The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """

@@ -5,9 +5,8 @@
 
 Time is simulated: each round archives the records of the next minute, of all streams.  Entries of the lake's log get
 older with the simulated time; merged files do not, so that the log still lists all of them in the end.  Prints the
-number
-of files, of entries of the log, and the CPU time of commits and of whole rounds, on the first and on the last day.  The
-exit status is 1 if the lake has 500 files or more, or another number of records than the journal.
+number of files, of entries of the log, and the CPU time of commits and of whole rounds, on the first and on the last
+day.  The exit status is 1 if the lake has 500 files or more, or another number of records than the journal.
 
 With --mixed the streams have different sizes, by Zipf's law, and ten records of one stream follow on each other.
 benchmarks/spark_layout.py then shows how many bytes readers need for one stream.

@@ -6,12 +6,11 @@
 A server starts, messages are published by Figg one after the other, segments are rolled and deleted, and it stops.  In
 each run the Nth call of one kind (write, fdatasync, fsync, allocate, truncate, rename, unlink, open; N from 1 to the
 last call) fails with EIO, ENOSPC, EROFS or EINTR, or writes only half (short); in another run the Nth and all later
-calls
-fail.  A small preloaded library does this (sweep.c; needs a C compiler).  If N is odd, commits run in the reactor's
-thread, as on a fast disk.  Then a server starts without faults, and the program checks:
+calls fail.  A small preloaded library does this (sweep.c; needs a C compiler).  If N is odd, commits run in the
+reactor's thread, as on a fast disk.  Then a server starts without faults, and the program checks:
 
   - acknowledged messages are stored, in order, and nothing that was not sent; a message that was sent once is stored
-  once;
+    once;
   - the first server served on, or accepted nothing until there was room, or ended with status 4, or did not start and
     said why in one line; it never ended in another way, and it logged no unexpected failure;
   - a new message is acknowledged, and `verify` finds nothing.

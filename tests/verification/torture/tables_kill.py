@@ -6,9 +6,8 @@
 A program writes events to a journal all the time, as Filebeat sends them: some are sent twice, some are late, fields
 appear and change their types.  ``fyrehose-spark tables --follow`` fills a table of all events, one without repeated
 events, with a quarantine, and an aggregate.  After a random time one of its processes is killed: the driver, which is
-in
-Python and commits, the JVM, or a worker.  If the run survives that, it is killed completely before the next one starts.
-With --warm only drivers are killed, and all use one JVM, which saves most of the time.
+in Python and commits, the JVM, or a worker.  If the run survives that, it is killed completely before the next one
+starts.  With --warm only drivers are killed, and all use one JVM, which saves most of the time.
 
 After each kill DuckDB looks for doubles in the tables.  In the end one run is not disturbed.  Then Polars reads the
 tables, and plain_reader.py the journal: neither shares code with the writers.

@@ -23,8 +23,7 @@ after each round: no acknowledged message is lost, no number has two messages, n
 was sent, all servers have recovered by themselves, and no process has ended except by a fault.  With ``--acknowledge
 local`` leaders may lose what they have acknowledged alone; such messages are counted.  With ``--other`` each server
 starts at random with this version of Fyrehose or with the one in that directory.  At the end the logs of all servers
-must
-be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored messages.
+must be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored messages.
 
 The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints for how long no message was
 acknowledged, by kind and by whether the fault hit the leader; the exit status is 1 if a rule was broken, and then the

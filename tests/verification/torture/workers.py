@@ -5,17 +5,14 @@
 
 The client is written from docs/protocols/http.md alone.  Each worker is a process; in each second two of them are
 killed and replaced, and one is stopped for longer than its lease lasts.  The records are published evenly over the
-time.
-A worker publishes a result with each record that it settles, rejects some records, and lets some fail each time.  In
-the
-end every record must have one result, or else one dead letter, and the counters of the subscription and of the metrics
-must agree.  With --kills the server is killed, too, at a random time after it became ready, after SECONDS on average
-(default 10).  With --cheat a worker publishes its results separately from settling, which must be noticed.
+time.  A worker publishes a result with each record that it settles, rejects some records, and lets some fail each time.
+In the end every record must have one result, or else one dead letter, and the counters of the subscription and of the
+metrics must agree.  With --kills the server is killed, too, at a random time after it became ready, after SECONDS on
+average (default 10).  With --cheat a worker publishes its results separately from settling, which must be noticed.
 
 With --points a worker instead kills itself, or cuts its connection, at random at each of several points of its work.
-The
-run lasts until each of them has happened N times (and, with --kills, the server was killed as often), or until the
-minutes are over; it then reports the points that were too rare.  The records are published at the same pace.  With
+The run lasts until each of them has happened N times (and, with --kills, the server was killed as often), or until
+the minutes are over; it then reports the points that were too rare.  The records are published at the same pace.  With
 --only, which may be given several times, only these points happen:
 
     worker: asks, sends a lease, has records, sends a settling, has settled      connection: half a request, no answer
