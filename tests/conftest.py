@@ -1,4 +1,4 @@
-"""Fixtures of all tests: unhandled failures, logged errors, and timers that are left fail the test."""
+"""Fixtures of all tests; a test fails if it leaves unhandled failures, logged errors, timers or sockets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
-from tests.doubles.programs import ForkedPopen, RealPopen
-
-# The duration of an example depends mainly on the machine.
+# How long a Hypothesis example takes depends mainly on the machine, so there is no deadline.
 settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")
 
 
-# Tests start hundreds of Python processes: with this variable, which container images set, each would compile every
-# module of Fyrehose again, and that takes longer than to run it.
+# Container images set this variable; each of the hundreds of Python processes that tests start would then compile all
+# modules of Fyrehose again, which takes longer than running them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-#: Spark's JVMs, also those of processes that tests start, begin sooner and compute more slowly.
+#: Options with which Spark's JVMs, also in processes that tests start, start sooner and compute more slowly.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
-#: True after the reactor was stopped, which nothing but a signal does before the end of the run.
+#: Contains True once the reactor was stopped; only a signal does so before the end of the run.
 stopped: list[bool] = []
 reactor.addSystemEventTrigger("before", "shutdown", stopped.append, True)  # type: ignore[attr-defined]
 
@@ -67,8 +65,7 @@ def pytest_runtest_setup() -> None:
         pytest.exit("a signal has stopped the reactor", pytest.ExitCode.INTERRUPTED)
 
 
-# What the import of test files and the collection of tests create stays alive: looking for garbage in it takes a
-# quarter of their time.
+# Objects created by importing and collecting tests stay alive; searching them for garbage takes a quarter of the time.
 gc.disable()
 
 
@@ -81,8 +78,8 @@ def pytest_collection_finish() -> None:
 
 #: The group of the files whose tests share a Spark session, which takes half a minute to start.
 SPARK = "tests/spark"
-#: The groups that take longest begin first, so that no worker waits for another one in the end: Spark, then files whose
-#: tests wait for clusters, browsers and other programs, while workers beside them compute.
+#: The groups that take longest start first, so that no worker has to wait for another one at the end: Spark, then files
+#: whose tests wait for clusters, browsers and other programs, while other workers compute.
 LONGEST = (
     SPARK,
     "tests/live/test_cluster_recovery.py",
@@ -111,7 +108,7 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def shares_spark(file: str) -> bool:
-    """Return whether tests in *file* take the Spark session, by its text: the scheduler knows only the tests' names."""
+    """Return whether tests in *file* use the Spark session, by its text: the scheduler knows only the tests' names."""
     return file.startswith(f"{SPARK}/") and "spark: Any" in ROOT.joinpath(file).read_text(encoding="utf-8")
 
 
@@ -141,7 +138,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the ladders, give tests of Spark and of processes more time, and sort the tests: the longest group first."""
+    """Mark the ladders, give Spark and live tests more time, and sort the tests: the longest groups first."""
     _search_less(items, config.getoption("full"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -149,17 +146,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.ladder)
         if item.get_closest_marker("timeout") is None:
             if "spark" in fixtures:
-                item.add_marker(pytest.mark.timeout(600))  # The first one waits until Spark has started.
+                item.add_marker(pytest.mark.timeout(600))  # the first of these tests waits until Spark has started
             elif item.get_closest_marker("live") is not None:
                 item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
     items.sort(key=_turn)
 
 
-#: How long a test may take that starts processes: on a busy machine, each of them starts ten times as slowly.  A test
-#: that waits for something fails by a deadline of its own, and says for what; this one ends tests that hang.
+#: How long a test that starts processes may take: on a busy machine a process starts ten times as slowly.  Such tests
+#: have deadlines of their own, which say what was waited for; this limit ends tests that hang.
 LIVE_TIMEOUT_S = 300
 
-#: Tests that ask Hypothesis for more examples than this try a third of them in `make test`, and at least this many.
+#: `make test` reduces tests with more Hypothesis examples than this to a third, but at least to this many.
 EXAMPLES = 100
 
 
@@ -181,7 +178,7 @@ def _search_less(items: list[pytest.Item], full: bool) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Return the place of a test in the run: the longest groups, other tests that start processes, all others."""
+    """Return a test's sort key: the longest groups first, then other tests that start processes, then others."""
     group = group_of(item.nodeid)
     found = (at for at, name in enumerate(LONGEST) if group == name or (name[-1] == "/" and group.startswith(name)))
     place = next(found, len(LONGEST))
@@ -201,17 +198,17 @@ class LoggedErrors(list[LogEvent]):
         return taken
 
 
-#: The file of the test before this one.
+#: The file of the previous test.
 file_before: list[Path] = []
 
 
 def _skip_what_stays(path: Path) -> None:
-    """Let later collections skip what is alive when a new file begins: the modules that the tests before it imported.
+    """Let later garbage collections skip what is alive when a new file begins, mainly the modules imported so far.
 
     Without this, most of the time of a long run is spent in the collection after each test.
     """
     if file_before != [path]:
-        # What the last test of the file before has left is not to be skipped; the reactor has its arguments until now.
+        # Let the reactor release the arguments of its last call, so that garbage of the last test is not skipped.
         pytest_twisted.blockon(deferLater(reactor, 0, lambda: None))  # type: ignore[arg-type]
         gc.collect()
         gc.freeze()
@@ -247,7 +244,7 @@ def clean_reactor() -> Iterator[None]:
 
 @pytest.fixture
 def log_lines() -> Iterator[list[str]]:
-    """Collect the log lines of the test, as people read them."""
+    """Collect the log lines of the test, formatted as in a log file."""
     lines: list[str] = []
 
     def observe(event: LogEvent) -> None:

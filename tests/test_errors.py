@@ -1,4 +1,4 @@
-"""The tree of errors matches its documentation, and operators find every exit status."""
+"""The tree of errors in the documentation matches the classes, and every exit status is documented for operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPERATING = Path(__file__).parents[1] / "docs" / "operating.md"
 
 
 def drawn() -> list[tuple[int, str]]:
-    """Return the depth and the name of each line of the tree in the module's docstring."""
+    """Return depth and name of each line of the tree in the module's docstring."""
     tree = (errors.__doc__ or "").partition("tree::\n\n")[2].partition("\n\n")[0]
     found = []
     for line in tree.splitlines():
@@ -85,7 +85,7 @@ def test_a_broken_session_keeps_nothing_of_the_peer_alive() -> None:
         """A bytearray that supports weak references."""
 
     kept: list[ref[Buffer]] = []
-    gc.disable()  # it has to go without being looked for
+    gc.disable()  # the buffer must be freed by reference counts alone
     try:
         broken = break_it()
         assert kept[0]() is None

@@ -1,4 +1,4 @@
-"""Identities of peers, and the networks under which they count."""
+"""Test identities of peers, and the networks that share limits."""
 
 from __future__ import annotations
 

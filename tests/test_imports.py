@@ -1,6 +1,6 @@
-"""The names in ``__all__`` are public: they can be imported, are documented, and cost nothing until they are used.
+"""The names in ``__all__`` are importable, documented, and cheap to import.
 
-A package that an extra brings is named when it is missing, with the command that installs it.
+If a package of an extra is missing, the error names the command that installs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = sorted(
 )
 MISSING = Extra("nice", "nice-package", "nothing_of_this_name")
 ALL = [each for each in vars(imports).values() if isinstance(each, Extra)]
-#: Packages whose ``__all__`` is for Fyrehose itself.
+#: Packages whose ``__all__`` is meant for Fyrehose itself.
 INTERNAL = {"fyrehose.cli", "fyrehose.kernels"}
 
 
@@ -51,7 +51,7 @@ def test_unknown_names_are_reported_as_usual() -> None:
     assert not hasattr(import_module("fyrehose.net"), "FiggClient")
 
 
-def test_names_of_the_server_say_so_where_only_the_codecs_are_installed() -> None:
+def test_importing_a_server_name_from_the_codecs_package_names_the_server() -> None:
     module = import_module("fyrehose.protocols.figg")
     import_name, _ = lazily(module.__name__, {"nowhere": "FiggFactory", "nowhere.below": "FiggProtocol"})
     for name in ("FiggFactory", "FiggProtocol"):

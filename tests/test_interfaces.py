@@ -1,4 +1,4 @@
-"""No code looks up an attribute that an object's interface lacks; optional abilities have their own interfaces."""
+"""No code looks up attributes that an interface does not declare: optional abilities are interfaces of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import fyrehose
 
 PACKAGE = Path(fyrehose.__file__).parent
-#: Where a name that is only known at run time is looked up, and why that goes past no interface.
+#: The modules that look up names only known at run time, and why this bypasses no interface.
 ALLOWED = {
     "imports.py": "the names of a package are looked up in the module that defines them",
     "broker/policy.py": "a rule has a field for each action, named after it",
@@ -35,7 +35,7 @@ def asking(source: str) -> list[str]:
     ] + [f"def {node.name}" for node in nodes if isinstance(node, ast.FunctionDef) and node.name in ASKING]
 
 
-def test_lookups_are_found() -> None:
+def test_lookups_of_attributes_are_found() -> None:
     assert asking("def f(a):\n    return getattr(a, 'b', None) or hasattr(a, 'c') or a.__getattribute__('d')") == [
         "getattr(a, 'b', None)",
         "hasattr(a, 'c')",
@@ -55,17 +55,17 @@ def test_nothing_is_looked_up_past_an_interface() -> None:
     assert sorted(found) == sorted(ALLOWED), "an exception that nothing needs any more is removed"
 
 
-#: The only module that may use private names of Twisted, and the names without an underscore that are private as well.
+#: The only module that may use private names of Twisted; and names without an underscore that are private, too.
 PRIVATE = "net/twisted_private.py"
 UNPROMISED = {"dataBuffer", "numberAccepts", "SEND_LIMIT"}
-#: Private names of others that may be used, and why.
+#: Private names of other packages that may be used, and why.
 FOREIGN = {
     "_current_frames": "sys._current_frames is documented: it returns the frame that each thread executes",
 }
 
 
 def nodes_of(source: str) -> list[ast.AST]:
-    """Return the syntax tree of *source*, flattened."""
+    """Return all nodes of the syntax tree of *source*."""
     return list(ast.walk(ast.parse(source)))
 
 
@@ -114,7 +114,7 @@ def test_private_names_of_twisted_are_used_in_one_module() -> None:
     """A private name that Fyrehose defines somewhere counts as its own everywhere, so not every use is found."""
     own, foreign = set[str](), {}
     for path in PACKAGE.rglob("*.py"):
-        nodes = nodes_of(path.read_text(encoding="utf-8"))  # Not cached, because the trees of all files are large.
+        nodes = nodes_of(path.read_text(encoding="utf-8"))  # the trees of all files are large, so they are not kept
         own |= own_names(nodes)
         foreign[path.relative_to(PACKAGE).as_posix()] = private(attributes(nodes))
     foreign = {path: names - (own - UNPROMISED) for path, names in foreign.items()}

@@ -1,6 +1,6 @@
-"""The direction of imports between modules, and the folders of their tests.
+"""Test the direction of imports between modules, and the folders of their tests.
 
-What stands under TYPE_CHECKING counts only for cycles.
+Imports under TYPE_CHECKING count only for cycles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-#: Modules that know only bytes: no sockets, clocks or tables.
+#: Modules that handle bytes, and know no sockets, clocks or tables.
 SANS_IO = (
     "fyrehose.records",
     "fyrehose.errors",
@@ -42,11 +42,11 @@ SANS_IO = (
 #: Packages that these modules must not import, even indirectly.
 OUTSIDE = {"twisted", "zope", "zmq", "pyspark", "pyarrow", "socket", "asyncio", "threading", "time"}
 
-#: Interfaces, and a module that only implements one: tests/conformance tests them.
+#: Interfaces, and an implementation that tests/conformance tests together with its interface.
 UNTESTED = {"fyrehose.interfaces", "fyrehose.broker.sequencer"}
 
 
-#: Who imports whom: the build of fyrehose-protocols reads it, too.
+#: The graph of imports, which the build of fyrehose-protocols reads, too.
 _GRAPH = runpy.run_path(str(ROOT / "tools" / "import_graph.py"))
 MODULES: dict[str, Path] = _GRAPH["MODULES"]
 ancestors, imported, imports_of, reached = (_GRAPH[name] for name in ("ancestors", "imported", "imports_of", "reached"))
@@ -64,9 +64,9 @@ def matching(*patterns: str) -> list[str]:
 COMMIT = "fyrehose.kernels.pure.commit"
 
 
-# Each of these tests examines all modules: a test for each module would cost a thousand tests, and name no more.
+# Each of these tests examines all modules: one test per module would add a thousand tests and no information.
 def test_sans_io_modules_import_no_io() -> None:
-    # The kernels look into the environment, and the settings at networks; neither is input or output.
+    # The kernels read the environment, and the settings use ipaddress; neither does input or output.
     found = {module: outside(reached(module)) for module in {*matching(*SANS_IO)} - {COMMIT}}
     assert {module: names for module, names in found.items() if names} == {}
 
@@ -109,7 +109,7 @@ def test_only_the_registry_imports_protocols() -> None:
 
 
 def test_only_programs_import_the_reactor() -> None:
-    """Only the server and the command line import the reactor, and factories that are built without one."""
+    """Only the server, the command line, and factories that are built without a reactor import it."""
     for module in MODULES:
         if "twisted.internet.reactor" in imports_of(module) and module != "fyrehose.server.tap":
             lines = MODULES[module].read_text(encoding="utf-8").splitlines()
@@ -118,8 +118,8 @@ def test_only_programs_import_the_reactor() -> None:
             assert module.startswith("fyrehose.cli") or (builds and late), module
 
 
-#: The layers, from the lowest up.  A module may import its own layer and those before it.  Modules that are
-#: not named here, such as the command line, may import all.
+#: The layers, in order.  A module may import its own layer and those before it; modules that are not named here, such
+#: as the command line, may import everything.
 LAYERS = (
     ("kernels",),
     (
@@ -160,7 +160,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 @pytest.mark.slow
 def test_modules_import_each_other_in_one_direction_only() -> None:
-    """Imports for type checking count, too: modules that name each other are understood only together."""
+    """Imports for type checking count, too: modules that refer to each other can only be understood together."""
     graph = {
         module: {name for name in imports_of(module, types=True) if name in MODULES} - {module, *ancestors(module)}
         for module in MODULES
@@ -201,7 +201,7 @@ SHARED = {"Publish"}
 
 
 def test_public_classes_have_names_of_their_own() -> None:
-    """A name means one thing in the whole package, except in frames, whose names are those of specifications."""
+    """A name means one thing in the whole package, except in frames, which take their names from specifications."""
     modules: dict[str, list[str]] = {}
     for module in MODULES:
         for name in re.findall(r"^class ([A-Za-z]\w*)", MODULES[module].read_text(encoding="utf-8"), re.MULTILINE):
@@ -213,7 +213,7 @@ def test_public_classes_have_names_of_their_own() -> None:
 
 
 def test_protocols_name_no_private_member_of_their_shell() -> None:
-    """Subclasses of SessionProtocol, and theirs, use only what it documents."""
+    """Subclasses of SessionProtocol, and their subclasses, use only its documented members."""
     shell = next(each for each in classes_of("fyrehose.net.tcp") if each.name == "SessionProtocol")
     shells, found = {"SessionProtocol": private_names(shell)}, []
     for module in ("fyrehose.web.server", *matching("fyrehose.protocols.*.server", "fyrehose.admin.server")):
@@ -243,12 +243,13 @@ def imported_by_tests(folder: Path) -> frozenset[str]:
 
 
 def test_every_module_has_tests_in_its_folder() -> None:
-    """A test file of its own name, or tests of its neighbours that import it; plugins are all tested alike."""
+    """A module has a test file of its name, or neighbouring tests that import it; all plugins are tested alike."""
     untested = []
     for module in [name for name, path in MODULES.items() if path.name != "__init__.py" and name not in UNTESTED]:
         *folders, name = module.split(".")[1:]
         if name in ("plugin", "__main__") or module.startswith(("fyrehose.testing.", "fyrehose.kernels.")):
-            continue  # doubles and plugins are tested by the conformance suites, a kernel and its twin by one test
+            # doubles and plugins are tested by the conformance suites, and both versions of a kernel by one test
+            continue
         folder = ROOT.joinpath("tests", *folders)
         if not folder.joinpath(f"test_{name}.py").exists() and module not in imported_by_tests(folder):
             untested.append(module)
@@ -327,7 +328,7 @@ def test_every_test_has_a_module() -> None:
         ("from ..records import Run", {"fyrehose.records", "fyrehose.records.Run"}),
     ],
 )
-def test_reading_imports(source: str, names: set[str]) -> None:
+def test_imports_are_read_from_the_source(source: str, names: set[str]) -> None:
     assert imported(source, "fyrehose.journal") == names
 
 
@@ -335,7 +336,7 @@ def test_imports_for_type_checking_are_read_on_request() -> None:
     assert "zmq" in imported("if TYPE_CHECKING:\n import zmq", "fyrehose", types=True)
 
 
-def test_indirect_imports_count() -> None:
+def test_imports_of_imported_modules_are_followed() -> None:
     assert "twisted" in outside(reached("fyrehose.broker.broker"))
-    assert "fyrehose.records" in reached("fyrehose.server.service"), "by way of the broker"
-    assert "fyrehose" in reached("fyrehose.records"), "the package comes first"
+    assert "fyrehose.records" in reached("fyrehose.server.service"), "imports of the broker are not followed"
+    assert "fyrehose" in reached("fyrehose.records"), "the import of the package is not followed"

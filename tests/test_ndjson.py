@@ -1,4 +1,4 @@
-"""Records as JSON: every field with a value, and every payload unchanged."""
+"""Test records as JSON: every field with a value is included, and every payload survives."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_unknown_fields_are_omitted() -> None:
 @pytest.mark.parametrize(
     "payload", ["ä€𝄞".encode() * 40_000, b"\1" * 300_000, b"\xff" * 200_000, b"x" * 300_000 + b"\xe2\x82", b""]
 )
-def test_a_record_in_pieces_is_the_record(payload: bytes) -> None:
+def test_the_joined_pieces_of_a_record_equal_its_json(payload: bytes) -> None:
     run = Run.of("s", [payload], source="http", topic="t").numbered(7, 1)
     view, check = memoryview(payload), TextCheck()
     assert check.proceed(view)
@@ -135,4 +135,4 @@ def test_readers_of_one_record_share_its_check_and_the_latest_checks_are_kept() 
     assert checks.of(runs[0]) is found[0]
     assert checks.of(runs[-1]) not in found
     assert checks.of(runs[0]) is found[0]
-    assert checks.of(runs[1]) is not found[1], "the check that was used longest ago has made room"
+    assert checks.of(runs[1]) is not found[1], "the least recently used check is still kept"

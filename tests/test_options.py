@@ -1,4 +1,4 @@
-"""Options: texts are converted, and invalid ones refused with the expected form."""
+"""Test options: texts are converted, and invalid ones are refused with the expected form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fyrehose.options import (
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Options of several types."""
+    """Settings with options of several types."""
 
     max_payload: int = option(16 << 20, size, "largest payload")
     idle: float = option(60.0, duration, "how long nobody may say anything")
@@ -150,7 +150,7 @@ def test_invalid_options_are_refused_with_the_reason(values: dict[str, object], 
     assert str(raised.value) == said
 
 
-def test_the_least_value_holds_for_direct_construction() -> None:
+def test_a_minimum_is_enforced_without_parsing() -> None:
     assert Settings(guests=1).guests == 1
     with pytest.raises(ValueError, match="guests must be at least 1, not 0"):
         Settings(guests=0)
@@ -181,7 +181,7 @@ def test_sizes_are_shown_in_powers_of_1024(size: int, shown: str) -> None:
 
 
 class Colour(Enum):
-    """A choice."""
+    """An option with a choice of values."""
 
     RED = "red"
 

@@ -1,4 +1,4 @@
-"""Patterns: what they match, that matching never goes back, and the index that finds patterns by a name."""
+"""Test patterns: what they match, that matching never goes back, and the index that finds patterns by a name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATTERNS = st.text("ab.*\n", max_size=12)
 
 
 def reference(pattern: str, name: str) -> bool:
-    """Match as a table does it: row i says which beginnings of *name* the first i characters of *pattern* match."""
+    """Match by a table: row i says which prefixes of *name* the first i characters of *pattern* match."""
     row = [True] + [False] * len(name)
     for character in pattern:
         if character == "*":
@@ -45,7 +45,7 @@ def test_streams_of_the_server_are_covered_by_patterns_that_begin_with_a_dot_onl
 
 
 @pytest.mark.parametrize("pattern", ["a?", "[ab]", "a\\*", "(a|b)", "^a$", "a+"])
-def test_other_characters_have_no_meaning(pattern: str) -> None:
+def test_characters_other_than_the_star_match_only_themselves(pattern: str) -> None:
     assert [name for name in ("ab", "a", "b", "aa", "a\\", pattern) if Pattern(pattern).matches(name)] == (
         ["a\\", pattern] if pattern == "a\\*" else [pattern]
     )
@@ -109,7 +109,7 @@ def test_a_pattern_of_a_peer_beyond_the_bounds_is_refused(text: str, said: str) 
     assert len(str(raised.value)) < 1_000
 
 
-def test_patterns_are_values() -> None:
+def test_patterns_compare_by_their_text_and_can_be_pickled() -> None:
     found = compiled(["a*", Pattern("b")])
     assert found == (Pattern("a*"), Pattern("b")) == compiled(found)
     assert pickle.loads(pickle.dumps(found[0])).matches("ab")

@@ -1,4 +1,4 @@
-"""Runs: their columns are sliced and read without copying, and always agree with single records."""
+"""Test runs: their columns are sliced and read without copying, and always agree with single records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """Any run: with each column there or not, drafts or records."""
+    """Return any run, numbered or not, with each optional column present or not."""
     payloads = draw(st.lists(st.binary(max_size=12), min_size=1, max_size=8))
     n = len(payloads)
     columns: dict[str, Any] = {}
@@ -40,10 +40,10 @@ def test_records_of_a_run_come_from_its_columns() -> None:
     assert list(run.sizes) == [2, 0, 3]
     assert [bytes(payload) for payload in run.payloads()] == [b"ab", b"", b"cde"]
     assert list(run.producer_seqs() or ()) == [7, 8, 9]
-    assert {record.seq for record in run.records()} == {0}, "drafts have no number yet"
+    assert {record.seq for record in run.records()} == {0}, "a draft has a number"
 
 
-def test_numbering_shares_the_bytes() -> None:
+def test_a_numbered_run_shares_the_columns_of_its_draft() -> None:
     draft = Run.of("s", [b"ab", b"c"], source="figg", producer_seq=7, topic="t")
     run = draft.numbered(5, 1_000_000)
     assert run.payload is draft.payload
@@ -73,7 +73,7 @@ def test_a_slice_has_the_records_of_its_range(run: Run, data: st.DataObject) -> 
 
 
 @given(runs(), st.data())
-def test_a_slice_of_a_slice(run: Run, data: st.DataObject) -> None:
+def test_a_slice_of_a_slice_has_the_records_of_both_ranges(run: Run, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(run) - 1))
     inner = data.draw(st.integers(0, len(run) - start))
     twice = run.slice(start, len(run)).slice(inner, len(run))

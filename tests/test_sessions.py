@@ -1,4 +1,4 @@
-"""What is sent is cut into pieces that fit."""
+"""Test how outgoing data is cut into pieces of a given size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_records_that_fit_are_no_larger_than_the_room(sizes: list[int], extr
     run = Run.of("s", [bytes(size) for size in sizes], source="test")
     count = fitting(run, extra, room)
     assert sum(sizes[:count]) + count * extra <= room
-    assert count or sizes[0] + extra > room, "at least one record fits, if the first one does"
+    assert count or sizes[0] + extra > room, "no record fits, although the first one does"
 
 
 def test_nearly_as_many_records_fit_as_possible() -> None:
@@ -23,7 +23,7 @@ def test_nearly_as_many_records_fit_as_possible() -> None:
 
 
 @given(st.lists(st.binary(max_size=300).map(lambda part: part * 1_000), max_size=5))
-def test_the_pieces_are_the_whole(segments: list[bytes]) -> None:
+def test_the_joined_pieces_equal_the_whole(segments: list[bytes]) -> None:
     pieces, position = [], 0
     while position is not None:
         piece, position = piece_of(segments, position)

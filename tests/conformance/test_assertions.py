@@ -1,4 +1,4 @@
-"""Every test asserts something: itself, or by a helper in its file that does."""
+"""Every test asserts something, or calls a helper in its file that does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-#: What asserts besides ``assert``: functions of pytest, and of Twisted's TestCase.
+#: Functions of pytest and of Twisted's TestCase that assert.
 ASSERTING = {"raises", "fail", "warns", "failureResultOf", "successResultOf"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -26,7 +26,7 @@ def called(function: Function) -> set[str]:
 
 
 def asserts(function: Function) -> bool:
-    """Return whether *function* asserts something itself."""
+    """Return whether *function* itself asserts something."""
     found = called(function)
     return (
         any(isinstance(node, ast.Assert) for node in ast.walk(function))
@@ -45,7 +45,7 @@ def without_assertion(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS)))
 def test_every_test_asserts(path: Path) -> None:
-    # A scenario is a parameter of this test: each of them is a function of embedding_page.py that asserts.
+    # The test of the page runs scenarios, which are functions of embedding_page.py that assert.
     allowed = ["test_each_program_of_the_page_runs_as_the_page_says"] if path.name == "test_embedding_page.py" else []
     assert without_assertion(path.read_text(encoding="utf-8")) == allowed
 

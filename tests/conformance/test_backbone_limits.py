@@ -1,4 +1,4 @@
-"""Each limit of the backbone at its default: one below it, at it, one above it."""
+"""Test each limit of the backbone at its default: one below it, at it, one above it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS = BackboneSettings()
 
 
 def make() -> BackboneServerSession:
-    """A session with default settings, of which CLIENT is a live subscriber without a journal since one second ago."""
+    """Return a session with default settings, to which CLIENT subscribed without a journal one second ago."""
     session = BackboneServerSession(
         SETTINGS, lambda: (1, 1_000_000), lambda address: False, Random(7), lambda host, action: True
     )
@@ -44,7 +44,7 @@ def test_exactly_as_many_pushes_a_second_are_accepted_as_the_rate_says() -> None
 
 
 def test_exactly_as_many_requested_records_a_second_are_sent_as_the_rate_says() -> None:
-    """A REQUEST may begin while any of the rate is left; it costs 20 records and its range, of at most 10,000."""
+    """A REQUEST may begin while the rate is not used up; it costs 20 records and its range, of at most 10,000."""
     session = make()
 
     def ask(first: int, cost: int, now: float = 0.0) -> list[str]:

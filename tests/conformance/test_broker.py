@@ -1,4 +1,4 @@
-"""What every IBroker does."""
+"""Test the contract of every IBroker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture(params=["memory", "file"])
 def make(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Make]:
-    """Makes open brokers, over each kind of journal; what they are given is durable at once."""
+    """Return a function that makes open brokers over one kind of journal, where publishes are durable at once."""
     made: list[Broker] = []
 
     def broker(**settings: Any) -> Broker:
@@ -60,7 +60,7 @@ def drafts(*payloads: bytes, stream: str = "s", **constants: Any) -> Run:
 
 
 def outcome(published: Deferred[Any]) -> Any:
-    """Return what ``published`` fired with, or the error that it failed with."""
+    """Return the result of ``published``, or the error with which it failed."""
     results: list[Any] = []
     published.addCallbacks(results.append, lambda failure: results.append(failure.value))
     assert results, "it has not fired"

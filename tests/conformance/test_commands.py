@@ -1,4 +1,4 @@
-"""Every command, as somebody meets it who asks for help: it fits a screen and has an example that can be typed."""
+"""Test the help of every command: it fits a small terminal, and has an example that can be typed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fyrehose.cli import main
 from fyrehose.cli.spark import main as spark
 
-#: A terminal that nobody has made larger.
+#: The size of a terminal that nobody has enlarged.
 LINES, COLUMNS = 24, 80
 
 PROGRAMS = {"fyrehose": main, "fyrehose-spark": spark}
@@ -26,7 +26,7 @@ def walk(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, 
             yield from walk(child, (*words, name))
 
 
-#: Its options are those of twistd as well, and Twisted lays its help out.
+#: The command whose help Twisted lays out, with the options of twistd.
 SERVE = ("fyrehose", "serve")
 COMMANDS = [words for name, program in PROGRAMS.items() for words in walk(program, (name,))]
 
@@ -57,7 +57,7 @@ def test_the_help_of_each_command_fits_a_screen(words: tuple[str, ...]) -> None:
 
 
 def understood(line: str) -> bool:
-    """Return whether the first command of ``line`` is one of ours, with words that it knows."""
+    """Return whether the first command in ``line`` is a Fyrehose command with valid arguments."""
     words = shlex.split(line)
     words = words[: next((i for i, word in enumerate(words) if word[0] in "|>&"), None)]
     if words[0] not in PROGRAMS:

@@ -1,4 +1,4 @@
-"""The limits of connections at their defaults, one below, at, one above: those of Figg, which all protocols share."""
+"""Test the limits of connections at their defaults, one below, at, one above, with Figg; all protocols share them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DEFAULTS = FiggSettings()
 
 
 class Unsorted(Clock):
-    """A clock in which time does not pass: Twisted's sorts all timers whenever one is made."""
+    """A clock that stands still and does not sort its timers; Twisted's clock sorts them for each new one."""
 
     def _sortCalls(self) -> None:
-        """They stay as they came."""
+        """Do not sort."""
 
 
 class Server:
-    """A Figg server with default limits, or one of another protocol; refused connections are closed at once."""
+    """A Figg server (or one of another protocol) with default limits; it closes refused connections without a delay."""
 
     def __init__(self, factory: Any = FiggFactory) -> None:
         self.clock = Unsorted()
@@ -72,7 +72,7 @@ def test_beyond_the_limit_of_a_listener_an_idle_connection_is_closed() -> None:
 
 @pytest.mark.parametrize("factory", [FiggFactory, HttpFactory, LumberjackFactory, RelinkFactory])
 def test_a_connection_that_has_sent_nothing_is_idle(factory: Any) -> None:
-    """A full listener then closes it at once to make room, and need not look for another one."""
+    """A full listener closes such a connection at once to make room."""
     server = Server(factory)
     server.connect(1, "10.0.0.1")
     (silent,) = server.factory.connections

@@ -1,4 +1,4 @@
-"""Each counter of a protocol is known when its listener is made, so that metrics begin at 0."""
+"""Each counter of a protocol exists when its listener is made, so that its metric begins at 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDPOINTS = {
     "lumberjack": "tcp:0:interface=127.0.0.1",
     "relink": "tcp:0:interface=127.0.0.1",
 }
-#: Calls of which a string is the cause of a refusal.
+#: Calls with a string that is the cause of a refusal.
 REFUSING = {"RemoteProtocolError", "refuse", "_refuse", "Dropped", "count_refusal"}
 #: Modules of the clients, which have counters of their own, and the client's classes in a module of both sides.
 CLIENTS = re.compile(r"client|reader|publisher")
@@ -42,7 +42,7 @@ def declared(protocol: str) -> dict[str, bool]:
 
 
 def counted(folder: Path) -> Iterator[str]:
-    """Yield the names in calls that count or refuse something, in the source of *folder*."""
+    """Yield the strings in calls that count or refuse something, in the sources of *folder*."""
     for path in folder.glob("*.py"):
         module = ast.parse("" if CLIENTS.search(path.name) else path.read_text())
         module.body = [each for each in module.body if getattr(each, "name", "") not in CLIENT_CLASSES]

@@ -1,6 +1,6 @@
-"""Peers that never read cost little memory, by every protocol that delivers, and no write is larger than a piece.
+"""Peers that never read use little memory in every protocol that delivers, and no write is larger than a piece.
 
-The transport takes nothing: it pauses its producer at the first write, and counts what it was given.
+The test's transport accepts nothing: it pauses its producer at the first write, and counts the bytes that it gets.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fyrehose.protocols.http.server import HttpFactory
 from fyrehose.records import MAX_PAYLOAD, Column, Run
 from fyrehose.testing import MemoryJournal, Transport
 
-#: How many peers there are, and the most bytes that they may hold together: those of the issue.
+#: How many peers there are, and how many bytes they may occupy together.
 PEERS, MOST = 250, 64 << 20
 T = TypeVar("T")
-#: The most bytes of one write: a piece, and what frames it.
+#: How many bytes one write may have: a piece, and its framing.
 PIECE = 256 << 10
 
 
 class Deaf(Transport):
-    """A transport whose peer reads nothing, or only when told: it keeps no data, but counts it.
+    """A transport whose peer reads only when it is told to; it counts data instead of keeping it.
 
-    :ivar held: bytes that were written since the peer has read last
+    :ivar held: bytes that were written since the peer last read
     :ivar largest: the largest write
     """
 
@@ -61,7 +61,7 @@ class Deaf(Transport):
         self.writeSequence([data])
 
     def read(self) -> int:
-        """Let the peer read everything, and return how much that was."""
+        """Let the peer read everything; return how many bytes that was."""
         size, self.held = self.held, 0
         if size:
             self.protocol.resumeProducing()
@@ -72,9 +72,9 @@ class Deaf(Transport):
 class World:
     """A server with records, and peers that do not read.
 
-    :ivar request: what a peer sends
-    :ivar payloads: returns the payloads that a peer was sent
-    :ivar live: whether peers are sent only what is published after their request
+    :ivar request: the bytes that a peer sends
+    :ivar payloads: returns the payloads in the data that a peer received
+    :ivar live: whether peers receive only what is published after their request
     """
 
     make: Callable[[Broker], SessionFactory]
@@ -105,7 +105,7 @@ class World:
         return transport
 
     def ask(self, number: int) -> Deaf:
-        """Connect a peer that asks for the records, and hears how its request begins."""
+        """Connect a peer that requests the records, and reads the beginning of the answer."""
         peer = self.connect(number)
         peer.protocol.dataReceived(self.request)
         peer.read()
@@ -118,7 +118,7 @@ def http(target: str, live: bool = False) -> tuple[Any, ...]:
 
 
 def http_payloads(answer: bytes) -> list[bytes]:
-    """Return the payloads of an answer, of lines or of events."""
+    """Return the payloads in an answer of lines or of events."""
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     client.send(h11.EndOfMessage())
@@ -156,7 +156,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 def asked(world: World, publish: Callable[[], object], ask: Callable[[], T]) -> T:
-    """Publish, and ask for it; first ask if peers are sent only what is published later."""
+    """Publish, then call *ask*; for peers that receive only later records, call *ask* first."""
     if world.live:
         peers = ask()
         publish()
@@ -179,14 +179,14 @@ def test_peers_that_never_read_use_little_memory(world: World, size: int, count:
     peers = asked(world, publish, lambda: [world.ask(number) for number in range(PEERS)])
     for _ in range(1_000):
         world.clock.advance(0)
-    assert all(peer.held for peer in peers), "every peer has been sent something"
+    assert all(peer.held for peer in peers), "a peer has received nothing"
     lent = world.broker.budget.lending.lent
     assert sum(peer.held for peer in peers) + lent <= MOST
     assert max(peer.largest for peer in peers) <= PIECE
 
 
 class Turns(Clock):
-    """A clock that makes one turn of the reactor out of each 10 ms."""
+    """A clock that runs one turn of the reactor for each 10 ms."""
 
     def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
         return super().callLater(max(delay, 0.01), *args, **kw)
@@ -194,7 +194,7 @@ class Turns(Clock):
 
 @pytest.mark.parametrize("way", ["http read", "http live", "http pattern", "http joined"])
 def test_no_turn_checks_the_whole_of_a_large_record(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JSON needs to know whether a payload is UTF-8 before its first byte is sent; 16 MiB may take 20 ms."""
+    """JSON requires to know whether a payload is UTF-8 before its first byte is sent, which takes 20 ms for 16 MiB."""
     checked: list[int] = [0]
 
     class Counting(ndjson._Decoder):  # type: ignore[misc, name-defined]
@@ -215,10 +215,10 @@ def test_no_turn_checks_the_whole_of_a_large_record(way: str, monkeypatch: pytes
     for _ in range(250):
         checked.append(0)
         world.clock.advance(0.01)
-    assert all(peer.held for peer in peers), "every peer has been sent the beginning"
+    assert all(peer.held for peer in peers), "a peer has not received the beginning"
     assert max(checked) <= MAX_PAYLOAD // 4 + PIECE
     if way != "http joined":
-        assert sum(checked) <= MAX_PAYLOAD + 10 * PIECE, "it is checked once, not for each peer"
+        assert sum(checked) <= MAX_PAYLOAD + 10 * PIECE, "the record is checked for each peer"
 
 
 @pytest.mark.parametrize("way", ["figg", "http live", "http pattern"])

@@ -1,4 +1,4 @@
-"""Each limit of the event bus at its default: one below it, at it, one above it."""
+"""Test each limit of the event bus at its default: one below it, at it, one above it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_label_may_be_as_long_as_the_limit(place: int, size: int) -> None:
 
 
 def ask(snapshots: Snapshots, number: int, network: str) -> None:
-    """Have a client of *network* ask for a snapshot."""
+    """Let a client of *network* request a snapshot."""
     identity = b"%s %d" % (network.encode(), number)
     request = SyncStart(subtrees=Subtrees.parse(b""), sequence=0, dialect=Dialect.BINARY)
     snapshots.add(SnapshotAnswer(identity, request, False, Dialect.BINARY, Pool(1 << 30).account(identity, network)))

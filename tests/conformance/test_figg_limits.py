@@ -1,4 +1,4 @@
-"""Limits of Figg at their defaults: one below, at, one above."""
+"""Test the limits of Figg at their defaults: one below, at, one above."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     broker.open()
     peer = Peer.connect(FiggFactory(broker, FiggSettings(refusal_delay=0.0), clock), clock)
     peer.send(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
-    peer.clock.advance(0)  # they are handled in turns
+    peer.clock.advance(0)  # subscriptions are handled in turns of the reactor
     assert peer.transport.disconnecting is (count > MOST)
     assert broker.counters.counts["figg", "too-many-subscriptions"] == (count > MOST)

@@ -1,4 +1,4 @@
-"""How `make test` distributes tests over workers: each file in one, and all that share the Spark session in one."""
+"""Test how `make test` distributes tests to workers: a file to one worker, and all tests with Spark to one."""
 
 from __future__ import annotations
 

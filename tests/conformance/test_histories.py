@@ -1,7 +1,7 @@
-"""Random histories against a model: whatever happens to a journal, every read says what the model says.
+"""Compare a journal with a model over random histories: every read must return what the model has.
 
-Streams, sizes, segments, retention, retired streams, snapshots of streams, orderly restarts and crashes; the model is a
-dictionary of dictionaries.
+The histories have several streams, sizes, segments, retention, retired streams, snapshots of streams, orderly restarts
+and crashes; the model is a dictionary of dictionaries.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ modes = st.sampled_from(["batch", "batch", "never", "interval:50"])
 
 @implementer(IJournalObserver)
 class Told:
-    """What the journal said may leave."""
+    """The observer of the journal, which records the durable end of each stream."""
 
     def __init__(self) -> None:
         self.ends: dict[str, int] = {}
 
     def durable(self, ends: Mapping[str, int]) -> None:
         for stream, end in ends.items():
-            assert end > self.ends.get(stream, 0), f"the end of {stream!r} only rises"
+            assert end > self.ends.get(stream, 0), f"the end of {stream!r} does not rise"
         self.ends.update(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
@@ -61,10 +61,10 @@ class Histories(RuleBasedStateMachine):
         numbers.INLINE, numbers.MOST_RETIRED = inline, most_retired
         self.directory = Path(tempfile.mkdtemp(prefix="fyrehose-model-"))
         self.segment_size, self.keep = segment_size, keep
-        #: of each stream: the payload of each number that was written; numbers may be missing after a crash
+        #: the payload of each written number, by stream; numbers may be missing after a crash
         self.model: dict[str, dict[int, bytes]] = {}
         self.ends: dict[str, int] = {}
-        #: the last number that each stream ever had, and those that were retired at some time
+        #: the last number that each stream ever had, and the streams that were retired at some time
         self.last: dict[str, int] = {}
         self.were_retired: set[str] = set()
         self.oldest = dict.fromkeys(STREAMS, 1)
@@ -122,7 +122,7 @@ class Histories(RuleBasedStateMachine):
         assert {s: self.told.ends[s] for s, _, _ in runs} == {s: self.ends[s] for s, _, _ in runs}
 
     def end(self, stream: str) -> int:
-        """Return the last number of a stream, retired or not."""
+        """Return the last number of a stream, even if it is retired."""
         return self.ends.get(stream) or self.journal.retired().get(stream, self.journal.floor)
 
     @rule(retired=st.lists(streams, min_size=1, max_size=3))
@@ -148,7 +148,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(mode=modes)
     def crash(self, mode: str) -> None:
-        """The process is killed: what the kernel has stays, the lock is free."""
+        """Kill the process: written data stays in the kernel, and the lock is released."""
         assert self.journal._checking is not None
         self.journal._checking.stop()
         self.journal._unlock()
@@ -168,7 +168,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(stream=streams, data=st.data(), max_bytes=st.sampled_from([1, 100, 3000, 1 << 20]))
     def read(self, stream: str, data: st.DataObject, max_bytes: int) -> None:
-        """From anywhere on: everything that is kept, each once, in order, never more than was asked for."""
+        """Read from a random number on: everything that is kept, once, in order, in runs of the requested size."""
         start = data.draw(st.integers(1, self.end(stream) + 2))
         oldest, last = self.journal.bounds(stream)
         wanted = [(n, p) for n, p in sorted(self.model.get(stream, {}).items()) if n >= max(start, oldest)]

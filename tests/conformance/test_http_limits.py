@@ -1,4 +1,4 @@
-"""Each limit of HTTP at its default: one below it, at it, one above it."""
+"""Test each limit of HTTP at its default: one below it, at it, one above it."""
 
 from __future__ import annotations
 

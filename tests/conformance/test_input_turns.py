@@ -1,4 +1,4 @@
-"""What peers send is handled in turns by network: a network that sends much at one moment does not delay the others."""
+"""Input is handled in turns by network, so that a network that sends much at one moment does not delay the others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.protocols.http.server import HttpFactory
 from fyrehose.testing import MemoryJournal, Transport
 
-#: Connections of one network, and the requests that each sends in one write.
+#: How many connections one network has, and how many requests each sends in one write.
 PEERS, REQUESTS = 20, 500
 
 
 class Reactor(Clock):
-    """A clock that makes one turn of the reactor out of each second."""
+    """A clock that runs one turn of the reactor for each second."""
 
     def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
         return super().callLater(max(delay, 1), *args, **kw)

@@ -1,4 +1,4 @@
-"""What every IJournal does, however it keeps what it is given."""
+"""Test the contract of every IJournal, however it stores records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @implementer(IJournalObserver)
 class Observer:
-    """Remembers what it was told, together with what the test sees."""
+    """Records the journal's calls, in a list to which tests add their own events."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -42,7 +42,7 @@ class Observer:
 
 
 class HeldWorker:
-    """Does its jobs when it is told to; those of opening and closing at once."""
+    """A worker that runs jobs at once until :meth:`work` is called, and from then on only when it is called."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] | None = None
@@ -57,7 +57,7 @@ class HeldWorker:
     def stop(self) -> None: ...
 
     def work(self) -> None:
-        """Do everything, and hold what comes after."""
+        """Run all waiting jobs, and keep later ones waiting."""
         while self.jobs:
             job, done = self.jobs.pop(0)
             maybeDeferred(job).chainDeferred(done)
@@ -66,7 +66,7 @@ class HeldWorker:
 
 @attrs.define
 class Disk:
-    """What the disk refuses, with which error, and how much room it has."""
+    """The calls that fail, with their error numbers, and the free space of the disk."""
 
     refuse: dict[str, int] = attrs.field(factory=dict)
     room: int = 1 << 40
@@ -74,7 +74,7 @@ class Disk:
 
 @attrs.frozen
 class FaultyFiles(SteppedFiles):
-    """The real files, but for what ``disk`` refuses."""
+    """Real files, except that calls fail as ``disk`` says."""
 
     disk: Disk = attrs.field(factory=Disk)
 
@@ -97,7 +97,7 @@ class FaultyFiles(SteppedFiles):
 
 
 class Subject:
-    """A journal under test, its observer, and the hands on its disk."""
+    """A journal under test, its observer, and control over its disk."""
 
     journal: Any
 
@@ -105,22 +105,22 @@ class Subject:
         self.observer = Observer()
 
     def open(self) -> Mapping[str, int]:
-        """Return a journal that finds what the one before left, opened."""
+        """Open a journal on the data of the last one; return the last number of each stream."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Whatever was appended is durable, if it can be."""
+        """Make all appends durable, if the disk allows it."""
         raise NotImplementedError
 
     def fill(self) -> None:
-        """The disk has no room, and the journal notices."""
+        """Fill the disk, and let the journal notice."""
         raise NotImplementedError
 
     def make_room(self) -> None:
         raise NotImplementedError
 
     def fail(self) -> None:
-        """The disk does not confirm what is appended next, and the journal notices."""
+        """Let the sync of the next append fail, and let the journal notice."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class OnDisk(Subject):
         )
 
     def now(self) -> int:
-        """A clock that goes back now and then."""
+        """Return the time of a clock that sometimes goes back."""
         self.time += 1
         return 1_700_000_000_000_000 + self.time * (1 if self.time % 3 else -1000)
 
@@ -202,7 +202,7 @@ class OnDisk(Subject):
         self.worker.work()
 
     def fill(self) -> None:
-        # What is under way is refused by the disk; without anything under way the journal sees that room is short.
+        # The disk refuses waiting appends; if there are none, the journal notices the short space itself.
         self.disk.refuse, self.disk.room = {"write": errno.ENOSPC}, 0
         self.worker.work()
         self.clock.advance(1)
@@ -227,14 +227,14 @@ def result_of(deferred: Deferred[T]) -> T:
 
 @pytest.fixture(params=["memory", "file"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Subject]:
-    """Makes journals, each with a place of its own."""
+    """Return a function that makes journals of one kind, each in a directory of its own."""
     made = iter(range(100))
     return InMemory if request.param == "memory" else lambda: OnDisk(tmp_path / str(next(made)))
 
 
 @pytest.fixture
 def subject(make: Callable[[], Subject]) -> Iterator[Subject]:
-    """An open journal."""
+    """Return an open journal."""
     subject = make()
     assert subject.open() == {}
     yield subject
@@ -251,7 +251,7 @@ def payloads(records: list[Record]) -> list[tuple[int, bytes]]:
 
 
 def refusals(*appends: Deferred[None]) -> list[type[Exception]]:
-    """Return what each of ``appends`` failed with, in the order in which they did."""
+    """Return the error of each of ``appends``, in the order in which they failed."""
     failures: list[type[Exception]] = []
     for append in appends:
         append.addErrback(lambda failure: failures.append(failure.type))

@@ -1,6 +1,6 @@
 """Every option that is a limit has a test of its boundary: at its default, one below and one above it.
 
-A new option that is a number, a size or a duration makes this fail until the table names its test, or says why it is no
+A new option that is a number, a size or a duration fails this test until a table names its test, or says why it is no
 limit.  ``*`` stands for every protocol that has the option and no row of its own.
 """
 
@@ -65,7 +65,7 @@ BOUNDARIES = {
         "tests/broker/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),
 }
-#: Numbers that no peer can reach.
+#: Numbers that no peer can reach, with the reasons.
 NO_LIMITS = {
     "admin.metric_streams": "how many streams /metrics lists",
     "journal.keep_age": "what the operator wants to keep",
@@ -78,7 +78,7 @@ NO_LIMITS = {
 
 
 def options() -> list[str]:
-    """Every option that is a number."""
+    """Return every option whose value is a number."""
     classes = {"server": ServerSettings, "journal": JournalSettings}
     classes |= {name: plugins.load(name).settings for name in plugins.names()}
     return [
@@ -90,7 +90,7 @@ def options() -> list[str]:
 
 
 def row(option: str) -> str:
-    """The row of the tables that an option has."""
+    """Return the row of the tables that belongs to an option."""
     known = BOUNDARIES.keys() | NO_LIMITS.keys()
     return option if option in known else f"*.{option.partition('.')[2]}"
 
@@ -102,7 +102,7 @@ def test_every_limit_names_the_test_of_its_boundary(option: str) -> None:
     )
 
 
-def test_no_row_is_left_over() -> None:
+def test_every_row_belongs_to_an_option() -> None:
     rows = [*BOUNDARIES, *NO_LIMITS]
     assert len(rows) == len(set(rows))
     assert set(rows) == {row(option) for option in options()}

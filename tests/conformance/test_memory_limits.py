@@ -1,4 +1,4 @@
-"""The limits of the memory that connections take, at their defaults: one below, at, one above."""
+"""Test the limits of the memory of connections at their defaults: one below, at, one above."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULTS = ServerSettings()
 
 
 def account(budget: Budget) -> Account:
-    """Return the account of a connection from an address of its own."""
+    """Return the memory account of a connection from an address of its own."""
     return budget.account(Reading(lambda: None, lambda: None))
 
 
@@ -29,7 +29,7 @@ def test_a_connection_may_have_publishes_in_flight_up_to_the_limit(more: int) ->
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections(more: int) -> None:
-    """An address may hold twice what is left, so the last one stops at two thirds of the rest."""
+    """An address may use twice the remaining memory, so the last one stops at two thirds of the rest."""
     shared = budget()
     others = [account(shared) for _ in range(shared.pool // DEFAULTS.memory_per_connection - 1)]
     for other in others:

@@ -1,4 +1,4 @@
-"""Every plugin passes the conformance tests that ship for its author, and ours use TLS alike."""
+"""Every plugin passes the conformance tests for authors of plugins, and all of them have the same TLS options."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class TestPlugins(PluginConformance):
 
 @pytest.mark.parametrize("name", plugins.names())
 def test_every_listener_of_tcp_has_the_options_of_tls(name: str) -> None:
-    """The event bus has keys of its own, and datagrams have none."""
+    """The event bus has keys of its own instead of TLS, and datagrams have neither."""
     names = {field.name for field in options_of(plugins.load(name).settings)}
     assert ("tls_certificate" in names) == (name not in ("backbone", "eventbus"))
 
 
 @attrs.frozen
 class Careless:
-    """A plugin that breaks every rule that does not stop it from being loaded."""
+    """A plugin that breaks every rule except those without which it cannot be loaded."""
 
     name: str = "Careless Plugin"
     description: str = ""

@@ -1,4 +1,4 @@
-"""What every ISequencer does."""
+"""Test the contract of every ISequencer."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_last_returns_the_last_reserved_number(sequencer: ISequencer) -> None:
     assert (sequencer.last("a"), sequencer.last("b")) == (3, 0)
 
 
-def test_a_floor_that_rises_holds_for_streams_without_numbers_and_never_falls(sequencer: ISequencer) -> None:
+def test_the_floor_of_unknown_streams_rises_and_never_falls(sequencer: ISequencer) -> None:
     sequencer.reserve([("a", 3)])
     sequencer.raise_floor(10)
     sequencer.raise_floor(5)

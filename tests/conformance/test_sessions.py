@@ -1,4 +1,4 @@
-"""Every session of a byte stream keeps the contract of fyrehose/sessions.py."""
+"""Every session of a byte stream keeps the contract in fyrehose/sessions.py."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def linked_connector() -> ConnectorSession:
 
 @attrs.frozen
 class Case:
-    """A session, what its peer sends, how its owner reacts to an event, and how many messages or events that makes."""
+    """A session, its peer's bytes, a function that reacts to its events, and the number of messages or events."""
 
     session: Callable[[], Any]
     data: bytes
@@ -72,7 +72,7 @@ class Case:
 
 
 def nothing(session: Any, event: Any) -> None:
-    """React to no event."""
+    """Ignore an event."""
 
 
 def one(event: Any) -> int:
@@ -80,7 +80,7 @@ def one(event: Any) -> int:
 
 
 def consume(session: Any, event: Any) -> None:
-    """Settle received messages, after which a full link is decoded further."""
+    """Settle received messages, so that a link without room continues to decode."""
     if isinstance(event, Received):
         session.link.consume(event.channel, event.first + len(event.messages) - 1)
 
@@ -122,7 +122,7 @@ CASES = {
 
 
 def public_sessions() -> set[type]:
-    """Return every public class that receives a stream of bytes."""
+    """Return every public session class that receives a stream of bytes."""
     root = Path(fyrehose.__file__).parent
     found = set()
     for path in [*root.glob("protocols/*/*session.py"), *root.glob("web/session.py"), *root.glob("admin/*.py")]:
@@ -170,7 +170,7 @@ def test_nothing_follows_a_violation() -> None:
 
 
 def test_session_that_waits_for_its_owner_has_no_more() -> None:
-    """Otherwise a loop until there are no more events would never end."""
+    """Otherwise a loop that runs while there are more events would never end."""
     limited = LumberjackServerSession(LumberjackLimits(max_windows=2))
     first = sum(map(len, events_of(limited, lumberjack_windows(3, compressed=False))))
     assert 0 < first < 3

@@ -1,4 +1,4 @@
-"""The number of streams at its default: one below it, at it, one above it."""
+"""Test the limit of the number of streams at its default: one below it, at it, one above it."""
 
 from __future__ import annotations
 

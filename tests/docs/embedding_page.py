@@ -32,10 +32,10 @@ def program(heading: str) -> str:
 
 
 def run(heading: str, directory: str, **names: Any) -> tuple[dict[str, Any], list[int]]:
-    """Run the program of *heading* with free ports and with its journal in *directory*.
+    """Run the program of *heading* with free ports, and with its journal in *directory*.
 
-    :param names: what the program gets from earlier ones
-    :return: its names, and its ports in their order
+    :param names: names that the program takes from earlier programs
+    :return: the program's names, and its ports in their order
     """
     ports: list[int] = []
 
@@ -105,7 +105,7 @@ async def web_application_publishes() -> None:
 
 
 class Listening:
-    """The reactor, which remembers its ports."""
+    """A proxy of the reactor that records the ports it opens."""
 
     def __init__(self, ports: list[Any]) -> None:
         self.ports = ports
@@ -118,7 +118,7 @@ class Listening:
 
 
 def post(port: int, body: bytes) -> Deferred[tuple[int, bytes]]:
-    """Return status and body of the answer to a POST of *body*."""
+    """POST *body*; return the status and the body of the answer."""
 
     def ask() -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
@@ -135,7 +135,7 @@ SCENARIOS = (function_gets_the_messages, protocols_share_their_streams, web_appl
 
 
 class EmbeddingPage(TestCase):
-    """The same under trial, which runs the reactor itself."""
+    """The same tests under trial, which runs the reactor itself."""
 
     timeout = 60
 

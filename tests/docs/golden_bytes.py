@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the golden bytes of the tests into docs/protocols/*.md, between their marks.
+"""Write the golden bytes of the tests to docs/protocols/*.md, between their marks.
 
 golden_bytes.py        rewrites the tables of the pages; test_protocol_pages.py checks that they are up to date
 """
@@ -23,7 +23,7 @@ _MARKED = re.compile(r"(<!-- golden: (\w+) -->\n).*?(<!-- /golden -->)", re.DOTA
 
 
 def vectors_of(path: str, name: str) -> Any:
-    """Return the global *name* of the test module at *path*, which is below tests/protocols."""
+    """Return the global *name* of the test module at *path*, relative to tests/protocols."""
     module = f"golden_{re.sub(r'[/.]', '_', path)}"
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, ROOT / "tests" / "protocols" / path)
@@ -35,7 +35,7 @@ def vectors_of(path: str, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value of a field as it is written on the pages."""
+    """Return the value of a field in the notation of the pages."""
     if isinstance(value, Enum):
         return value.name or ""
     if isinstance(value, bytes):
@@ -51,7 +51,7 @@ def shown(value: Any) -> str:
 
 
 def fields_of(frame: Any, *without: str) -> str:
-    """Return the fields of *frame* that say something, except those in *without*."""
+    """Return the fields of *frame* with another value than the default, except those in *without*."""
     found = []
     for field in attrs.fields(type(frame)):
         value = getattr(frame, field.name)
@@ -110,7 +110,7 @@ def _relink_of(name: str) -> Any:
 
 @attrs.define
 class _Talk:
-    """A connector that sends given bytes to a Relink server in memory, and writes down both sides."""
+    """A connector that sends given bytes to a Relink server in memory, and shows the bytes of both sides."""
 
     server: Any = attrs.field(init=False)
     peer: Any = None
@@ -128,7 +128,7 @@ class _Talk:
         yield from self.say(hello.serialize(), "hello", "epoch and link id", *meanings)
 
     def say(self, data: bytes, what: str, *meanings: str) -> Iterator[str]:
-        """Send *data*, and show it and the server's answer; each of its lines has one of the *meanings*."""
+        """Send *data*; yield lines that show it and the server's answer, each with one of the *meanings*."""
         yield from _spoken("C", data, what)
         self.peer.say(data)
         self.server.clock.advance(0)
@@ -138,7 +138,7 @@ class _Talk:
 
 
 def _conversation() -> Iterator[str]:
-    """Publish two messages to a server in memory, which is killed between them, and show every byte."""
+    """Publish two messages to a server in memory that is killed between them; show every byte."""
     talk = _Talk()
     terms, message = _relink_of("Terms")(endpoint="publish:s"), _relink_of("message")
     yield "```text"
@@ -162,7 +162,7 @@ def _conversation() -> Iterator[str]:
 
 
 def _transaction() -> Iterator[str]:
-    """Publish a transaction of two messages, and show every byte after the handshake."""
+    """Publish a transaction of two messages; show every byte after the handshake."""
     talk = _Talk()
     operation, op, message = _relink_of("operation"), _relink_of("Op"), _relink_of("message")
     terms = _relink_of("Terms")(endpoint="publish:s", connector_size=1, connector_transactions=True)
@@ -181,7 +181,7 @@ def _transaction() -> Iterator[str]:
 
 
 def _subscription() -> Iterator[str]:
-    """Subscribe to a stream of two records, with a server that is killed after the first was acknowledged."""
+    """Subscribe to a stream of two records at a server that is killed after the first; show every byte."""
     talk = _Talk()
     ack, kinds = _relink_of("ack"), _relink_of("Ack")
     terms = _relink_of("Terms")(endpoint="subscribe:s@0?seq")
@@ -233,7 +233,7 @@ def marks(page: str) -> list[str]:
 
 
 def redrawn(page: str) -> str:
-    """Return *page* with the tables as the tests have them now."""
+    """Return *page* with tables of the tests' present bytes."""
     return _MARKED.sub(lambda mark: mark[1] + "\n".join(TABLES[mark[2]]()) + "\n" + mark[3], page)
 
 

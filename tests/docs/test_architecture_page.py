@@ -1,4 +1,4 @@
-"""The page on the architecture names every module where it is, and no module that does not exist."""
+"""Check that the page on the architecture names every module in its section, and no module that does not exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fyrehose"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-#: The part of the page on each folder; the page describes jobs and kernels as a whole.
+#: The section of the page for each folder; jobs and kernels are described as a whole.
 SECTIONS = {
     "": "## The top level",
     "broker": "## `broker`",

@@ -1,4 +1,4 @@
-"""``make check`` chooses the tests of what changed."""
+"""Test how ``make check`` chooses the tests of changed files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about clusters agrees with the code: its options are complete, and its commands work."""
+"""Check the page about clusters against the code: its options are complete, and its commands work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_configuration_of_the_example_is_valid() -> None:
     assert len(settings.servers) == settings.members == settings.replicas == 3
 
 
-def test_the_name_of_the_stream_is_right() -> None:
+def test_the_name_of_the_shared_log_on_the_page_is_right() -> None:
     name = ReplicationSettings().cluster
     assert f"`{JetStreamLog(None, (), name).stream[: -len(name)]}` and the cluster's name" in PAGE
 
@@ -70,7 +70,7 @@ def test_the_configuration_of_nats_is_valid_with_passwords_made_as_it_says(tmp_p
 
 
 def with_tls(text: str) -> str:
-    """Return a configuration of deploy/cluster without the "#" in front of the lines for TLS; comments have a space."""
+    """Return a configuration of deploy/cluster with its TLS lines, which begin with "#"; comments begin with "# "."""
     return re.sub(r"^( *)#(?=\S)", r"\1", text, flags=re.MULTILINE)
 
 
@@ -164,7 +164,7 @@ def test_five_commands_publish_kill_the_leader_and_read(tmp_path: Path) -> None:
             timeout=150,
         )
         for command in commands:
-            # On a busy machine the new leader's listener may need another moment: curl then says nothing.
+            # On a busy machine the listener of the new leader may open a little later; curl then prints nothing.
             ended = subprocess.run(
                 [shutil.which("bash") or "bash", "-c", command],
                 cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Every command that a page or a help text shows is understood: its options exist and take these values."""
+"""Check that every command on a page or in a help text is valid: its options exist and accept their values."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 #: The text of all pages, each space, line feed and indentation as one space.
 SENTENCES = " ".join(" ".join(page.read_text().split()) for page in PAGES)
 PROGRAMS = {"fyrehose": main, "fyrehose-spark": spark}
-#: Where a command ends in a line of a shell.
+#: Characters that end a command in a line of a shell.
 ENDS = re.compile(r"[|&;<>()]+")
-#: The page about new protocols has one of its own.
+#: A name on the page about new protocols that no server knows.
 ELSEWHERE = "lines"
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """Yield the arguments of each command of ours in lines of a shell."""
+    """Yield the arguments of each Fyrehose command in lines of a shell."""
     for line in text.replace("\\\n", " ").splitlines():
         if "fyrehose" not in line:
-            continue  # shlex is slow, and reads every page and help text
+            continue  # shlex is slow, so skip lines without a command
         lexer = shlex.shlex(line.strip(), posix=True, punctuation_chars=True)
         lexer.wordchars += "$*?[]{},%@!:^`'"
         try:
@@ -49,7 +49,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
             if ">" in word and command and command[-1] == "2":
                 command.pop()
             before = max((place for place, word in enumerate(command) if word in PROGRAMS), default=len(command))
-            # An image and a source of Spark have this name, too; the log begins with it and the version.
+            # An image and a source of Spark are named fyrehose, too, and log lines begin with the name and the version.
             if (
                 not {"docker", "USING"} & {*command}
                 and len(command) > before + 1
@@ -60,7 +60,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def shown_on(page: str) -> Iterator[list[str]]:
-    """Yield the commands in the code of *page*: in blocks, indented lines, and within sentences."""
+    """Yield the Fyrehose commands in the code of *page*: in blocks, in indented lines, and within sentences."""
     blocks = re.findall(r"^```(?:sh|console|)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     indented = re.findall(r"(?:^ {4}[^\n]*\n)+", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), re.MULTILINE)
     inline = [" ".join(code.split()) for code in re.findall(r"`(fyrehose(?:-spark)?\s[^`]+)`", page)]
@@ -125,7 +125,7 @@ def test_every_command_on_the_pages_is_understood(
     except (click.MissingParameter, click.BadOptionUsage):
         assert f"`{command}`" in SENTENCES, "only a sentence leaves values out"
     except click.BadParameter as error:
-        if "does not exist" not in error.message:  # a directory, which is another one for each reader
+        if "does not exist" not in error.message:  # a directory, which differs for each reader
             raise
     except SystemExit as ended:
         said = capsys.readouterr()
@@ -146,7 +146,7 @@ def test_the_alternatives_of_the_option_since_are_those_of_its_help(word: str) -
 
 
 def mistyped(words: list[str], place: int, letter: int, how: str, other: str) -> list[str]:
-    """Return *words* with one of them left out, doubled, swapped with the next, or spelled wrong."""
+    """Return *words* with one of them omitted, doubled, swapped with the next, or misspelled."""
     place %= len(words)
     word = words[place]
     letter %= len(word) or 1

@@ -1,4 +1,4 @@
-"""The systemd units and the Dockerfile name existing files and commands, and systemd accepts the units."""
+"""Check the files in deploy: units and Dockerfile name existing files and commands, and systemd accepts the units."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_unit_notifies_systemd_and_is_hardened() -> None:
     service = unit("fyrehose.service")["Service"]
     assert (service["Type"], service["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
     assert service["ExecStart"].split()[:2] == ["/opt/fyrehose/bin/fyrehose", "serve"]
-    assert float(service["TimeoutStopSec"]) >= 3 * DRAIN, "a stop begins with draining, and then waits for the disk"
+    assert float(service["TimeoutStopSec"]) >= 3 * DRAIN, "the timeout is too short for draining and the last syncs"
     assert set(service["RestartPreventExitStatus"].split()) == {"1", "2", "3"}
     assert float(service["WatchdogSec"]) > 0
     assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
@@ -83,7 +83,7 @@ def test_the_units_of_a_standby_run_valid_commands_as_the_user_of_the_server() -
 
 
 def archive_options(command: list[str]) -> dict[str, Any]:
-    """Parse a command that runs an archive, as the program does."""
+    """Parse a command that runs an archive as fyrehose-spark does; return its options."""
     program, *words = command
     assert (Path(program).name, words[0]) == ("fyrehose-spark", "archive")
     return archive.make_context("archive", words[1:]).params
@@ -157,7 +157,7 @@ def test_the_image_copies_existing_files_and_runs_as_its_own_user() -> None:
 
 
 def locked(name: str) -> dict[str, str]:
-    """Return the versions that a requirements file of the image pins, after checking that each has a hash."""
+    """Return the versions that a requirements file of the image pins; check that each has a hash."""
     text = (DEPLOY / "docker" / name).read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     found = {}

@@ -1,4 +1,4 @@
-"""The pictures of the Mermaid diagrams: each is that of the present block."""
+"""Check that each Mermaid diagram has an up-to-date picture."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_the_digest_of_a_diagram_changes_with_the_diagram(tool: ModuleType) -> N
 
 
 def test_labels_of_diagrams_have_no_semicolon(tool: ModuleType) -> None:
-    """Mermaid takes it for the end of a line, and the rest for states."""
+    """Mermaid ends a line at a semicolon, and takes the rest for states."""
     assert not [source for source in tool.diagrams(ROOT / "docs").values() if ";" in source]

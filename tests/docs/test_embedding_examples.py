@@ -1,4 +1,4 @@
-"""The example programs of docs/embedding.md work as the page says."""
+"""Check that the example programs of docs/embedding.md work as the page says."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 PAGE = EXAMPLES.parent.joinpath("embedding.md").read_text(encoding="utf-8")
-#: Names that a program of the page takes from the one before it, or that stand for the reader's own.
+#: Names that a program of the page takes from an earlier one, or that the reader must define.
 GIVEN = {"reactor", "application", "journal", "port", "chunks", "after", "addresses"}
 GIVEN |= {"answer", "self", "fyrehose", "Shop", "LastMessages", "make_service"}
 
 
 def free_names(program: str) -> set[str]:
-    """Return the names that *program* uses and does not define."""
+    """Return the names that *program* uses without defining them."""
     nodes = list(ast.walk(ast.parse(program)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     defined = {name.id for name in names if isinstance(name.ctx, ast.Store)}
@@ -103,7 +103,7 @@ def test_the_codec_finds_every_event_of_a_lumberjack_writer(example: Any, level:
         assert list(codec.shipped(chunks)) == [(None, b'{"n":%d}' % number) for number in range(1_200)]
 
 
-def test_the_codec_raises_after_the_messages_before_a_violation(example: Any) -> None:
+def test_the_codec_yields_valid_messages_before_it_raises_for_a_violation(example: Any) -> None:
     published = example("codec").published([publish_frames(b"one") + b"\xff" * 20])
     assert next(published) == ("t", b"one")
     with pytest.raises(ValueError, match="-"):

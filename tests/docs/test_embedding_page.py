@@ -1,4 +1,4 @@
-"""The programs of docs/embedding.md run as the page says: with pytest-twisted and trial, on three reactors."""
+"""Run the programs of docs/embedding.md as the page says: with pytest-twisted and trial, on three reactors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest_twisted
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-#: Installs the reactor named by the first argument, also as the default that pytest-twisted requires; runs pytest.
+#: A program that installs the reactor named by its first argument, also as pytest-twisted's default, and runs pytest.
 PYTEST = """
 import sys
 from importlib import import_module

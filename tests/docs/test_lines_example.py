@@ -1,4 +1,4 @@
-"""The example protocol of docs/adding-a-protocol.md works as the page says."""
+"""Check that the example protocol of docs/adding-a-protocol.md works as the page says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fyrehose.testing import MemoryJournal, Peer, PluginConformance, every_chunk
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]) -> Iterator[None]:
-    """Put the example on sys.path, as its installation would."""
+    """Put the example on sys.path, as if it were installed."""
     for folder in lines_path:
         monkeypatch.syspath_prepend(str(folder))
     yield
@@ -45,7 +45,7 @@ def test_each_program_of_the_page_imports_what_it_uses(program: str) -> None:
 
 
 class LineServer:
-    """A server with one peer, whose commits the test controls."""
+    """A server with one peer; the test decides when publishes become durable."""
 
     def __init__(self) -> None:
         from fyrehose.net.tcp import TCPSettings
@@ -58,7 +58,7 @@ class LineServer:
         self.peer = Peer.connect(self.factory, self.clock)
 
     def answer(self, data: bytes) -> bytes:
-        """Send *data*, commit everything, and return the answer of the server."""
+        """Send *data*, make all publishes durable, and return the server's answer."""
         self.peer.send(data)
         self.journal.commit()
         return self.peer.received()
@@ -147,7 +147,7 @@ def test_client_refuses_what_no_server_sends(data: bytes) -> None:
 
 
 class LinePair:
-    """A client and a server in memory, whose connection the test makes and breaks."""
+    """A client and a server in memory; the test connects and disconnects them."""
 
     def __init__(self) -> None:
         from lines.client import LineClient, LineConnection
@@ -165,7 +165,7 @@ class LinePair:
         self.connection.makeConnection(self.transport)
 
     def exchange(self, commit: bool = True) -> None:
-        """Pass on what either side has sent."""
+        """Pass on what both sides have sent."""
         self.server.peer.send(self.transport.value())
         self.transport.clear()
         if commit:
@@ -205,7 +205,7 @@ def test_the_client_publishes_again_what_was_not_acknowledged() -> None:
     pair.connect()
     pair.exchange()
     pair.exchange()
-    assert lost.result == 2  # the server had it already: at least once
+    assert lost.result == 2  # sent twice, because the server already had it: at least once
     assert taken == [1, 2]
     pair.lose()
 

@@ -1,4 +1,4 @@
-"""The page on lumberjack lists every option, and its example runs."""
+"""Check that the page on lumberjack lists every option, and that its example runs."""
 
 from __future__ import annotations
 

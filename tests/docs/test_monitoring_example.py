@@ -1,4 +1,4 @@
-"""The example for Prometheus and Grafana is valid, and the server exports every metric in it."""
+"""Check that the example for Prometheus and Grafana is valid, and that the server exports each of its metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
 
 @implementer(IJournal)
 class Member(FileJournal):
-    """The journal of a server of a cluster."""
+    """A journal with the status of a cluster's server."""
 
     def cluster_status(self) -> ClusterStatus:
         return ClusterStatus(name="a", role="leader", leader="a", epoch=1, behind=0, silent=0.0, takeovers=1, entries=1)
@@ -42,7 +42,7 @@ class Member(FileJournal):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Return the names of all metric families and samples that a server exports after a little work."""
+    """Return the names of all metrics and samples that a server exports after publishing and reading a little."""
     clock = Clock()
     broker = Broker(clock, Member(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
@@ -88,7 +88,7 @@ def test_the_page_lists_every_exported_metric(exported: set[str]) -> None:
 
 
 def _expand(first: str, end: str, exported: set[str]) -> set[str]:
-    """Expand the abbreviation *end*: join it to the longest beginning of *first* that makes an exported name."""
+    """Replace the abbreviation *end* by the longest prefix of *first* followed by *end* that is an exported name."""
     for cut in range(len(first), 0, -1):
         if first[:cut] + end in exported:
             return {first[:cut] + end}

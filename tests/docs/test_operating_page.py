@@ -1,6 +1,6 @@
-"""The page for operators agrees with the code: its files can be read, and its tables are complete.
+"""Check the page for operators against the code: its example files are valid, and its tables are complete.
 
-Its commands are run by tests/live/test_policy.py.
+tests/live/test_policy.py runs its commands.
 """
 
 from __future__ import annotations

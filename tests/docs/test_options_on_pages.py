@@ -1,4 +1,4 @@
-"""Options are written one way: tables, `fyrehose protocols` and errors show a name and a value that can be typed."""
+"""Check that options have one notation: tables, `fyrehose protocols` and errors show what users can type."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SETTINGS: dict[str, Any] = {
     "replication": ReplicationSettings,
     **{name: plugins.load(name).settings for name in plugins.names()},
 }
-#: The scope of the options in the tables of a page that names them without it.
+#: The scope of the options on pages whose tables name options without a scope.
 SCOPES = {
     "cluster.md": "replication",
     **{f"{name}.md": name for name in plugins.names()},
 }
-#: Defaults that a page explains in words, because the value alone says less.
+#: Options whose default is explained in words, because the value alone says less.
 EXPLAINED = {"server.drain", "eventbus.server-key", "eventbus.client-keys"}
 
 
@@ -142,7 +142,7 @@ def assignments() -> list[tuple[str, str]]:
 def test_an_option_in_a_sentence_or_an_example_file_is_valid(page: str, text: str) -> None:
     scope, name, value = parse_option(text)
     base = scope.partition("/")[0]
-    if base not in SETTINGS or value.isupper():  # another program's option, or a placeholder
+    if base not in SETTINGS or value.isupper():  # the option of another program, or a placeholder
         return
     assert "_" not in text.partition("=")[0]
     field = fields(base)[name.replace("_", "-")]

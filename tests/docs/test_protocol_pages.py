@@ -1,4 +1,4 @@
-"""The pages on the protocols show the bytes of the test vectors, and every reason to close a connection."""
+"""Check that the protocols' pages show the bytes of the test vectors, and every cause of a closed connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fyrehose.plugins import load
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "protocols"
 PROTOCOLS = ["backbone", "eventbus", "figg", "http", "lumberjack", "relink"]
-#: Calls whose first string is the reason for a refusal.
+#: Calls whose first string is the cause of a refusal.
 REFUSING = {"RemoteProtocolError", "refuse", "_refuse"}
 
 
@@ -46,7 +46,7 @@ def test_every_table_of_golden_bytes_is_on_a_page(golden: Any) -> None:
 
 
 def reasons(folder: Path) -> set[str]:
-    """Return the reasons in the source of *folder*: words joined by dashes in calls that refuse."""
+    """Return the causes in the sources of *folder*: words joined by dashes in calls that refuse."""
     return {reason for path in folder.glob("*.py") for reason in _reasons(ast.parse(path.read_text()))}
 
 
@@ -86,7 +86,7 @@ def test_every_error_of_a_publish_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_option_of_a_protocol_is_on_its_page(name: str) -> None:
-    """Options of TLS are explained in docs/operating.md for all protocols."""
+    """The TLS options are explained in docs/operating.md for all protocols."""
     options = {field.name.replace("_", "-") for field in options_of(load(name).settings)}
     text = "".join((PAGES / f"{page}.md").read_text() for page in (name, "closing"))
     written = {word.replace("_", "-") for word in re.findall(r"[a-z0-9]+(?:[-_][a-z0-9]+)*", text)}

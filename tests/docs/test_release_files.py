@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(path: str) -> ModuleType:
-    """Return a script of the checkout as a module, without running it."""
+    """Import a script of the checkout as a module, without running its main program."""
     spec = spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
@@ -31,7 +31,7 @@ def script(path: str) -> ModuleType:
 README = (ROOT / "README.md").read_text()
 
 
-def test_without_an_address_the_description_has_no_links_into_the_repository() -> None:
+def test_the_description_has_no_repository_links_without_an_address() -> None:
     text = script("setup.py").description(README, "")
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert [target for target in targets if not target.startswith("https://")] == []
@@ -40,7 +40,7 @@ def test_without_an_address_the_description_has_no_links_into_the_repository() -
     assert text.endswith("in `docs/` of the source distribution.\n")
 
 
-def test_with_an_address_links_and_pictures_lead_there() -> None:
+def test_links_and_pictures_of_the_description_lead_to_the_given_address() -> None:
     text = script("setup.py").description(README, "https://example.org/fyrehose")
     assert "[A tour](https://example.org/fyrehose/blob/main/docs/tour.md)" in text
     assert "](https://example.org/fyrehose/raw/main/docs/images/page-light.png)" in text
@@ -85,7 +85,7 @@ def test_the_news_of_a_later_release_stand_above_the_earlier_ones(checkout: Path
 
 
 def test_every_fragment_is_in_the_folder_of_its_part() -> None:
-    """Towncrier passes over others without a word."""
+    """Towncrier ignores fragments in other folders without a warning."""
     sections = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["section"]
     fragments = [path.relative_to(ROOT / "newsfragments") for path in ROOT.joinpath("newsfragments").rglob("*.md")]
     assert fragments
@@ -104,7 +104,7 @@ def test_the_release_supports_the_pythons_that_it_names() -> None:
 
 def test_every_file_in_git_is_in_the_sdist_or_left_out_on_purpose() -> None:
     if not (ROOT / ".git").exists():
-        return  # This is the sdist.
+        return  # the tests run from an sdist
     known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     rules = (ROOT / "MANIFEST.in").read_text()
     folders = tuple(f"{name}/" for name in [*re.findall(r"^graft (\S+)$", rules, re.MULTILINE), "fyrehose"])

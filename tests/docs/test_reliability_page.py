@@ -1,4 +1,4 @@
-"""The tests and rows that tests/verification/README.md names for docs/reliability.md exist."""
+"""Check that the tests and rows in tests/verification/README.md that belong to docs/reliability.md exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ README = (ROOT / "tests" / "verification" / "README.md").read_text()
 
 
 def first_cells(text: str, heading: str) -> list[str]:
-    """Return the first cell of each row of the table in the section *heading*, without the head of the table."""
+    """Return the first cell of each row of the table in the section *heading*, without the table's header."""
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return [line.split(" | ")[0].lstrip("| ") for line in section.splitlines() if line.startswith("| ")][1:]
 

@@ -1,4 +1,4 @@
-"""What the search of the built documentation finds: Sphinx offers a section only if the query is half of its title."""
+"""Test the search of the built documentation: Sphinx offers a section only if the query is half of its title."""
 
 from __future__ import annotations
 

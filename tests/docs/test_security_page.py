@@ -1,4 +1,4 @@
-"""Every threat of docs/security.md has tests in tests/verification/threats.md, and they exist."""
+"""Check that every threat of docs/security.md has existing tests in tests/verification/threats.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TABLE = (ROOT / "tests" / "verification" / "threats.md").read_text()
 
 
 def rows(text: str) -> list[tuple[str, str]]:
-    """Return the first and the second cell of every row, without the heads of the tables."""
+    """Return the first and the second cell of every row, without the headers of the tables."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return [(first, second) for first, second in cells if first != "threat"]
 

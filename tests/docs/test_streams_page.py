@@ -1,4 +1,4 @@
-"""The page about streams agrees with the code."""
+"""Check the page about streams against the code."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: The files of a checkout that the commands need.
 NEEDED = ("Makefile", "setup.cfg", "setup.py", "pyproject.toml", "README.md", "fyrehose", "twisted", "docs")
-#: Not run: `make test` runs this test.
+#: Commands that are not run: `make test` would run this test again.
 NOT_RUN = {"make test"}
-#: These run until the shell stops them.
+#: Commands that run until the shell stops them.
 SERVERS = ("make run", "fyrehose serve")
 
 
@@ -64,7 +64,7 @@ def plain(line: str) -> str:
 
 @attrs.define
 class Shell:
-    """One shell that runs all commands, in a network namespace of its own if the system allows it."""
+    """A shell that runs all commands, in a network namespace of its own if the system allows it."""
 
     process: subprocess.Popen[bytes]
     lines: list[str] = attrs.field(factory=list)
@@ -107,7 +107,7 @@ class Shell:
         self.process.stdin.flush()
 
     def run(self, step: Step) -> None:
-        """Run *step*, and wait until it has ended and its expected output has appeared."""
+        """Run *step*; wait until it has ended and has printed the expected lines."""
         begin = len(self.lines)
         if step.command in SERVERS:
             self.write(f"{step.command} 2>&1 &")
@@ -134,7 +134,7 @@ class Shell:
 
     def stop(self) -> None:
         """Stop the server and the shell."""
-        with self.process:  # which closes its pipes
+        with self.process:  # closes its pipes
             if self.process.poll() is None:
                 self.write("kill -TERM $(cat data/LOCK); kill $(jobs -p); wait; exit")
             try:
@@ -164,7 +164,7 @@ def test_every_command_of_the_page_runs(page: str, tmp_path: Path) -> None:
         shell.stop()
 
 
-#: Takes the place of Filebeat: it sends lines to the server that its file names, as Filebeat does, and stays.
+#: A stand-in for Filebeat: it sends lines to the server that its configuration names, and keeps running.
 FILEBEAT = """#!{python}
 import json, sys, time
 import pylogbeat, yaml
@@ -181,7 +181,7 @@ time.sleep(600)
 @pytest.mark.live
 @pytest.mark.timeout(1200)
 def test_five_commands_of_the_readme_lead_from_nothing_to_sql(tmp_path: Path) -> None:
-    """The first command is not run, because the test's own environment has everything."""
+    """The first command is not run, because the test's environment has everything installed."""
     section = (ROOT / "README.md").read_text().partition("\n## From nothing to SQL in five commands\n")[2]
     install, *others = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
     assert install.startswith("pip install")
@@ -192,13 +192,13 @@ def test_five_commands_of_the_readme_lead_from_nothing_to_sql(tmp_path: Path) ->
     stand_in.chmod(0o755)
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     shell = Shell.start(tmp_path)
-    shell.patience = 800.0  # Spark takes 15 seconds where nothing else runs
+    shell.patience = 800.0  # Spark takes 15 seconds even on an idle machine
     try:
         shell.write('export PATH="$PWD/filebeat-bin:$PATH"')
         shell.write(server.replace(" &", " 2>&1 &"))
         shell.until(0, lambda output: any(line.endswith("serving") for line in output), Step(server, []))
         shell.write(filebeat)
-        # A person runs the next command when Filebeat says that it has shipped something.
+        # A user runs the next command when Filebeat has sent something.
         shell.write("until curl -sf http://127.0.0.1:8117/streams/lumberjack; do sleep 0.2; done; echo there")
         shell.until(0, lambda output: "there" in output, Step(filebeat, []))
         shell.run(Step(tail, [f'"message": "line {number}"}}' for number in (1, 2, 3)]))

@@ -48,7 +48,7 @@ def vector(rows: Sequence[int]) -> dict[str, Any]:
     """Return the descriptor of a deletion vector that is in the log itself."""
     values = sorted(set(rows))
     assert values[-1] < 1 << 16
-    # Of the bitmaps of 2^32 rows there is one, with one container, which is an array of u16.
+    # A bitmap of 2^32 rows with one container, an array of u16.
     bitmap = pack("<IIHHI", 12346, 1, 0, len(values) - 1, 16) + pack(f"<{len(values)}H", *values)
     data = pack("<IqI", 1681511377, 1, 0) + bitmap
     size = len(data)

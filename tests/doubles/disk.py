@@ -1,12 +1,12 @@
-"""Simulate a disk's contents after a power cut: every legal state, and not only the likely ones.
+"""Simulate the contents of a disk after a power cut: all states that are possible, not only the likely ones.
 
-    RecordingFiles -> log of the calls -> images(log, upto, ...) -> {name: content}, one for each state
+    RecordingFiles -> log of the calls -> images(files, upto, ...) -> {name: content}, one for each state
 
-    RecordingFiles -> what_stays(log, upto) -> the same files after a kill of the process alone: nothing is lost, and
+    RecordingFiles -> what_stays(files, upto) -> the same files after a kill of the process alone: nothing is lost, and
                       nothing more is synced
 
-What was synced is there.  Of the rest each write, each change of a length and each change of a name may be there or
-not, whatever came before or behind it, and a write may be there in part, by sectors (as in Pillai et al., "All file
+Synced data is kept.  Of the rest, each write, each change of a length and each change of a name may be kept or lost,
+independently of those before and after it, and a write may be kept in part, by sectors (as in Pillai et al., "All file
 systems are not created equal", OSDI 2014).
 """
 
@@ -22,7 +22,7 @@ import attrs
 from fyrehose.journal.files import SteppedFiles
 from fyrehose.records import Buffer
 
-#: What a disk writes whole or not at all, in bytes.
+#: How many bytes a disk writes completely or not at all.
 SECTOR = 512
 
 
@@ -59,14 +59,14 @@ class Resized:
 
 @attrs.frozen
 class Synced:
-    """``inode`` was synced, or the names of the directory if it is None."""
+    """``inode`` was synced or, if it is None, the names in the directory."""
 
     inode: int | None
 
 
 @attrs.frozen
 class Noted:
-    """Something that happened outside, such as an acknowledgement."""
+    """An event outside of the disk, such as an acknowledgement."""
 
     what: object
 
@@ -101,7 +101,7 @@ class Tree:
         return {name: bytes(self.contents.get(inode, b"")) for name, inode in self.names.items()}
 
     def apply(self, step: Step) -> None:
-        """Do *step*; a sync changes nothing."""
+        """Apply *step*; a sync changes nothing."""
         names = self.names
         if isinstance(step, NameAdded):
             if names.get(step.old) == step.inode:
@@ -187,7 +187,7 @@ class RecordingFiles(SteppedFiles):
         self.log.append(Wrote(self._fds[fd], offset, bytes(data)))
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Return the same for every file: the images that are made of this directory are no copies."""
+        """Return the same identity for every file, so that images of this directory do not count as copies."""
         return 0, 0
 
     def random(self, size: int) -> bytes:
@@ -220,7 +220,7 @@ class RecordingFiles(SteppedFiles):
 
 
 class WatchedFiles(SteppedFiles):
-    """Writes real files and never syncs them, but records which a power cut would damage.
+    """Writes real files without syncing them, and records which of them a power cut would damage.
 
     This is so cheap that a test can check after each of very many commits.
 
@@ -280,7 +280,7 @@ def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterat
 
 
 def image(files: RecordingFiles, upto: int, dice: Random) -> dict[str, bytes]:
-    """Return one random state of those of :func:`images`, which may include torn writes."""
+    """Return a random one of the states that :func:`images` yields; writes may be torn."""
     pending = _pending(files.log, upto)
     return _replay(files, upto, pending, _torn(pending, dice)).files()
 
@@ -306,12 +306,12 @@ def _pending(log: list[Step], upto: int) -> dict[int, Step]:
 
 
 def _of(step: Step) -> int | None:
-    """Return the inode that must be synced for a step; None for the directory's names."""
+    """Return the inode whose sync makes *step* durable; None means a sync of the directory."""
     return step.inode if isinstance(step, Wrote | Resized) else None
 
 
 def _torn(pending: Mapping[int, Step], dice: Random) -> dict[int, Step]:
-    """Return a random choice of the steps, some of them only in part."""
+    """Return a random selection of the steps, some of them torn."""
     chosen: dict[int, Step] = {}
     for at, step in pending.items():
         if dice.random() < 0.5:

@@ -1,4 +1,4 @@
-"""System calls that fail when a test says so."""
+"""File operations that fail when a test says so."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fyrehose.records import Buffer
 
 @attrs.define(slots=False)
 class FaultyFiles(SteppedFiles):
-    """Counts system calls, and fails the ``nth`` call of ``name`` (from 1) and ``times - 1`` after it with ``error``.
+    """Files on which the ``nth`` call of ``name`` (from 1) and the ``times - 1`` calls after it fail with ``error``.
 
-    :ivar short: bytes that a failing write still writes
+    :ivar short: how many bytes a failing write still writes
     :ivar room: the value that :meth:`free` returns, in bytes; None for the real one
     """
 

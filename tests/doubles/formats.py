@@ -1,9 +1,9 @@
-"""Write a small journal in today's format, to be kept as a fixture.
+"""Write a small journal in today's format, to keep it as a fixture.
 
     python -m tests.doubles.formats tests/journal/formats/NAME
 
-Run it once after the format has changed, under a new NAME, and commit what it wrote: ``tests/journal/test_formats.py``
-reads every fixture with the code of its own day.  A fixture is never written again.
+Run it once after the format has changed, under a new NAME, and commit the files: ``tests/journal/test_formats.py``
+reads every fixture with the present code.  A fixture is never written again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Silent:
 
 @attrs.define(eq=False)
 class Author:
-    """Appends to the journal in *directory*, a record a second."""
+    """Appends to the journal in *directory*, one record a second."""
 
     directory: Path
     clock: Clock = attrs.field(factory=Clock)
@@ -49,7 +49,7 @@ class Author:
     journal: FileJournal = attrs.field(init=False)
 
     def open(self, **settings: Any) -> None:
-        """Open the journal, whose clock stands at the beginning of a year, with *settings* that keep it small."""
+        """Open the journal with *settings* that keep it small; its clock begins at a new year."""
 
         def now() -> int:
             return NEW_YEAR + int(self.clock.seconds() * 1_000_000)
@@ -82,15 +82,15 @@ class Author:
         self.journal.close()
 
     def abandon(self) -> None:
-        """End without closing the journal cleanly, as a killed process does."""
+        """Stop without closing the journal, like a killed process."""
         self.journal.state = JournalState.FAILED
         self.journal.close()
 
 
 def write(directory: Path) -> None:
-    """Write everything that a journal can hold: every part of a run, every kind of batch, sealed segments, a gap.
+    """Write everything that a journal can contain: every part of a run, every kind of batch, sealed segments, a gap.
 
-    Eight streams are many here, so that there are snapshots; one is retired for good, and one comes back.
+    Eight streams count as many here, so that there are snapshots; one is retired for ever, and one is used again.
     """
     inline, streams.INLINE = streams.INLINE, 2
     try:

@@ -1,4 +1,4 @@
-"""The native version of a kernel, if it is built, and columns, for tests that run both versions."""
+"""Helpers for tests that run both versions of a kernel: the native one, if it is built, and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shared log in memory, whose network the test controls."""
+"""A shared log in memory, with a network that the test controls."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Una
 
 
 def whole(*batches: Buffer) -> list[Batches]:
-    """Return *batches* as a leader appends them, for tests in which nobody looks into them."""
+    """Return *batches* as a leader appends them, for tests that do not read them."""
     return [Batches(each, 0) for each in batches]
 
 
 @attrs.define(eq=False)
 class Hub:
-    """The log, which any number of servers share.
+    """The shared log, for any number of servers.
 
     :ivar clock: runs requests and answers later
     :ivar rnd: chooses delays, and which requests and answers are lost
-    :ivar loss: the part of requests, and of answers, that is lost
+    :ivar loss: the share of requests, and of answers, that is lost
     :ivar away: servers that reach nothing at the moment
-    :ivar entries: all entries ever; those before ``first`` were purged
+    :ivar entries: all entries, including those before ``first``, which were purged
     """
 
     clock: Any
@@ -43,16 +43,16 @@ class Hub:
     asks: dict[str, Callable[[bytes], None]] = attrs.field(factory=dict)
     #: the servers that are connected, by name
     here: dict[str, EntryWriter | None] = attrs.field(factory=dict)
-    #: whether a server is found that is asked for; None: while it is connected
+    #: the answer to the question whether a server is connected; None: the truth
     answers: bool | None = None
 
     def log(self, name: str) -> MemoryLog:
-        """Return the log as the server *name* sees it."""
+        """Return the connection of the server *name* to the log."""
         return MemoryLog(self, name)
 
     @property
     def size(self) -> int:
-        """Return the size of the entries that are left, in bytes."""
+        """Return the size of the entries that were not purged, in bytes."""
         return sum(len(entry.data) for entry in self.entries[self.first - 1 :])
 
     def ask(self, request: bytes) -> None:
@@ -63,7 +63,7 @@ class Hub:
     def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
         if last != expect:
-            if expect < last and self.entries[expect] == entry:  # repeated
+            if expect < last and self.entries[expect] == entry:  # a repeated append
                 return expect + 1
             raise Refused(last)
         self.entries.append(entry)

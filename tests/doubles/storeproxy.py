@@ -1,4 +1,4 @@
-"""A proxy before an object store: it loses answers, answers 503, resets connections and delays requests.
+"""A proxy in front of an object store that loses answers, answers 503, resets connections, and delays requests.
 
 It is a process of its own, because delta-rs does not let other threads of Python run while it waits for the store.
 """
@@ -25,7 +25,7 @@ import attrs
 
 @attrs.define(eq=False)
 class StoreProxy:
-    """The proxy as its test sees it."""
+    """The handle by which a test controls the proxy."""
 
     url: str
     rules: Path
@@ -34,11 +34,11 @@ class StoreProxy:
     def set(self, *, only: str = "", most: int = 1 << 30, until: float = 0.0, **chances: float) -> None:
         """Choose what happens to requests from now on.
 
-        :param only: to requests whose method and path contain this text
-        :param most: to so many requests
-        :param until: up to this time; 0: for good
-        :param chances: of each fate, from 0 to 1: ``lose`` (it is done, and its answer is lost), ``refuse`` (503),
-            ``reset``, ``delay`` (half a second)
+        :param only: only requests whose method and path contain this text
+        :param most: only so many requests
+        :param until: only until this time; 0: without end
+        :param chances: the probability of each fate: ``lose`` (the request is executed, and its answer is lost),
+            ``refuse`` (503), ``reset``, ``delay`` (half a second)
         """
         made = self.rules.with_suffix(".new")
         rules = {"only": only, "most": most, "until": until, "chances": chances, "number": time.monotonic_ns()}
@@ -53,7 +53,7 @@ class StoreProxy:
 
 @contextmanager
 def store_proxy(store: str, directory: Path) -> Iterator[StoreProxy]:
-    """Run a proxy before the store at a URL, on a free port of the loopback interface."""
+    """Run a proxy in front of the store at a URL, on a free port of the loopback interface."""
     rules, log = directory / "rules", directory / "fates"
     rules.write_text("{}")
     log.write_text("")

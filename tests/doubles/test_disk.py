@@ -1,4 +1,4 @@
-"""The states in which a power cut may leave a disk."""
+"""Test the states in which a simulated power cut leaves a disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_unsynced_steps_survive_in_any_combination(files: RecordingFiles) -> Non
     assert (files.directory / "old").read_bytes() == b"AAforeBB"
 
 
-def test_a_name_is_not_there_because_its_content_is(files: RecordingFiles) -> None:
+def test_a_synced_file_may_still_lose_its_name(files: RecordingFiles) -> None:
     fd = files.open(files.directory / "new", os.O_RDWR | os.O_CREAT)
     files.write(fd, b"x", 0)
     files.sync(fd)
@@ -84,7 +84,7 @@ def test_writes_are_torn_by_sectors(files: RecordingFiles) -> None:
             assert written[-1] + 1 == 10 + 3 * SECTOR or (written[-1] + 1) % SECTOR == 0
 
 
-def test_one_of_the_states_by_chance(files: RecordingFiles) -> None:
+def test_image_returns_one_of_the_possible_states(files: RecordingFiles) -> None:
     fd = files.open(files.directory / "old", os.O_RDWR)
     files.write(fd, b"AA", 0)
     files.sync(fd)

@@ -1,4 +1,4 @@
-"""Real servers: twistd in a process of its own, on free ports, in a directory of its own."""
+"""Fixtures that start real servers: twistd in a process of its own, on free ports, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 TWISTD = Path(sys.executable).with_name("twistd")
-#: How long anything may take on a busy machine before the test gives up, in seconds.
+#: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 60.0
 
-#: Options of Chromium, so that it asks the network for nothing, and keeps nothing.
+#: Options with which Chromium makes no requests of its own, and stores nothing.
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -44,9 +44,9 @@ FLAGS = (
 
 @attrs.define(eq=False)
 class TwistdServer:
-    """``twistd -n fyrehose``, running.
+    """A running ``twistd -n fyrehose``.
 
-    :ivar directory: where it was started; its journal is in ``data`` there
+    :ivar directory: its working directory; its journal is in ``data`` there
     """
 
     process: subprocess.Popen[bytes]
@@ -58,38 +58,40 @@ class TwistdServer:
 
     @property
     def errors(self) -> str:
-        """Return what it said on standard error."""
+        """Return what the server has written to standard error."""
         return self.directory.joinpath("errors").read_text()
 
     def wait_for(self, words: str) -> None:
-        """Until ``words`` are in the log."""
+        """Wait until ``words`` are in the log."""
         deadline = time.monotonic() + PATIENCE
         while words not in self.log:
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.errors}{self.log}"
+            assert self.process.poll() is None, (
+                f"the server ended with {self.process.returncode}: {self.errors}{self.log}"
+            )
             assert time.monotonic() < deadline, f"no {words!r} in: {self.log}{self.errors}"
             time.sleep(0.01)
 
     def port(self, name: str) -> int:
-        """Return where the listener ``name`` is."""
+        """Return the port of the listener ``name``."""
         found = re.findall(rf"{re.escape(name)} \(\S+\) listens on \S+:(\d+)\n", self.log)
         assert found, self.log
         return int(found[-1])
 
     def reload(self) -> None:
-        """Have it read its files again, and wait until it has: before that, it goes by what it read before."""
+        """Let the server read its files again, and wait until it has done so."""
         before = self.log.count("reloaded")
         self.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + PATIENCE
         while self.log.count("reloaded") == before:
-            assert time.monotonic() < deadline, f"not reloaded: {self.log}{self.errors}"
+            assert time.monotonic() < deadline, f"the server has not reloaded its files: {self.log}{self.errors}"
             time.sleep(0.01)
 
     def ended(self) -> int:
-        """Its status, when it has ended by itself."""
+        """Wait until the server has ended by itself; return its exit status."""
         return self.process.wait(PATIENCE)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it; its status."""
+        """Send the server a signal, and wait for its end; return its exit status."""
         self.process.send_signal(number)
         return self.ended()
 
@@ -99,9 +101,10 @@ Start = Callable[..., TwistdServer]
 
 @pytest.fixture
 def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
-    """Starts servers: ``start("--listen", "figg=tcp:0:interface=127.0.0.1")``; all of them end with the test.
+    """Return a function that starts servers: ``start("--listen", "figg=tcp:0:interface=127.0.0.1")``.
 
-    ``ready=False`` does not wait until it serves; ``command`` is what to run instead of twistd, or before it.
+    All of them end with the test.  ``ready=False`` does not wait until the server is ready; ``command`` runs instead of
+    twistd, or before it.
     """
     servers: list[TwistdServer] = []
 
@@ -154,7 +157,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and logs nothing."""
+    """A request handler that serves files, and logs nothing."""
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -162,7 +165,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Serve the directory that the test's module names as SITE, and return the origin."""
+    """Serve the directory that the test's module names as SITE; return the origin."""
     handler = functools.partial(Quiet, directory=str(request.module.SITE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

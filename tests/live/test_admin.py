@@ -1,4 +1,4 @@
-"""The admin listener of a real server: from the command line, with TLS and a token, and refused without either."""
+"""Test the admin listener of a real server: from the command line, with TLS and a token, and refused without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "0123456789abcdef0123"
 
 
 def fyrehose(*words: str, status: int = 0) -> str:
-    """Return what the command wrote, of which kind ``status`` asks for."""
+    """Run `fyrehose`, which must end with ``status``; return its output, or its error if ``status`` is not 0."""
     ended = subprocess.run([FYREHOSE, *words], capture_output=True, text=True, check=False, timeout=100)
     assert ended.returncode == status, ended.stderr
     return ended.stdout if status == 0 else ended.stderr
@@ -62,7 +62,7 @@ def test_the_admin_listener_is_reached_with_tls_and_a_token(start: Any, tmp_path
     token.write_text(TOKEN)
     options = {"tls-certificate": files.certificate, "tls-key": files.key, "token-file": token}
     words = [word for name, value in options.items() for word in ("--option", f"admin.{name}={value}")]
-    server = start("--listen", "admin=tcp:0", *words)  # beyond loopback: so it may
+    server = start("--listen", "admin=tcp:0", *words)  # an endpoint beyond loopback is allowed with TLS and a token
     url = f"https://localhost:{server.port('admin')}"
     trusted = ("--url", url, "--ca", authority.certificate)
     assert "durability batch" in fyrehose("stats", *trusted, "--token-file", str(token))

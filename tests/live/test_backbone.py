@@ -1,4 +1,4 @@
-"""The backbone on loopback: plain sockets and bytes made by hand against the plugin, then our own client."""
+"""Test the backbone on loopback: with plain sockets and hand-made bytes against the plugin, and with our client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOL_UDP, UDP_SEGMENT = 17, 103
 
 @attrs.define(eq=False)
 class Peer:
-    """A plain socket that speaks the backbone by hand."""
+    """A plain socket that speaks the backbone with hand-made bytes."""
 
     server: tuple[str, int]
     host: str = "127.0.0.1"
@@ -60,7 +60,7 @@ class Peer:
             self.send(struct.pack(">BH6x", 2, len(payload)) + payload)
 
     def push_batch(self, payloads: list[bytes]) -> None:
-        """Payloads of one size, in one call."""
+        """Push payloads of one size in one system call."""
         data = b"".join(struct.pack(">BH6x", 2, len(payload)) + payload for payload in payloads)
         segment = struct.pack("=H", 9 + len(payloads[0]))
         self.socket.sendmsg([data], [(SOL_UDP, UDP_SEGMENT, segment)], 0, self.server)
@@ -74,7 +74,7 @@ class Peer:
         self.send(head + first.to_bytes(6, "big") + last.to_bytes(6, "big"))
 
     def read(self) -> list[bytes]:
-        """Everything that has come so far."""
+        """Return all datagrams that have arrived so far."""
         while True:
             try:
                 self.received.append(self.socket.recv(1 << 16))
@@ -91,14 +91,14 @@ class Peer:
         return found
 
     async def join(self, flags: int = 0) -> None:
-        """Until a KEEPALIVE is acknowledged."""
+        """Send a KEEPALIVE, and wait until it is acknowledged."""
         self.keep_alive(flags)
         await until(reactor, lambda: b"\x20" + b"T" * 16 in self.read())
 
 
 @attrs.define(eq=False)
 class Server:
-    """The plugin on a free port of loopback."""
+    """The plugin on a free port of the loopback interface."""
 
     broker: Broker
     service: Any
@@ -144,12 +144,12 @@ async def test_push_deliver_and_request_have_the_specified_bytes() -> None:
     await subscriber.join(flags=2)
     await journal.join(flags=1)
     await publisher.join(flags=3)
-    publisher.push(b"one", b"", b"\x00\xff" * 700, b"four")  # from one who never sent a KEEPALIVE
+    publisher.push(b"one", b"", b"\x00\xff" * 700, b"four")  # from an address that never sent a KEEPALIVE
     expected = [(1, b"one"), (2, b""), (3, b"\x00\xff" * 700), (4, b"four")]
     await until(reactor, lambda: len(subscriber.delivers()) == 4)
     assert subscriber.delivers() == expected
     assert journal.delivers() == []
-    # Two requests: one is the server's own journal's, one the peer's.
+    # one request names the server's own address, the other the peer's
     publisher.request(2, 2)
     publisher.request(3, 3)
 
@@ -188,8 +188,8 @@ async def test_records_are_the_same_whether_datagrams_are_batched_or_not() -> No
 
 
 @pytest_twisted.ensureDeferred
-async def test_threat_forged_and_own_addresses() -> None:
-    """Bound to all addresses, so that its own are more than one."""
+async def test_threat_forged_and_own_addresses_do_not_subscribe() -> None:
+    """The server is bound to all addresses, so that it has several addresses of its own."""
     server = await Server.start(endpoint="udp:0")
     peer = server.peer()
     peer.keep_alive(host="127.0.0.2")
@@ -237,7 +237,7 @@ async def test_threat_one_host_cannot_take_the_places_of_all_subscribers() -> No
 
 @pytest_twisted.ensureDeferred
 async def test_threat_only_little_is_sent_to_an_address_before_it_has_answered() -> None:
-    """29 bytes bring 87 at the most, and 77 bring 174; with time more follows, without a REQUEST."""
+    """29 bytes bring 87 at most, and 77 bytes bring 174; later the server sends more without a REQUEST."""
     server = await Server.start(trusted=())
     publisher, newcomer = server.peer(), server.peer()
     newcomer.keep_alive()
@@ -248,7 +248,7 @@ async def test_threat_only_little_is_sent_to_an_address_before_it_has_answered()
         await until(reactor, lambda at=at: server.broker.bounds("backbone")[1] == at + 50)
     newcomer.keep_alive()
     newcomer.request(1, 100)
-    publisher.request(1, 100)  # has not sent any KEEPALIVE
+    publisher.request(1, 100)  # from an address that never sent a KEEPALIVE
     await until(reactor, lambda: server.count("request-without-keepalive") == 1)
     await until(reactor, lambda: server.count("held-back") > 100)
     assert sum(map(len, newcomer.read())) <= 3 * 29 * 2
@@ -299,7 +299,7 @@ async def test_a_request_is_answered_although_300_peers_never_answer() -> None:
     await until(reactor, lambda: asker.delivers() or any(8 in [d[0] for d in peer.read()] for peer in mute))
     first = 1
     if not asker.delivers():
-        # The range of a repeat is a little different: something has come meanwhile.
+        # A repeated request differs a little, because records have come meanwhile.
         first = 2
         asker.request(first, 2_000)
     await until(reactor, lambda: asker.delivers())
@@ -325,7 +325,7 @@ async def test_threat_invalid_datagrams_of_every_kind_are_ignored() -> None:
 
 @pytest_twisted.ensureDeferred
 async def test_threat_every_pushed_message_of_a_burst_is_stored_once_or_dropped_by_the_kernel() -> None:
-    """100,000 datagrams as fast as they go: each is in the journal once, or was never read; and it goes on."""
+    """Of 100,000 datagrams sent at once, each is in the journal once or was never read, and the server continues."""
     server = await Server.start(push_rate=10_000_000)
     peer = server.peer()
     for at in range(0, 100_000, 50):

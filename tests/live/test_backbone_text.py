@@ -1,7 +1,7 @@
-"""A peer that was written from fyrehose-backbone.txt alone, against a real server: sockets, struct, nothing of ours.
+"""Test a real server with a peer written from fyrehose-backbone.txt alone: sockets and struct, none of our code.
 
-It keeps the rules of the text for clients: a KEEPALIVE each second, one REQUEST for each gap, and again each second for
-what is still missing.  It loses datagrams itself, by a seed, so that no two runs differ in what is lost.
+The peer follows the rules of the text for clients: a KEEPALIVE each second, one REQUEST for each gap, and again each
+second for what is still missing.  It drops received datagrams itself, by a seed, so that each run drops the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 pytestmark = pytest.mark.live
 
 DELIVER, PUSH, REQUEST, KEEPALIVE, KEEPALIVE_ACK = 0x1, 0x2, 0x4, 0x10, 0x20
-#: How long a client is a subscriber after a KEEPALIVE, in seconds.
+#: For how many seconds after a KEEPALIVE a client is a subscriber.
 ALIVE = 5.0
 
 
@@ -28,10 +28,10 @@ ALIVE = 5.0
 class TextPeer:
     """A publisher and subscriber as the text describes it.
 
-    :ivar loss: the share of received datagrams that it loses
-    :ivar port_field: what it writes as PORT; None: its own port
-    :ivar messages: DATA by sequence
-    :ivar acks: the number of KEEPALIVE-ACKs
+    :ivar loss: the share of received datagrams that it drops
+    :ivar port_field: the value of the field PORT; None for its own port
+    :ivar messages: the DATA of each sequence
+    :ivar acks: the number of received KEEPALIVE-ACKs
     """
 
     server: tuple[str, int]
@@ -78,7 +78,7 @@ class TextPeer:
         return gaps
 
     def listen(self, wait: float = 0.0) -> None:
-        """Receive everything that has arrived; wait for the first datagram if nothing has."""
+        """Receive all datagrams that have arrived; wait *wait* seconds for the first one."""
         select.select([self.socket], [], [], wait)
         while True:
             try:
@@ -95,13 +95,13 @@ class TextPeer:
             length, seq = int.from_bytes(datagram[1:3], "big"), int.from_bytes(datagram[3:9], "big")
             data = datagram[9:]
             assert len(data) == length
-            assert self.messages.setdefault(seq, data) == data, "one sequence has one message"
+            assert self.messages.setdefault(seq, data) == data, "a sequence has two messages"
             if seq > self.highest + 1:  # rule 2: lower sequences are missing
                 self.request(self.highest + 1, seq - 1)
             self.highest = max(self.highest, seq)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Listen until *condition* holds, within the life of one KEEPALIVE; send no other one."""
+        """Receive until *condition* holds, without another KEEPALIVE, for as long as the last one is valid."""
         deadline = time.monotonic() + ALIVE
         while not condition():
             assert time.monotonic() < deadline, f"{len(self.messages)} messages, {self.acks} ACKs"
@@ -128,7 +128,7 @@ def connect(start: Any) -> Iterator[Connect]:
 
 
 def test_one_keepalive_makes_a_subscriber_who_receives_every_deliver(connect: Connect) -> None:
-    """RULES (BACKBONE) 2 and 3."""
+    """Rules 2 and 3 of the text."""
     peer, publisher = connect(), connect()
     peer.keep_alive()
     peer.until(lambda: peer.acks == 1)
@@ -140,7 +140,7 @@ def test_one_keepalive_makes_a_subscriber_who_receives_every_deliver(connect: Co
 
 
 def test_a_request_after_one_keepalive_is_answered(connect: Connect) -> None:
-    """RULES (BACKBONE) 4; and the publisher has never sent a KEEPALIVE (5)."""
+    """Rule 4 of the text; rule 5: the publisher has never sent a KEEPALIVE."""
     peer, publisher = connect(), connect()
     for _ in range(100):
         publisher.push(b"x" * 900)
@@ -169,7 +169,7 @@ def test_a_peer_that_loses_a_fifth_of_the_datagrams_and_requests_each_gap_keeps_
         peer.push(data)
         if seq % 50 == 0:
             peer.listen(0.005)
-    for _ in range(15):  # one round a second, as rule 1 has it
+    for _ in range(15):  # one round a second, as rule 1 says
         peer.keep_alive()
         for first, last in peer.gaps(len(expected)):
             peer.request(first, last)

@@ -1,4 +1,4 @@
-"""A real server under load, and copies of its journal: by tar, cp and rsync, and by `fyrehose journal backup`."""
+"""Copy the journal of a real server under load: by tar, cp and rsync, and by `fyrehose journal backup`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Nobody:
 
 @attrs.define(eq=False)
 class Load:
-    """Publishes by HTTP from some threads, each into a stream of its own, until it is stopped.
+    """Publishes by HTTP from several threads, each to a stream of its own, until it is stopped.
 
-    :ivar acknowledged: of each stream, how many messages the server has acknowledged; they are numbered from 0
+    :ivar acknowledged: how many messages the server has acknowledged, by stream; they are numbered from 0
     """
 
     port: int
@@ -75,10 +75,10 @@ class Load:
         return sum(self.acknowledged.values())
 
     def wait_for_more(self, count: int) -> None:
-        """Until so many more messages were acknowledged."""
+        """Wait until *count* more messages are acknowledged."""
         wanted, deadline = self.total() + count, time.monotonic() + PATIENCE
         while self.total() < wanted:
-            assert time.monotonic() < deadline, "the server takes nothing"
+            assert time.monotonic() < deadline, "the server acknowledges nothing"
             time.sleep(0.005)
 
     def _publish(self, stream: str, dice: random.Random) -> None:
@@ -98,13 +98,13 @@ class Load:
                 number += count
                 self.acknowledged[stream] = number
         except OSError:
-            return  # the server was ended
+            return  # the server was stopped
         finally:
             connection.close()
 
 
 def numbers(directory: Path) -> dict[str, list[int]]:
-    """Of each stream, the numbers of the messages that are in a journal."""
+    """Return the numbers of the messages in a journal, by stream."""
     found: dict[str, list[int]] = {}
     for run in runs(directory):
         found.setdefault(run.stream, []).extend(int(bytes(payload).split(b" ")[0]) for payload in run.payloads())
@@ -112,7 +112,7 @@ def numbers(directory: Path) -> dict[str, list[int]]:
 
 
 def recovered(directory: Path) -> dict[str, list[int]]:
-    """Return what a server finds that starts in the directory."""
+    """Return the messages that a server finds when it starts in the directory."""
     settings = JournalSettings(min_free=0, segment_size=256 << 10)
     journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
     opened: list[Any] = []
@@ -124,18 +124,20 @@ def recovered(directory: Path) -> dict[str, list[int]]:
 
 
 def has_everything(found: dict[str, list[int]], acknowledged: dict[str, int]) -> bool:
-    """Return whether all that was acknowledged is there, in order, and nothing twice."""
+    """Return whether every acknowledged message is there; check that all are in order and none is there twice."""
     assert all(listed == list(range(len(listed))) for listed in found.values())
     return all(len(found.get(stream, [])) >= count for stream, count in acknowledged.items())
 
 
 def by_tar(source: Path, target: Path) -> None:
-    """tar, which is slowed down so that the server writes on meanwhile."""
+    """Copy with tar, which is slowed down so that the server writes meanwhile."""
     slow = ["--checkpoint=100", "--checkpoint-action=exec=sleep 0.02"]
     command = ["tar", "-C", source, *slow, "-cf", "-", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
         subprocess.run(["tar", "-C", target, "-xf", "-"], stdin=reading.stdout, check=True, timeout=PATIENCE)
-        assert reading.wait(PATIENCE) in (0, 1), "1: a file changed as it was read"
+        assert reading.wait(PATIENCE) in (0, 1), (
+            "tar failed; only status 1, a file that changed while it was read, is expected"
+        )
 
 
 def by_cp(source: Path, target: Path) -> None:
@@ -143,18 +145,18 @@ def by_cp(source: Path, target: Path) -> None:
 
 
 def by_cp_backwards(source: Path, target: Path) -> None:
-    """cp, the newest file first."""
+    """Copy with cp, the newest file first."""
     for path in sorted((path for path in source.iterdir() if path.suffix in ("", ".segment", ".index")), reverse=True):
         subprocess.run(["cp", path, target], check=True, timeout=PATIENCE)
 
 
 def by_rsync(source: Path, target: Path) -> None:
-    """rsync, or cp where there is none."""
+    """Copy with rsync, or with cp if rsync is not installed."""
     if shutil.which("rsync") is None:
         by_cp(source, target)
         return
     status = subprocess.run(["rsync", "-a", f"{source}/", target], check=False, timeout=PATIENCE).returncode
-    assert status in (0, 24), "24: a file was deleted before it was copied"
+    assert status in (0, 24), "rsync failed; only status 24, a file that was deleted meanwhile, is expected"
 
 
 def test_copies_made_file_by_file_have_every_record_acknowledged_before_the_copy(start: Any, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_copies_made_file_by_file_have_every_record_acknowledged_before_the_copy
 
 
 def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
-    """Return what a server finds that starts on the copy, if need be after files that it names were copied again."""
+    """Start on the copy, after copying again any file that the error names; return the messages that are found."""
     asked: list[str] = []
     while True:
         try:
@@ -189,7 +191,7 @@ def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
 
 
 def tailed(port: int, stream: str, count: int) -> bool:
-    """Return whether the first *count* messages of a stream come by Figg."""
+    """Return whether the first *count* messages of a stream are read by Figg."""
     words = [FYREHOSE, "tail", "--from", f"127.0.0.1:{port}", "--stream", stream, "--since", "start"]
     words += ["--count", str(count), "--format", "json"]
     ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE)
@@ -199,7 +201,7 @@ def tailed(port: int, stream: str, count: int) -> bool:
 
 @attrs.define(eq=False)
 class Following:
-    """``fyrehose journal backup --follow``, running."""
+    """A running ``fyrehose journal backup --follow``."""
 
     process: subprocess.Popen[str]
     target: Path
@@ -209,7 +211,7 @@ class Following:
         deadline = time.monotonic() + PATIENCE
         while look(self.target).mark < position if self.target.exists() else True:
             assert self.process.poll() is None, self.errors.read_text()
-            assert time.monotonic() < deadline, f"{look(self.target)} does not come to {position}"
+            assert time.monotonic() < deadline, f"{look(self.target)} does not reach {position}"
             time.sleep(0.02)
 
     def wait_until_it_says(self, words: str) -> None:
@@ -219,7 +221,7 @@ class Following:
             time.sleep(0.02)
 
     def end(self, number: signal.Signals) -> str:
-        """End it in order; what it said."""
+        """Stop the backup by a signal; return its output."""
         self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, out + self.errors.read_text()
@@ -228,7 +230,7 @@ class Following:
 
 @pytest.fixture
 def follow(tmp_path: Path) -> Iterator[Callable[..., Following]]:
-    """Starts backups that follow; all of them end with the test."""
+    """Return a function that starts following backups, all of which end with the test."""
     started: list[Following] = []
 
     def starter(source: str, target: Path, *options: str) -> Following:
@@ -249,7 +251,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[..., Following]]:
 def test_backups_follow_a_server_through_a_restart_and_are_restored(
     start: Any, serve: Callable[..., str], follow: Callable[..., Following], tmp_path: Path
 ) -> None:
-    """By directory and by URL at once; one is killed in the middle and started again; then all is lost but them."""
+    """Back up by directory and by URL at once, kill one and start it again, then lose everything except the backups."""
     server = start(*LISTEN, *SMALL)
     source, near, far, restored = (tmp_path / name for name in ("data", "near", "far", "restored"))
     url = serve(source)
@@ -286,7 +288,7 @@ def test_backups_follow_a_server_through_a_restart_and_are_restored(
 
 
 def numbers_after(directory: Path) -> dict[str, int]:
-    """Of each stream, the number of the next message."""
+    """Return the number of the next message, by stream."""
     return {stream: len(listed) for stream, listed in numbers(directory).items()}
 
 

@@ -1,4 +1,4 @@
-"""Every protocol is measured once, with a few messages: that all of them are counted, not how fast."""
+"""Run each benchmark once with a few messages, to check that all messages are counted, not how fast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
 
 
 def measure(case: Case, directory: Path, *contestants: Contestant) -> list[Measurement]:
-    """One round, and what holds of all."""
+    """Run one round, check what must hold of every measurement, and return the measurements."""
     found = runner.run(case, contestants or [servers.FYREHOSE], directory / "servers", 1, "batch")
     assert not directory.joinpath("servers").exists()
     for one in found:
@@ -44,7 +44,7 @@ def test_every_protocol_is_measured(name: str, tmp_path: Path) -> None:
     (case,) = selected([name])
     (found,) = measure(case.scaled(0.0005), tmp_path)
     assert found.median("rate") > 0
-    assert "acknowledged.50" not in found.figures, "it has no rate to be late for"
+    assert "acknowledged.50" not in found.figures, "a measurement without a rate has latencies"
 
 
 @pytest.mark.parametrize("protocol", ["figg", "eventbus"])
@@ -89,7 +89,7 @@ def test_plain_loops_as_contestants_do_the_same_work(tmp_path: Path) -> None:
 def test_a_message_at_a_time_is_timed_from_when_it_was_sent(protocol: str, loop: str, tmp_path: Path) -> None:
     case = Case(name=f"{protocol}/x", protocol=protocol, messages=20, subscribers=1, window=1)
     (found,) = measure(case, tmp_path, peers.PEERS[loop])
-    assert 0 < found.median("arrived.50") < servers.PATIENCE, "and not from when the machine was started"
+    assert 0 < found.median("arrived.50") < servers.PATIENCE, "the latency is counted from the start of the machine"
 
 
 def test_the_disk_is_measured_in_the_same_run(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_memory_of_idle_connections_is_measured(tmp_path: Path) -> None:
 def test_the_reference_server_of_figg_is_started_with_its_own_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ours behind a script that takes the options of the other: what is said to it is what is tested."""
+    """A script with the other server's options starts our server: the test checks these options."""
     twistd = shutil.which("twistd", path=str(Path(servers.twistd()).parent))
     script = tmp_path / "figg"
     script.write_text(

@@ -1,4 +1,4 @@
-"""`fyrehose bench` with real servers, and a few messages."""
+"""Test `fyrehose bench` with real servers and a few messages."""
 
 from __future__ import annotations
 

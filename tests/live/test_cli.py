@@ -1,4 +1,4 @@
-"""``fyrehose publish`` and ``fyrehose tail``, as people call them, against a real server."""
+"""Test ``fyrehose publish`` and ``fyrehose tail`` against a real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = (
     *("--listen", "backbone=udp:0:interface=127.0.0.1"),
     *("--listen", "http=tcp:0:interface=127.0.0.1"),
 )
-#: A tree of source files, and files that are no text at all.
+#: Source files, and files that are no text at all.
 FILES = [
     *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.py")),
     *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.pyc"))[:40],
@@ -33,14 +33,14 @@ FILES = [
 
 
 class Server:
-    """A server, and the commands that talk to it."""
+    """A server, and the commands that connect to it."""
 
     def __init__(self, start: Any, *words: str) -> None:
         self.start = start
         self.running = start(*BOTH, *words)
 
     def again(self, how: signal.Signals) -> None:
-        """End it, and start it anew where it was."""
+        """Stop the server with the signal *how*, and start it again in the same directory."""
         ports = {name: self.running.port(name) for name in ("figg", "backbone")}
         self.running.stop(how)
         words = [word.replace(":0:", f":{ports.get(word.partition('=')[0], 0)}:") for word in BOTH]
@@ -52,7 +52,7 @@ class Server:
         return words if stream is None else [*words, "--stream", stream]
 
     def publish(self, *words: str, protocol: str = "figg", stream: str | None = "backbone", data: bytes = b"") -> str:
-        """Return what it said on standard error; it has to succeed."""
+        """Run `fyrehose publish`, which must succeed; return its standard error."""
         command = [*self.words("publish", protocol, stream), *words]
         ended = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)
         assert ended.returncode == 0, ended.stderr
@@ -72,7 +72,7 @@ def server(start: Any) -> Server:
 
 
 def everything(server: Server, count: int, **how: Any) -> bytes:
-    """Return the stream from its start, its payloads end to end, by Figg and by the backbone: the same."""
+    """Read the stream from its start by Figg and by the backbone, which must agree; return the joined payloads."""
     words = ("--since", "start", "--count", str(count), "--format", "raw")
     by_figg = server.tail(*words)
     assert server.tail(*words, protocol="backbone", stream=None) == by_figg
@@ -165,7 +165,8 @@ def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | 
     server.publish("before")
     command = [*server.words("tail", protocol, stream), "--count", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        # It follows from when it is attached, which nothing outside can see: so something is said until it is heard.
+        # It follows from when it has subscribed, which cannot be seen from outside, so publish until it prints
+        # something.
         deadline = time.monotonic() + 60
         while process.poll() is None:
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Three Fyrehose servers and three NATS servers as processes: kill -9, a frozen leader, an orderly stop."""
+"""Test a cluster of three Fyrehose servers and three NATS servers as processes: kill -9, a frozen leader, a stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
 
-#: How long anything may take on a busy machine before the test gives up, in seconds.
+#: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 120.0
 
 
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def get(server: ClusterServer, path: str) -> bytes | None:
-    """Return what the page of *server* answers with status 200, else None."""
+    """Return the body of the page of *server* if its status is 200, else None."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}{path}", timeout=2) as answer:
             return bytes(answer.read())
@@ -67,14 +67,14 @@ def publish(cluster: Cluster, payload: bytes) -> int:
             try:
                 with urllib.request.urlopen(urllib.request.Request(url, payload), timeout=10) as answer:
                     return int(json.loads(answer.read())["last"])
-            except OSError:  # it follows, starts, was killed, or is frozen
+            except OSError:  # the server follows, starts, was killed, or is frozen
                 continue
-        time.sleep(0.05)  # a server that takes over needs the processor
+        time.sleep(0.05)  # leave the processor to a server that takes over
     raise AssertionError("no server accepts messages")
 
 
 def shared_log(cluster: Cluster) -> dict[str, Any]:
-    """Return what `fyrehose cluster status` says of the shared log, as soon as a server is heard."""
+    """Return what `fyrehose cluster status` says about the shared log, once a server answers."""
     config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
     found = asyncio.run(survey(settings_of(config, (), ""), until=lambda said: True))
     assert found.log is not None, found.why
@@ -138,7 +138,7 @@ def test_a_frozen_leader_steps_down_and_loses_nothing(cluster: Cluster) -> None:
         leader.process.send_signal(signal.SIGCONT)
     wait_for(leader, "this server was the leader, and follows again")
     check(cluster, published)
-    assert leader.process.poll() is None, "the same process follows"
+    assert leader.process.poll() is None, "the frozen process did not continue as a follower"
     assert leader.log.count("] serving") >= 2
 
 
@@ -218,7 +218,7 @@ def test_the_same_processes_continue_when_nats_is_lost_and_comes_back(cluster: C
     for node in range(cluster.nats.count):
         cluster.nats.kill(node)
     leader = leader_of(cluster)
-    # A leader notices it when something waits to be accepted.
+    # A leader notices the loss when an append waits for the shared log.
     url = f"http://127.0.0.1:{leader.ports[1]}/streams/s"
     with pytest.raises(OSError):
         urllib.request.urlopen(urllib.request.Request(url, b"while NATS is lost"), timeout=1)

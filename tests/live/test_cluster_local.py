@@ -1,4 +1,4 @@
-"""A cluster with `acknowledge = "local"`: publishers do not wait for NATS, and readers see what it has accepted."""
+"""Test a cluster with `acknowledge = "local"`: publishers do not wait for NATS; subscribers get what NATS has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
 
-#: How long anything may take on a busy machine before the test gives up, in seconds.
+#: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 120.0
 
 
@@ -37,7 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def ask(server: ClusterServer, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """Ask the HTTP listener of *server*; return the status and the body."""
+    """Send a request to the HTTP listener of *server*; return the status and the body."""
     request = urllib.request.Request(f"http://127.0.0.1:{server.ports[1]}{path}", body)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -49,7 +49,7 @@ def ask(server: ClusterServer, path: str, body: bytes | None = None) -> tuple[in
 
 
 def leader_of(cluster: Cluster) -> ClusterServer:
-    """Publish until a server accepts it; return that server."""
+    """Publish until a server accepts the message; return that server."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for server in cluster.servers.values():

@@ -1,4 +1,4 @@
-"""The members of a cluster change while messages are published: `cluster add`, `remove` and `replace`, as processes."""
+"""Change the members of a cluster while messages are published: `cluster add`, `remove` and `replace`, as processes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ pytestmark = [
 
 @attrs.define(eq=False)
 class Publishing:
-    """A thread that publishes all along, to whichever server accepts it.
+    """A thread that publishes all the time, to whichever server accepts it.
 
-    :ivar published: what was acknowledged
+    :ivar published: the acknowledged messages
     """
 
     cluster: Cluster
@@ -69,13 +69,13 @@ class Publishing:
             time.sleep(0.1)
 
 
-#: The processes that serve the journals of servers to others.
+#: The processes that serve the journals of servers to other servers.
 SERVING: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Three servers, each of which serves its journal to the others."""
+    """Return a cluster of three servers, each of which serves its journal to the others."""
     made = Cluster(tmp_path)
     for server in made.servers.values():
         name_journal(server)
@@ -94,20 +94,20 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def name_journal(server: ClusterServer) -> None:
-    """Let the configuration of a server say where its journal is served."""
+    """Write to the configuration of a server where its journal is served."""
     (port,) = free_ports(1)
     server.replication = f'journal = "http://127.0.0.1:{port}"\n'
 
 
 def serve_journal(server: ClusterServer) -> None:
-    """Serve the journal of a server that runs to the others."""
+    """Serve the journal of a running server to the others."""
     place = server.replication.split('"')[1].removeprefix("http://")
     words = [*FYREHOSE, "journal", "serve", str(server.directory / "data"), "--listen", place]
     SERVING.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
 
 
 def start(cluster: Cluster, server: ClusterServer) -> None:
-    """Start a new server, and serve its journal when it follows."""
+    """Start a new server, and serve its journal once it follows."""
     server.start()
     deadline = time.monotonic() + PATIENCE
     while not get(server, "/ready?for=read"):
@@ -125,7 +125,7 @@ FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 
 
 def run(*words: str, status: int = 0) -> str:
-    """Run a command of `fyrehose cluster`, which ends with *status*; return what it prints."""
+    """Run a command of `fyrehose cluster`, which must end with *status*; return its output."""
     ended = subprocess.run([*FYREHOSE, "cluster", *words], capture_output=True, text=True, timeout=120)
     assert ended.returncode == status, ended
     return ended.stdout + ended.stderr
@@ -146,7 +146,7 @@ def names(cluster: Cluster) -> set[str]:
 
 
 def new_server(cluster: Cluster, name: str) -> ClusterServer:
-    """Return another server, whose configuration is written, and which does not run."""
+    """Return another server with a configuration, which does not run yet."""
     made = ClusterServer(name, cluster.directory / name, cluster.nats.urls, tuple(free_ports(3)))
     name_journal(made)
     made.directory.mkdir()
@@ -155,7 +155,7 @@ def new_server(cluster: Cluster, name: str) -> ClusterServer:
 
 
 def status_of(server: ClusterServer) -> int:
-    """Wait until the server ends by itself, and return its exit status."""
+    """Wait until the server ends by itself; return its exit status."""
     assert server.process is not None
     process, server.process = server.process, None
     return process.wait(PATIENCE)
@@ -168,7 +168,7 @@ def entries_left(cluster: Cluster) -> int:
 
 
 def wait_until_trimmed(cluster: Cluster) -> None:
-    """Wait until the shared log has only what was published since a moment ago."""
+    """Publish until the shared log was trimmed to the entries of the last moments."""
     deadline = time.monotonic() + PATIENCE
     while (left := entries_left(cluster)) > 400:
         assert time.monotonic() < deadline, f"{left} entries: {leader_of(cluster).log[-2000:]}"

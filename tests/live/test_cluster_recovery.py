@@ -1,4 +1,4 @@
-"""A cluster that has lost a disk, or its shared log: the commands of docs/cluster.md, with real processes."""
+"""Recover a cluster that has lost a disk or its shared log, with the commands of docs/cluster.md and real processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serving() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[Cluster]:
-    """Three servers, each of which serves its journal to the others."""
+    """Return a cluster of three servers, each of which serves its journal to the others."""
     made = Cluster(tmp_path)
     ports = free_ports(len(made.servers))
     for server, port in zip(made.servers.values(), ports, strict=True):
@@ -56,8 +56,8 @@ def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[
 
 
 def command(line: str) -> list[str]:
-    """Return the words of a command of docs/cluster.md, for this installation."""
-    return [str(Path(sys.executable).with_name("fyrehose")), *line.split()[1:]]
+    """Return the arguments of a command of docs/cluster.md, for this installation."""
+    return [sys.executable, "-c", "from fyrehose.cli import main; main()", *line.split()[1:]]
 
 
 def commands(begin: str, config: Path, **values: str) -> list[str]:
@@ -76,12 +76,12 @@ def publish_more(cluster: Cluster, published: list[bytes]) -> None:
 
 
 def first_entry(cluster: Cluster) -> int:
-    """Return the number of the first entry that the shared log has."""
+    """Return the number of the first entry of the shared log."""
     return int(shared_log(cluster)["first"])
 
 
 def trim(cluster: Cluster, published: list[bytes]) -> None:
-    """Publish until the shared log has been trimmed: what begins now has to find the rest elsewhere."""
+    """Publish until the shared log was trimmed, so that new servers must copy the earlier records from others."""
     begun, deadline = first_entry(cluster), time.monotonic() + PATIENCE
     while first_entry(cluster) <= begun:
         assert time.monotonic() < deadline, leader_of(cluster).log[-2000:]
@@ -106,7 +106,7 @@ def follower_without_disk(cluster: Cluster, published: list[bytes]) -> tuple[Clu
 
 
 def replace(server: ClusterServer) -> None:
-    """Let a server with a new name take the place of the one that has lost its disk."""
+    """Replace the server that has lost its disk by one with a new name."""
     config = server.directory / "fyrehose.toml"
     (line,) = commands("fyrehose cluster replace", config, **{" c ": f" {server.name} "})
     subprocess.run(command(line), check=True, timeout=60)
@@ -178,7 +178,7 @@ def test_reseed_begins_a_lost_shared_log_again_with_the_longest_journal(cluster:
         shutil.rmtree(cluster.directory / f"nats-{node}" / "store")
     for node in range(cluster.nats.count):
         cluster.nats.start(node)
-    for server in (leader, *reversed(others)):  # the empty one last
+    for server in (leader, *reversed(others)):  # the server with the empty journal last
         server.start()
     deadline = time.monotonic() + PATIENCE
     while not all("fyrehose cluster reseed" in server.log for server in (leader, others[1])):
@@ -207,6 +207,6 @@ def test_a_store_of_nats_with_little_room_does_not_stop_publishers_while_a_follo
         away = next(server for server in cluster.servers.values() if server is not leader)
         away.stop(signal.SIGKILL)
         del cluster.servers[away.name]
-        for number in range(60):  # more than NATS can store
+        for number in range(60):  # more data than NATS can store
             publish(cluster, b"%03d" % number + bytes(1_000_000))
         assert len(wait_until_identical(cluster)) > 60_000_000

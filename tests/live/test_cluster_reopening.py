@@ -1,4 +1,4 @@
-"""A server of a cluster opens its journal and all its listeners again and again; nothing piles up in its process."""
+"""Let a server of a cluster open its journal and all its listeners again and again, and check that nothing leaks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = [
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
 
-#: After how many times the counts are compared with those at the end.
+#: After how many reopenings the counts are taken that the final ones are compared with.
 WARM = 2
 LISTENERS = ("figg", "http", "admin", "relink", "eventbus", "lumberjack")
 
-#: Runs a server with the configuration in its argument, and opens it again whenever it leads; prints counts each time.
+#: A program that runs a server with the configuration in its argument, reopens it whenever it leads, and prints counts.
 SERVER = """
 import gc, json, os, sys, threading
 from twisted.internet import reactor

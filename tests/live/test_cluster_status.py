@@ -1,4 +1,4 @@
-"""`fyrehose cluster status` of servers that run, of one that is lost, and of NATS servers that are."""
+"""Test `fyrehose cluster status` with running servers, with a lost one, and with lost NATS servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
-    """Run the command; return its status, what it prints, and its error."""
+    """Run the command; return its exit status, its output, and its error."""
     config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
     words = ["cluster", "status", "--format", "json", "--config", str(config)]
     command = [str(Path(sys.executable).with_name("fyrehose")), *words]
@@ -42,7 +42,7 @@ def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
 
 
 def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) -> dict[str, Any]:
-    """Repeat the command until its status and what it prints are as *wanted*; return what it prints."""
+    """Repeat the command until its status and output are as *wanted*; return the output."""
     deadline = time.monotonic() + PATIENCE
     while True:
         code, said, error = status(cluster)
@@ -53,7 +53,7 @@ def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) ->
 
 
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the leader says of all servers, by their names."""
+    """Return what the leader says about all servers, by their names."""
     leader = next((server for server in said.get("servers", ()) if leading(server)), {})
     return {each["name"]: each for each in leader.get("servers", ())}
 
@@ -100,7 +100,7 @@ def test_cluster_status_shows_lost_servers_and_fails_while_publishers_are_refuse
     wait_for(cluster, lambda code, _: code == 1)
     deadline = time.monotonic() + PATIENCE
     while any(get(server, "/ready?for=read") for server in cluster.servers.values()):
-        assert time.monotonic() < deadline, "a server claims to be current, and no NATS server leads"
+        assert time.monotonic() < deadline, "a server claims to be current although no NATS server leads"
         time.sleep(0.5)
     cluster.nats.start(0)
     cluster.nats.start(1)

@@ -1,4 +1,4 @@
-"""Three Fyrehose servers with the users and permissions of deploy/cluster, and a stranger on their NATS servers."""
+"""Test three servers with the NATS users and permissions of deploy/cluster, and a stranger on their NATS servers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_with_the_documented_permissions_of_nats_servers_work_and_strangers_chan
         for said in found.servers
     ]
     assert len(forged) == 3
-    for message in forged:  # each would stop a server
+    for message in forged:  # each of these would stop a server that accepted it
         asyncio.run(refusals(cluster.nats.urls[0], SERVER_SENDS, message, len(SERVER_SENDS) - 1))
 
     leader = leader_of(cluster)

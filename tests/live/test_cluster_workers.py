@@ -1,4 +1,4 @@
-"""Workers of a cluster of three processes whose leader is killed: each record has one result, and none is missing."""
+"""Kill the leader of a cluster of three processes under workers: each record must have exactly one result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
 ]
 
-#: How long anything may take on a busy machine before the test gives up, in seconds.
+#: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 240.0
 
 
@@ -46,7 +46,7 @@ class Client:
                     return [json.loads(line) for line in text.splitlines()]
                 why = text
             except (OSError, HTTPException, ValueError) as error:
-                why = error  # The server follows, starts, or was killed.
+                why = error  # the server follows, starts, or was killed
             finally:
                 connection.close()
             self.at = (self.at + 1) % len(self.ports)
@@ -64,14 +64,14 @@ def work(client: Client, name: str, done: threading.Event) -> None:
         answer = client.post("/subscriptions/work/lease", {"consumer": name, "most": dice.randint(1, 9), "wait": 1})
         for record in answer.get("records", []):
             if dice.random() < 0.1:
-                continue  # It forgets the record.
+                continue  # the worker forgets the record
             result = {"stream": "results", "payload": record["payload"]}
             item = [record["seq"], record["token"]]
             client.post("/subscriptions/work/settle", {"done": [item], "publish": [result]})
 
 
 def leader_of(cluster: Cluster) -> Any:
-    """Return the server that leads: the only one that accepts messages."""
+    """Return the leader, which is the only server that accepts messages."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for server in cluster.servers.values():

@@ -1,4 +1,4 @@
-"""Completion in the shells themselves: a line is typed in a terminal, then TAB, and the shell says what the line is."""
+"""Test completion in real shells: type a line in a terminal, press TAB, and let the shell print the line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 PATIENCE = 60.0
-#: Names that a peer may choose; bash would run the last one.
+#: Names that a peer may choose; a careless completion in bash would run the last one.
 NAMES = ("logs.web", "jobs:a b", "one,two", "run$(touch pwned)")
 
 pytestmark = pytest.mark.live
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.live
 
 @attrs.define
 class Terminal:
-    """A shell in a terminal; Ctrl-G writes the line that is being typed into a file."""
+    """A shell in a terminal; Ctrl-G writes the line that is being typed to a file."""
 
     shell: str
     folder: Path
@@ -73,7 +73,7 @@ class Terminal:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        """Read what the shell shows, so that it never waits for the terminal."""
+        """Read the shell's output, so that it never waits for the terminal."""
         try:
             while os.read(self.keys, 65_536):
                 pass
@@ -81,15 +81,15 @@ class Terminal:
             return  # the shell has ended
 
     def completed(self, line: str) -> str:
-        """Type *line* and TAB, and return the line then."""
+        """Type *line* and TAB; return the completed line."""
         said = self.folder / "said"
         said.unlink(missing_ok=True)
         os.write(self.keys, f"{line}\t\x07".encode())
         deadline = time.monotonic() + PATIENCE
         while not said.exists() or not said.read_text():
-            assert time.monotonic() < deadline, f"{self.shell} does not say its line"
+            assert time.monotonic() < deadline, f"{self.shell} does not write its line"
             time.sleep(0.05)
-        os.write(self.keys, b"\x15")  # Ctrl-U: an empty line again
+        os.write(self.keys, b"\x15")  # Ctrl-U empties the line
         return said.read_text().rstrip("\n")
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Return a function that starts a shell, with more variables in its environment."""
+    """Return a function that starts a shell with additional environment variables."""
     made: list[Terminal] = []
 
     def start_shell(shell: str, **more: str) -> Terminal:
@@ -135,7 +135,7 @@ def test_shells_complete_commands_and_names_that_the_server_knows(
     put = f"http://127.0.0.1:{http}/subscriptions/billing"
     body = b'{"stream": "logs.web", "shared": true}'
     urllib.request.urlopen(urllib.request.Request(put, body, method="PUT"), timeout=PATIENCE).close()
-    # On a busy machine the server may need longer than a person waits.
+    # On a busy machine the server may answer later than a user would wait.
     typing = terminal(shell, FYREHOSE_COMPLETION_WAIT="60s")
     assert typing.completed("fyrehose strea") == "fyrehose streams "
     assert typing.completed("fyrehose streams ret") == "fyrehose streams retire "

@@ -1,4 +1,4 @@
-"""The example dashboard in a real browser, served by another web server than the one that it follows."""
+"""Test the example dashboard in a real browser, served by another web server than the one whose data it shows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 PATIENCE = 60.0
 SITE = Path(__file__).parents[2] / "examples" / "dashboard"
 KEY = "0123456789abcdef" * 4
-#: A directory for screenshots, to look at them.
+#: The directory for screenshots, if any.
 LOOK = os.environ.get("SCREENSHOTS", "")
 
 
 @attrs.define(eq=False)
 class Dashboard:
-    """The page in a browser, and the server that it follows."""
+    """The page in a browser, and the server whose data it shows."""
 
     browser: Any
     site: str
@@ -103,7 +103,7 @@ def test_a_page_whose_origin_is_not_listed_sees_nothing(dashboard: Open) -> None
     page.open(stream="notes")
     page.until(lambda: "Failed to fetch" in page.text("#state"))
     assert "secret" not in page.text("body")
-    page.browser.get_log("browser")  # it has complained, and the next test begins without that
+    page.browser.get_log("browser")  # read the complaints of the browser, so that the next test begins without them
 
 
 def test_a_signed_token_gives_access_to_one_stream_until_it_ends(dashboard: Open, tmp_path: Path) -> None:

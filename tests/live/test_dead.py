@@ -1,4 +1,4 @@
-"""Dead letters in a real server: a client that sends a refused message first on each connection, and the command."""
+"""Test dead letters of a real server, with a client that repeats a refused message first, and with the command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ max-payload = {most}
 
 
 def send_again_until_acknowledged(port: int, messages: list[tuple[str, bytes]], attempts: int) -> int:
-    """Publish as the Go SDK does: on each connection everything without an ACK, in order; return how many have one."""
+    """Publish like the Go SDK: on each connection everything without an ACK, in order; return how many have one."""
     acknowledged = 0
     for _ in range(attempts):
         session = FiggClientSession()

@@ -1,4 +1,4 @@
-"""`fyrehose doctor` beside a running server, whose command line it reads."""
+"""Test `fyrehose doctor` beside a running server, whose command line it reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A real server, and plain ZeroMQ sockets that know nothing of our code.
+"""Test the event bus of a real server with plain ZeroMQ sockets, which share no code with it.
 
-EVENTBUS_MESSAGES is how many events go through in the test that looks for a lost wake-up (for a million, say so).
+EVENTBUS_MESSAGES sets the number of events in the test of edge-triggered sockets, for example a million.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def number(frame: bytes) -> int:
 
 
 class Bus:
-    """Plain sockets around one server."""
+    """Plain sockets that connect to one server."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[Socket] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 11_000)
         self.port = 0
-        self._sockets: list[Socket] = []  # none is lost before it is closed
+        self._sockets: list[Socket] = []  # keeps references, so that no socket is collected before it is closed
 
     def socket(self, kind: int, offset: int, **options: Any) -> Socket:
         socket = self.context.socket(kind)
@@ -84,7 +84,7 @@ class Bus:
         return self.socket(zmq.DEALER, 0, **options)
 
     def subscriber(self, *topics: bytes, **options: Any) -> Socket:
-        """One whose subscription has arrived: it has heard of an event, and of the last that was sent for that."""
+        """Return a SUB socket whose subscription has arrived; its first events were received and discarded."""
         socket = self.socket(zmq.SUB, 1, **{"RCVHWM": 0, **options})
         for topic in (*topics, b"/ready/"):
             socket.setsockopt(zmq.SUBSCRIBE, topic)
@@ -103,7 +103,7 @@ class Bus:
         return self.socket(zmq.DEALER, 2, **{"SNDHWM": 0, **options})
 
     def patient_collector(self) -> Socket:
-        """One that sends what it has after it was closed; made when there is room for it: 1,023 are the most."""
+        """Return a collector that sends its events even after it was closed, once one of 1,023 sockets is free."""
         deadline = time.monotonic() + PATIENCE / 1000
         while time.monotonic() < deadline:
             try:
@@ -124,7 +124,7 @@ class Bus:
         return messages
 
     def history(self, wanted: int, topic: bytes = b"/a/") -> list[Message]:
-        """Return the SYNCs of ``topic``, when there are at least ``wanted``."""
+        """Return the SYNCs of ``topic`` as soon as there are at least ``wanted``."""
         deadline = time.monotonic() + PATIENCE / 1000
         while len(found := self.sync(topic)[:-1]) < wanted:
             assert time.monotonic() < deadline, f"{len(found)} of {wanted}"
@@ -140,7 +140,7 @@ def bus() -> Iterator[Bus]:
 
 
 def policy_file(directory: Path, *conditions: str) -> str:
-    """Return the name of a file that allows everything to those who meet one of ``conditions``."""
+    """Return the path of a policy that allows everything to peers that meet one of ``conditions``."""
     path = directory / "policy.toml"
     rules = [f'[[allow]]\n{condition}\npublish = "*"\nsubscribe = "*"\n' for condition in conditions]
     path.write_text("\n".join(rules))
@@ -149,7 +149,7 @@ def policy_file(directory: Path, *conditions: str) -> str:
 
 @pytest.fixture
 def serve(start: Any, bus: Bus) -> Callable[..., Any]:
-    """Starts a server with these options of the event bus."""
+    """Return a function that starts a server with the given options of the event bus."""
 
     def serving(*options: str, listen: str = BUS, policy: str = "", extra: tuple[str, ...] = (), **more: Any) -> Any:
         words = [word for option in options for word in ("--option", f"eventbus.{option}")]
@@ -199,7 +199,7 @@ def test_a_req_socket_with_its_empty_delimiters_is_served(serve: Any, bus: Bus) 
 
 
 def test_a_client_that_asks_from_beyond_the_end_continues_with_the_next_event(serve: Any, bus: Bus) -> None:
-    """As after a backup was restored: it discards what is not above the number in SYNCEND."""
+    """As after the restore of an old backup: the client discards events up to the number in SYNCEND."""
     serve()
     subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
     collector.send_multipart(event(1))
@@ -224,7 +224,7 @@ def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) ->
 def test_the_edge_triggered_sockets_of_zeromq_are_always_drained(
     serve: Any, bus: Bus, ladder: Callable[[int, int], int]
 ) -> None:
-    """Events, questions and answers mixed, and nothing ever waits for something else to happen."""
+    """Events, requests and answers are mixed, and all of them arrive without further events that wake the server up."""
     serve()
     subscriber, collector, asking = bus.subscriber(b"/a/"), bus.collector(), bus.snapshot()
     count = int(os.environ.get("EVENTBUS_MESSAGES", ladder(10_000, 30_000)))
@@ -263,9 +263,9 @@ def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
     got = [late.recv_multipart()]
     stopped = time.monotonic()
     heard = 0
-    while time.monotonic() - stopped < 4 or heard < 50:  # on a busy machine, 50 of them take longer
+    while time.monotonic() - stopped < 4 or heard < 50:  # on a busy machine, 50 events take longer
         collector.send_multipart(event(heard, b"/live/"))
-        assert live.recv_multipart()[5] == event(heard)[5], "the others go on"
+        assert live.recv_multipart()[5] == event(heard)[5], "the other subscribers receive nothing"
         heard += 1
         time.sleep(0.01)
     while got[-1][0] == b"SYNC":
@@ -276,7 +276,7 @@ def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
 
 
 def test_a_slow_subscriber_asks_for_the_events_that_it_has_missed(serve: Any, bus: Bus) -> None:
-    """Threat: PUB drops silently at its high-water mark."""
+    """Threat: PUB drops events silently at its high-water mark."""
     serve()
     slow = bus.subscriber(b"/a/", RCVHWM=10, RCVBUF=4_096)
     collector = bus.collector()
@@ -291,7 +291,7 @@ def test_a_slow_subscriber_asks_for_the_events_that_it_has_missed(serve: Any, bu
             heard.append(number(slow.recv_multipart()[1]))
     except zmq.Again:
         pass
-    assert len(heard) < count, "some were dropped, as ZeroMQ does"
+    assert len(heard) < count, "ZeroMQ has dropped no event"
     assert heard == sorted(set(heard))
     everything = [number(frames[2]) for frames in history]
     missing = set(everything) - set(heard)
@@ -300,7 +300,7 @@ def test_a_slow_subscriber_asks_for_the_events_that_it_has_missed(serve: Any, bu
 
 
 def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serve: Any, bus: Bus) -> None:
-    """400 MiB of large events and some of 8 KiB, with two subscribers that have stopped."""
+    """Send 400 MiB of large events and some of 8 KiB, with two subscribers that have stopped reading."""
     server = serve()
     stopped = [bus.subscriber(b"/a/", RCVHWM=1) for _ in range(2)]
     reader, collector = bus.subscriber(b"/a/"), bus.collector()
@@ -316,22 +316,24 @@ def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serv
 def test_every_event_of_thousands_of_short_connections_is_stored(
     serve: Any, bus: Bus, ladder: Callable[[int, int], int]
 ) -> None:
-    """As the reference program publishes: a new connection for each event; 1,500 of them, or 3,000 in ``make torture``,
-    of which the server has half at once."""
+    """Publish like the reference program: a new connection for each event; 1,500, or 3,000 in ``make torture``.
+
+    The server may have half as many connections at once.
+    """
     count = ladder(1_500, 3_000)
     server = serve(f"max-connections={count // 2}")
     for n in range(count):
         collector = bus.patient_collector()
         collector.send_multipart(event(n))
         collector.close()
-        if n % 500 == 499:  # the server has seen these come and go, however busy the machine is
+        if n % 500 == 499:  # wait until the server has closed these, however busy the machine is
             bus.history(n + 1)
     assert sorted(frames[6] for frames in bus.history(count)) == [event(n)[5] for n in range(count)]
-    assert "too-many-connections" not in server.log, "those that left are not counted any more"
+    assert "too-many-connections" not in server.log, "closed connections are still counted"
 
 
 def test_refused_clients_are_admitted_when_there_is_room(serve: Any, bus: Bus) -> None:
-    """With sockets of ZeroMQ, which decide by themselves when to come back."""
+    """ZeroMQ's sockets decide by themselves when to connect again."""
     server = serve("max-connections=20")
     first = [bus.snapshot() for _ in range(19)]
     for socket in first:
@@ -346,14 +348,14 @@ def test_refused_clients_are_admitted_when_there_is_room(serve: Any, bus: Bus) -
         answered: list[Socket] = []
         deadline = time.monotonic() + PATIENCE / 1000
         while not answered:
-            assert time.monotonic() < deadline, f"{len(others)} are still refused"
+            assert time.monotonic() < deadline, f"{len(others)} clients are still refused"
             answered = [socket for socket in others if socket.poll(10)]
         others = [socket for socket in others if socket not in answered]
         first += answered
 
 
 def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> None:
-    """Threat: wrong frame counts, huge frames."""
+    """Threat: invalid numbers of frames, huge frames."""
     server = serve()
     rude = [bus.collector(), bus.snapshot(), bus.socket(zmq.DEALER, 1)]
     for socket in rude[:2]:
@@ -375,7 +377,7 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
     polite.send_multipart(forged)
     frames = subscriber.recv_multipart()
     assert frames[2:] == forged[2:]
-    assert number(frames[1]) < 100, "a forged sequence means nothing"
+    assert number(frames[1]) < 100, "a forged sequence had an effect"
     assert "Traceback" not in server.log
     assert server.stop() == 0
 
@@ -389,7 +391,7 @@ def test_garbage_on_a_port_of_the_event_bus_is_logged_with_its_address(serve: An
         b"\xff" + bytes(8) + b"\x7f\x03\0" + b"BOGUS".ljust(20, b"\0") + bytes(32),
     )
     with sockets.create_connection(("127.0.0.1", bus.port + 2), PATIENCE / 1000) as rude:
-        # A new connection makes the server look up its address; it has none for one that is closed before that.
+        # The server looks up the address of a client at the next connection; it cannot for one that is closed by then.
         bus.sync()
         rude.sendall(garbage[0])
         server.wait_for(f"bad-handshake from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
@@ -422,7 +424,7 @@ def test_a_second_connection_with_a_routing_id_in_use_is_refused(serve: Any, bus
         second = bus.snapshot(IDENTITY=identity, RCVTIMEO=300)
         with pytest.raises(zmq.Again):
             bus.sync(b"/a/", socket=second)
-        assert len(bus.sync(b"/a/", socket=asking)) == 2, "the first keeps its name"
+        assert len(bus.sync(b"/a/", socket=asking)) == 2, "the first connection has lost its routing id"
 
 
 def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:
@@ -457,7 +459,7 @@ time.sleep(100)
 
 
 def test_clients_that_stop_reading_their_snapshots_do_not_delay_others(serve: Any, bus: Bus) -> None:
-    """Threat: as many as there are places, and more, from the same address."""
+    """Threat: as many stalled snapshots as the limit, and more, from one address."""
     server = serve()
     collector = bus.collector()
     for n in range(300):
@@ -487,9 +489,9 @@ print("read", flush=True)
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
         for _ in range(3):
             assert len(bus.sync(b"/a/")) == 301
-        assert "snapshot-stalled" not in server.log, "nobody had to wait until they were given up"
+        assert "snapshot-stalled" not in server.log, "a client had to wait until a stalled snapshot was cancelled"
         stopped.send_signal(signal.SIGCONT)
-        assert stopped.stdout.readline() == b"read\n", "they go on where they were"
+        assert stopped.stdout.readline() == b"read\n", "a stopped client did not receive the rest of its snapshot"
     finally:
         stopped.kill()
         stopped.wait()
@@ -499,7 +501,7 @@ print("read", flush=True)
 
 @pytest.mark.parametrize("count", [72, 73, 500, 5_000])
 def test_all_clients_that_ask_for_a_snapshot_at_the_same_moment_are_answered(serve: Any, bus: Bus, count: int) -> None:
-    """The text: the server MUST respond.  All of them come from one address."""
+    """The text says that the server MUST respond; all requests come from one address."""
     server = serve()
     bus.collector().send_multipart(event(1))
     bus.history(1)
@@ -515,7 +517,7 @@ def test_all_clients_that_ask_for_a_snapshot_at_the_same_moment_are_answered(ser
 class TestKeys:
     @pytest.fixture
     def keys(self, tmp_path: Path) -> tuple[Path, Path]:
-        """Return the server's directory, and that of its clients."""
+        """Return the directories with the keys of the server and of its clients."""
         for name in ("server", "clients", "strangers"):
             tmp_path.joinpath(name).mkdir()
             create_certificates(tmp_path / name, "one")
@@ -571,7 +573,7 @@ class TestKeys:
         running.wait_for("Forbidden from")
         policy_file(tmp_path, 'network = "127.0.0.1"')
         running.reload()
-        # ZeroMQ gives up a server that has refused it; the next connection is admitted again.
+        # ZeroMQ never reconnects to a server that has refused it; a new connection is admitted again.
         assert bus.history(1)[0][5] == event(1)[4]
 
     @pytest_twisted.ensureDeferred
@@ -640,7 +642,7 @@ async def test_our_event_bus_client_continues_over_restarts_and_kills(serve: Any
         confirmed += await gatherResults(waiting)
     last = max(confirmed)
     await until(reactor, lambda: got and got[-1] >= last)
-    assert got == list(range(1, got[-1] + 1)), "in order, none twice, none missing"
+    assert got == list(range(1, got[-1] + 1)), "events are missing, doubled or out of order"
     assert set(confirmed) <= set(got)
     await gatherResults([follower.close(), publisher.close()])
     stored = {number(frames[2]) for frames in bus.sync(b"/a/")[:-1]}
@@ -678,7 +680,7 @@ def command(*words: str, data: bytes = b"") -> bytes:
 
 
 def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(start: Any, bus: Bus) -> None:
-    """What the bus carries is tailed by Figg and the backbone byte for byte, and what they take in by the bus."""
+    """Figg and the backbone read the bus's events byte for byte, and the bus reads what they publish."""
     listeners = (
         "--listen",
         BUS,
@@ -708,7 +710,7 @@ def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(star
 def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     serve: Any, bus: Bus, tmp_path: Path
 ) -> None:
-    """What the reference program stored in MongoDB, as a client of it asks for the events after number 7."""
+    """Import a dump of the reference program's MongoDB; its client then asks for the events after number 7."""
     when = datetime(2016, 11, 18, 14, 36, 49, 7_000)
 
     def document(n: int) -> dict[str, Any]:
@@ -718,7 +720,7 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
     dump, data = tmp_path / "events.bson", tmp_path / "data"
     dump.write_bytes(b"".join(bson.encode(document(n)) for n in (5, 7, 6, 8, 10)))
     command = [FYREHOSE, "eventbus", "import", "--data-dir", str(data), str(dump)]
-    for _ in range(2):  # the second one adds nothing
+    for _ in range(2):  # the second import adds nothing
         subprocess.run(command, check=True, capture_output=True)
     serve("dialect=decimal", extra=("--data-dir", str(data)))
     assert bus.sync(b"/a,/z", b"7") == [
@@ -734,13 +736,13 @@ def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
         for n in (8, 10)
     ] + [[b"SYNCEND", b"/a,/z", b"10"]]
     bus.collector().send_multipart(event(11, b"/new/"))
-    assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers continue behind those of the dump"
+    assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers do not continue after those of the dump"
     subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
 
 
 @contextmanager
 def raw_subscriber(port: int) -> Iterator[sockets.socket]:
-    """A connection that has completed the handshake of a SUB socket."""
+    """Return a connection that has completed the handshake of a SUB socket."""
     with sockets.create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
         peer.sendall(GREETING + ready(b"SUB"))
         got = b""
@@ -750,7 +752,7 @@ def raw_subscriber(port: int) -> Iterator[sockets.socket]:
 
 
 def receive(socket: Socket, wanted: int) -> list[Message]:
-    """Return the next messages, without those that say that a subscription has arrived."""
+    """Return the next messages, except the events that only show that a subscription has arrived."""
     found: list[Message] = []
     while len(found) < wanted:
         frames = socket.recv_multipart()
@@ -774,7 +776,7 @@ def decimal(seq: int) -> bytes:
 
 
 def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> None:
-    """Clients at one address, of the same topics: the reference program's prefixes have no slash at their end."""
+    """Both dialects read the same topics from one address; the reference program's prefixes end without a slash."""
     serve()
     text, reference, everything = bus.subscriber(b"/a/"), bus.subscriber(b"/a", b"/b/"), bus.subscriber(b"")
     collector = bus.collector()
@@ -822,7 +824,7 @@ def test_a_subscriber_chooses_its_dialect_by_a_mark_in_its_subscription(serve: A
 
 
 def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
-    """Nothing that the server knows of a connection lasts longer than the connection."""
+    """The server must forget everything about a connection when it ends."""
     server = serve()
     for _ in range(3):
         reference = bus.subscriber(b"/a", RECONNECT_IVL=10)
@@ -836,7 +838,7 @@ def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
 
 
 def test_a_connection_right_after_the_end_of_another_is_served(serve: Any, bus: Bus) -> None:
-    """With raw peers: a socket of ZeroMQ reconnects, which hides that a connection was lost."""
+    """The peers are raw sockets, because a ZeroMQ socket reconnects and so hides a lost connection."""
     serve()
     for n in range(200):
         with raw_subscriber(bus.port + 1) as peer:

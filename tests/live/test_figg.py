@@ -1,4 +1,4 @@
-"""Figg over real sockets: by hand with struct, so that no mistake of our codec can hide, and by our own client."""
+"""Test Figg over real sockets: with hand-made bytes, so that no error of our codec can hide, and with our client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fyrehose.testing import until
 
 pytestmark = pytest.mark.live
 
-#: How long anything may take on a busy machine before the test gives up, in seconds.
+#: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 60.0
 FIGG = ("--listen", "figg=tcp:0:interface=127.0.0.1")
 ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
@@ -70,7 +70,7 @@ def data(number: int, payload: bytes, topic: bytes = b"t") -> tuple[int, bytes]:
 
 @attrs.define(eq=False)
 class Peer:
-    """A plain socket that speaks Figg by hand."""
+    """A plain socket that speaks Figg with hand-made bytes."""
 
     port: int
     host: str = "127.0.0.1"  #: the address from which it connects
@@ -93,7 +93,7 @@ class Peer:
         self.socket.sendall(b"".join(frames))
 
     def hear(self) -> tuple[int, bytes] | None:
-        """Return the next frame: type and payload; None when the server has closed."""
+        """Return type and payload of the next frame; None when the server has closed the connection."""
         header = self.stream.read(8)
         if not header:
             return None
@@ -102,7 +102,7 @@ class Peer:
         return kind, self.stream.read(size)
 
     def acknowledged(self, number: int) -> None:
-        """Reads until ``number`` is acknowledged: ACKs rise, and end with it."""
+        """Read ACKs, which must rise, until ``number`` is acknowledged."""
         last = 0
         while last != number:
             heard = self.hear()
@@ -114,13 +114,13 @@ class Peer:
 
 
 def payloads(count: int, seed: int = 1) -> list[bytes]:
-    """Bytes of every kind: empty, text, binary, some of them large."""
+    """Return payloads of every kind: empty, text, binary, some of them large."""
     rng = random.Random(seed)
     return [rng.randbytes(rng.choice((0, 1, 7, 128, 1000, 100_000 if i % 100 == 0 else 3))) for i in range(count)]
 
 
 def read_all(port: int, count: int, topic: bytes = b"t") -> list[tuple[int, bytes]]:
-    """The first ``count`` messages of a topic."""
+    """Return the first ``count`` messages of a topic."""
     with Peer(port) as peer:
         peer.say(attach(topic, 0))
         assert peer.hear() == attached(topic, 0)
@@ -132,11 +132,11 @@ def resident(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
-    raise AssertionError("no VmRSS")
+    raise AssertionError("the status of the process has no VmRSS")
 
 
 def ioctl_unread(peer: socket.socket) -> int:
-    """Return how many bytes have arrived at *peer* and are not read."""
+    """Return how many bytes have arrived at *peer* and are unread."""
     return int(struct.unpack("i", fcntl.ioctl(peer, termios.FIONREAD, bytes(4)))[0])
 
 
@@ -193,7 +193,7 @@ def test_acknowledged_messages_survive_a_stop_and_a_kill(start: Any) -> None:
             if end == 1000:
                 writer.acknowledged(1000)
             else:
-                # The numbers begin anew with a new connection of a new program: nothing is dropped for that.
+                # A new connection numbers its messages from 1 again; none is dropped as a repetition.
                 last = 0
                 while last < 2000:
                     (last,) = struct.unpack(">Q", writer.hear()[1])  # type: ignore[index]
@@ -242,7 +242,8 @@ def test_a_malformed_frame_closes_only_the_connection_of_its_sender(start: Any) 
         reader.say(attach(b"t"))
         assert reader.hear() == attached(b"t", 0)
         for number, (what, wire) in enumerate(MALFORMED.items()):
-            with Peer(port, f"127.0.1.{number + 1}") as rude:  # each refusal of one address is held for longer
+            # each refusal delays the next one of the same address for longer
+            with Peer(port, f"127.0.1.{number + 1}") as rude:
                 rude.say(publish(1, what.encode()), wire, publish(2, b"never taken"))
                 assert rude.hear() == ack(1), what
                 assert rude.hear() is None, what
@@ -255,9 +256,9 @@ def test_a_malformed_frame_closes_only_the_connection_of_its_sender(start: Any) 
 
 
 def connections_in(seconds: float, port: int, *frames: bytes) -> int:
-    """Return how often a client connects that says *frames*, is refused, and connects again without a pause.
+    """Return how often a client connects in *seconds* that sends *frames*, is refused, and reconnects without a pause.
 
-    Figg's Go SDK does that.  What is acknowledged before the refusal is read first.
+    Figg's Go SDK does this.  The client first reads the acknowledgements before the refusal.
     """
     count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
@@ -281,10 +282,10 @@ def test_a_client_that_reconnects_without_a_pause_is_slowed_down(start: Any) -> 
         assert connections_in(3.0, port, publish(1, b"good"), wire) <= 10, what
         with Peer(port) as peer:
             peer.say(publish(1, b"good"), wire, publish(3, b"never"))
-            assert peer.hear() == ack(1), "it comes at once, though the connection is held"
+            assert peer.hear() == ack(1), "the acknowledgement before a delayed refusal is late"
     heard = [payload for kind, payload in filter(None, read_all(port, 6)) if kind == DATA]
     assert all(payload.endswith(b"good") for payload in heard)
-    assert server.stop() == 0, "which waits for no connection that is held"
+    assert server.stop() == 0, "the server waits for delayed connections when it stops"
     assert "names that begin with a dot are reserved" in server.log
     assert "Traceback" not in server.log
 
@@ -330,7 +331,7 @@ def test_announced_and_trickling_frames_use_little_memory_and_delay_nobody(start
     server = start(*FIGG)
     port = server.port("figg")
     before = resident(server.process.pid)
-    # 190 times 16 MiB announced is six times the budget.
+    # 190 announced frames of 16 MiB are six times the memory budget.
     idlers = [Peer(port) for _ in range(190)]
     for idler in idlers:
         idler.say(HEADER.pack(PUBLISH, 1, 16 << 20))
@@ -365,7 +366,7 @@ def test_a_subscriber_that_never_reads_uses_little_memory_and_delays_nobody(star
             assert reader.hear() == data(i, payload)
             assert writer.hear() == ack(i)
             highest = max(highest, resident(server.process.pid))
-        assert highest - before < 48 << 20, "what it has not read is in the journal, not in memory"
+        assert highest - before < 48 << 20, "unread records are kept in memory, not only in the journal"
 
 
 def test_few_bytes_are_sent_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
@@ -376,7 +377,8 @@ def test_few_bytes_are_sent_before_the_answer_to_a_ping_of_a_slow_subscriber(sta
             writer.say(*(publish(number, payload) for number in range(first, first + 200)))
             writer.acknowledged(first + 199)
     with socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)  # what is in the buffer of the peer counts, too
+        # unread bytes in the peer's own buffer count, too
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
         slow.settimeout(PATIENCE)
         slow.connect(("127.0.0.1", port))
         slow.sendall(attach(b"t", 0))
@@ -409,23 +411,23 @@ def test_subscribers_that_leave_or_start_again_do_not_affect_others(start: Any) 
         for begin in range(0, len(sent), 100):
             writer.say(*(publish(i + 1, sent[i]) for i in range(begin, begin + 100)))
             if leaving:
-                leaving.pop().__exit__()  # with deliveries on the way to it
+                leaving.pop().__exit__()  # while deliveries to it are under way
             heard += [steady.hear() for _ in range(100)]
             writer.acknowledged(begin + 100)
             if begin == 1500:
                 assert read_all(port, 1600) == expected[:1600]
         assert heard == expected
-        assert [stopping.hear() for _ in range(3000)] == expected, "it has only been asleep"
+        assert [stopping.hear() for _ in range(3000)] == expected, "a subscriber that did not read misses messages"
 
 
 def soon(deferred: Deferred[Any]) -> Deferred[Any]:
-    """``deferred``, which fails if it takes too long."""
+    """Return ``deferred``, which fails if it takes too long."""
     return deferred.addTimeout(PATIENCE, reactor)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
 async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker, int]]:
-    """Return the plugin over a journal on disk, in this process; its broker and its port."""
+    """Return the broker and the port of the plugin over a journal on disk, in this process."""
     broker = Broker(reactor, FileJournal(reactor, directory), Sequencer())  # type: ignore[arg-type]
     await broker.open()
     service = plugin.make_service(reactor, broker, endpoint, FiggSettings())
@@ -469,7 +471,7 @@ async def test_our_client_publishes_and_resumes_over_restarts(tmp_path: Path) ->
 
 @pytest_twisted.ensureDeferred
 async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path) -> None:
-    """At least once: every message is there, what was sent twice is the same, and the first of each are in order."""
+    """At least once: every message is stored, repeated ones are the same, and the first copies are in order."""
     rng = random.Random(11)
     sent = [b"%d" % i for i in range(5000)]
     got: list[tuple[int, bytes]] = []

@@ -1,4 +1,4 @@
-"""HTTP as people use it: curl, against a real server."""
+"""Test HTTP with curl against a real server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def curl_is_there() -> None:
 
 
 def curl(*words: str, data: bytes = b"") -> bytes:
-    """Return what curl wrote."""
+    """Run curl; return its output."""
     command = ["curl", "-sS", "--max-time", "60", *words]
     return subprocess.run(command, input=data, capture_output=True, check=True, timeout=100).stdout
 
@@ -110,7 +110,7 @@ def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
         assert both.wait(60)
         server.stop()
         listener.join(60)
-        assert follower.wait(60) == 0, "the end of a server is the end of what it sends, and no error"
+        assert follower.wait(60) == 0, "curl reports an error when the server stops"
     assert [line for line in heard if line.startswith(b"id:")] == [b"id: 1\n", b"id: 2\n"]
 
 
@@ -145,7 +145,9 @@ def test_tail_by_http_continues_a_named_subscription(start: Any) -> None:
     lines_of_body = b"\n".join(b'"%d"' % n for n in range(1, 101)).decode()
     curl(*NDJSON, "--data-binary", lines_of_body, url)
     words = ("--stream", "orders", "--subscription", "billing", "--since", "start", "--count")
-    assert tail(server, *words, "3") == ['"1"', '"2"', '"3"'], "a part of what the server sends in one piece"
+    assert tail(server, *words, "3") == ['"1"', '"2"', '"3"'], (
+        "tail must stop within the records that the server sent in one piece"
+    )
     assert tail(server, *words, "1") == ['"4"']
     server.stop()
     server = start(*HTTP)

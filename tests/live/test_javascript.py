@@ -1,4 +1,4 @@
-"""The client in JavaScript against a real server: in Node, and in Chromium from a page of another site."""
+"""Test the client in JavaScript against a real server: in Node, and in Chromium from a page of another site."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.live
 SITE = CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
 PATIENCE = 100.0
 
-#: What npm says if there is no network.
+#: The errors of npm that show that there is no network.
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH")
-#: Prints the methods of each class that a module exports; functions have none.
+#: A program that prints the methods of each class that a module exports, and the names of its functions.
 EXPORTS = """
 const found = {};
 for (const [name, value] of Object.entries(await import(process.argv[1]))) {
@@ -42,7 +42,7 @@ def program(name: str) -> str:
 
 
 def node(*words: str | Path, **environment: str) -> str:
-    """Run Node, and return what it prints."""
+    """Run Node; return its output."""
     command = [program("node"), *map(str, words)]
     ran = subprocess.run(
         command, cwd=CLIENT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE
@@ -87,7 +87,7 @@ def test_every_function_works_in_a_page_of_another_site(start: Any, browser: Any
     result = WebDriverWait(browser, PATIENCE).until(lambda page: page.execute_script("return window.RESULT"))
     assert result["failed"] == []
     assert result["passed"] == CLIENT.joinpath("tests", "http.mjs").read_text().count('\ntest("')
-    browser.get_log("browser")  # the refusals that the tests ask for
+    browser.get_log("browser")  # discard the refusals that the tests cause on purpose
     browser.get("about:blank")
 
 
@@ -112,7 +112,7 @@ def test_programs_in_typescript_compile(tmp_path: Path) -> None:
     if installed.returncode and any(each in installed.stderr for each in NO_NETWORK):
         pytest.skip("a program of others is not installed: TypeScript, which npm cannot fetch without a network")
     assert installed.returncode == 0, installed.stderr
-    # The compiler takes most of the time, so it runs once: everything compiles except a line that must not.
+    # The compiler takes most of the time, so it runs once on a program in which only one line must not compile.
     with (copy / "tests" / "types.ts").open("a") as program:
         program.write("export const wrong = (server: Fyrehose) => server.publishNothing();\n")
     compiled = npm(copy, "run", "types")

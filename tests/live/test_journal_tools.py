@@ -1,4 +1,4 @@
-"""``fyrehose journal`` beside a server that is writing, and after it was killed."""
+"""Test ``fyrehose journal`` beside a server that writes, and after it was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 
 
 def tool(*words: str) -> str:
-    """Return what it wrote; it has to succeed."""
+    """Run the command, which must succeed; return its output."""
     ended = subprocess.run([FYREHOSE, "journal", *words], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

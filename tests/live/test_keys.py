@@ -1,4 +1,4 @@
-"""A client that repeats a POST with its key, over kills of a real server, stores each message once."""
+"""Repeat POSTs with their idempotency keys while a real server is killed: each message is stored once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTEN = ("--listen", "http=tcp:0:interface=127.0.0.1")
 
 
 def publish(port: int, number: int) -> int:
-    """Return the number in the stream of message *number*, which is its own key."""
+    """Publish message *number* with its number as the key; return its number in the stream."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", "/streams/s", str(number), {"Idempotency-Key": f"key-{number}"})
@@ -45,7 +45,7 @@ def test_retries_over_kills_store_each_message_once(start: Any) -> None:
                 answers[number] = publish(server.port("http"), number)
                 number += 1
         except (OSError, HTTPException, ValueError):
-            pass  # The same number is published again, without knowing whether it was stored.
+            pass  # publish the same message again, without knowing whether it was stored
         killer.join(100)
         time.sleep(0.01)
         server = start(*LISTEN)

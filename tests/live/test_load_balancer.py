@@ -1,4 +1,4 @@
-"""HAProxy with deploy/cluster/haproxy.cfg: publishers reach the leader of a cluster, readers and people any server."""
+"""Test HAProxy with deploy/cluster/haproxy.cfg: publishers reach the leader of a cluster, others any server."""
 
 from __future__ import annotations
 

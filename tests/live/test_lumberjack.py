@@ -1,4 +1,4 @@
-"""Lumberjack with programs that we did not write, against a server in a process of its own."""
+"""Test lumberjack with programs of others against a server in a process of its own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BACKBONE = "backbone=udp:0:interface=127.0.0.1"
 
 @attrs.define(eq=False)
 class Place:
-    """A server, and what a writer has to know of it."""
+    """A server, and what a writer has to know about it."""
 
     server: Any
     authority: Authority | None = None
@@ -57,7 +57,7 @@ class Place:
         return int(self.server.port("lumberjack"))
 
     def tail(self, protocol: str, count: int, *words: str) -> bytes:
-        """The first ``count`` payloads, end to end."""
+        """Return the first ``count`` payloads, joined."""
         place = f"127.0.0.1:{self.server.port(protocol)}"
         where = ["--protocol", protocol, "--from", place, *words]
         what = ["--since", "start", "--count", str(count), "--format", "raw"]
@@ -66,7 +66,7 @@ class Place:
 
 @pytest.fixture(params=["tcp", "tls"])
 def place(request: pytest.FixtureRequest, start: Any, tmp_path: Path) -> Place:
-    """A server that takes lumberjack into the backbone's stream, in plain or with client certificates only."""
+    """Start a server that stores lumberjack events in the backbone's stream, without TLS or with certificates."""
     words = ["--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--listen", BACKBONE]
     words += ["--option", "lumberjack.stream=backbone"]
     authority = writer = None
@@ -140,7 +140,7 @@ def test_event_of_40_mib_of_pylogbeat_is_one_event_for_readers(start: Any, tmp_p
 
 
 class Keeper(threading.Thread):
-    """A proxy that keeps the server's acknowledgement, and kills the server with ``kill -9`` when it has come."""
+    """A proxy that keeps the server's acknowledgement back, and then kills the server with ``kill -9``."""
 
     def __init__(self, server: Any) -> None:
         super().__init__(daemon=True)
@@ -189,7 +189,7 @@ def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
     ]
     keeper = Keeper(server)
     client = pylogbeat.PyLogBeatClient("127.0.0.1", keeper.listening.getsockname()[1], timeout=30)
-    client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+    client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
     with pytest.raises((OSError, pylogbeat.ConnectionException)):
         client.send(events)
     client.close()
@@ -261,7 +261,7 @@ def test_events_of_python_logstash_async_are_stored_as_they_were_sent(place: Pla
         found, end = decoder.raw_decode(text)
         documents.append(found)
         text = text[end:].lstrip()
-    # Its own queue does not keep the order.
+    # the queue of python-logstash-async does not keep the order
     assert sorted(found["message"] for found in documents) == sorted(f"message {number}" for number in range(300))
 
 
@@ -275,7 +275,7 @@ def raw_socket(place: Place) -> socket.socket:
 
 
 def test_a_forwarder_of_version_1_is_acknowledged(place: Place) -> None:
-    """W, then one C with D frames; six bytes are read, once, and are the acknowledgement of everything."""
+    """Send W, then one C with D frames; the writer reads one acknowledgement, of six bytes, for everything."""
     with raw_socket(place) as peer:
         sequence = 0
         for size in (1, 100, 1024):
@@ -298,7 +298,7 @@ def test_a_forwarder_of_version_1_is_acknowledged(place: Place) -> None:
 @pytest.mark.parametrize("place", ["tls"], indirect=True)
 def test_a_writer_without_a_certificate_is_refused(place: Place) -> None:
     assert place.authority is not None
-    for number in range(6):  # each waits longer than the one before
+    for number in range(6):  # each refusal is delayed for longer than the one before
         client = pylogbeat.PyLogBeatClient(
             "127.0.0.1", place.port, timeout=30, ssl_enable=True, ca_certs=place.authority.certificate
         )
@@ -320,7 +320,7 @@ def descriptors(place: Place) -> int:
 
 
 def resident(pid: int) -> int:
-    """The most memory that the process ever had, in bytes."""
+    """Return the largest memory that the process ever had, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -337,12 +337,14 @@ def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
     for _ in range(5):
         with raw_socket(place) as peer:
             peer.sendall(b"2W\0\0\0\1" + b"2C" + pack(">I", len(bomb)) + bomb)
-            assert peer.recv(6) == b"", "closed, and not acknowledged"
+            assert peer.recv(6) == b"", "the server must close without an acknowledgement"
     grown = resident(place.server.process.pid) - before
     assert grown < 70 << 20, f"{grown >> 20} MiB"
     client.send(['{"after":1}'])
     client.close()
-    assert "bad-version from 127.0.0.1" in place.server.log, "no frames; the first slice has shown it"
+    assert "bad-version from 127.0.0.1" in place.server.log, (
+        "the first slice of the bomb, which is no frame, was not refused"
+    )
     assert place.tail("figg", 2, "--stream", "lumberjack") == b'{"before":1}{"after":1}'
 
 
@@ -356,7 +358,7 @@ def test_a_bomb_of_compressed_frames_stops_at_the_limit_with_little_memory(start
             with suppress(ConnectionError):
                 peer.sendall(bomb)
             told.append(peer.recv(6))
-    assert told == [b"2A" + pack(">I", 64), b"", b""], "what is stored is acknowledged, once"
+    assert told == [b"2A" + pack(">I", 64), b"", b""], "stored events must be acknowledged once"
     grown = resident(place.server.process.pid) - before
     assert grown < 100 << 20, f"{grown >> 20} MiB"
     assert "decompression-bomb from 127.0.0.1" in place.server.log
@@ -377,7 +379,7 @@ def compressed(documents: Sequence[bytes], level: int, version: int) -> bytes:
 
 @attrs.frozen
 class Lines(Sequence[bytes]):
-    """Events of Filebeat with lines of *size* NULs, which are made one by one, because together they take gigabytes."""
+    """Events of Filebeat with lines of *size* NULs; they are made one by one, because together they need gigabytes."""
 
     numbers: range
     size: int
@@ -426,7 +428,7 @@ def test_20_events_of_1_mb_beyond_the_limit_of_a_window_are_stored_once(start: A
 
 @pytest.mark.timeout(900)
 def test_lines_of_nul_bytes_beyond_the_limit_of_inflated_bytes_are_stored_once(start: Any, ladder: Any) -> None:
-    """In full, 2,048 lines of 300 KB of NULs at the default limit of 1 GiB, which are 3.7 GB of JSON."""
+    """With --full, 2,048 lines of 300 KB of NULs at the default limit of 1 GiB, which are 3.7 GB of JSON."""
     size = ladder(3_000, 300_000)
     option = ("--option", "lumberjack.max-frame=10MiB") if size == 3_000 else ()
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, *option))
@@ -444,20 +446,20 @@ def test_a_window_beyond_the_limit_that_version_1_repeats_is_stored_once(start: 
         with raw_socket(place) as peer:
             with suppress(ConnectionError):
                 peer.sendall(bomb)
-            assert peer.recv(6) == b"", "closed, and not acknowledged"
+            assert peer.recv(6) == b"", "the server must close without an acknowledgement"
     assert "refused-before from 127.0.0.1" in place.server.log
     assert place.server.stop() == 0
     assert "41 records" in verified(place)
 
 
 def verified(place: Place) -> str:
-    """Return what ``journal verify`` says about the journal of a server that has stopped."""
+    """Return the output of ``journal verify`` for the journal of a server that has stopped."""
     words = [FYREHOSE, "journal", "verify", place.server.directory / "data"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def poison() -> dict[str, list[bytes]]:
-    """Windows that Filebeat may send with its defaults, by what they are."""
+    """Return windows that Filebeat may send with its defaults, by a description."""
     dice = random.Random(13)
     return {
         "2,048 events of 40 KB": [dice.randbytes(14_500) + b"x" * 25_500 for _ in range(2_048)],
@@ -470,7 +472,7 @@ def poison() -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start: Any, version: int) -> None:
-    """Each was answered by closing, so that the writer sent it again and again."""
+    """Once the server closed the connection after each of these windows, so that the writer sent it again and again."""
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
     before = resident(place.server.process.pid)
     count, digest = 0, hashlib.sha256()
@@ -509,7 +511,7 @@ def writers(*words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("level", [0, 3])
 def test_60_heavy_writers_are_served_within_the_budget_and_delay_a_light_one_little(level: int) -> None:
-    """See the script for 500 writers.  A slack of 48 MiB: pages that the allocator keeps, and the journal's buffers."""
+    """The script can run 500 writers.  The slack of 48 MiB is for the allocator and the journal's buffers."""
     words = ("--writers", "60", "--windows", "10", "--memory", "96", "--slack", "48", "--level", str(level))
     figures = writers(*words, "--light-windows", "300")
     assert figures["acknowledged"] == 600
@@ -517,7 +519,7 @@ def test_60_heavy_writers_are_served_within_the_budget_and_delay_a_light_one_lit
 
 
 def test_250_writers_of_one_address_are_admitted_by_default(start: Any) -> None:
-    """Filebeats behind one NAT, or on the nodes of one Kubernetes cluster."""
+    """As Filebeats behind one NAT, or on the nodes of one Kubernetes cluster."""
     place = Place(start("--listen", f"lumberjack={LOOPBACK}"))
     with ExitStack() as stack:
         peers = [stack.enter_context(raw_socket(place)) for _ in range(250)]
@@ -583,7 +585,7 @@ async def test_our_lumberjack_client_publishes_over_tls(tmp_path: Path) -> None:
 
 
 def test_threat_a_writer_that_never_reads_acknowledgements_is_disconnected(start: Any) -> None:
-    """Zero TCP window: such a writer is not read any further, and then cut off; another one is served all the while."""
+    """The server stops reading from a writer with a zero TCP window, then disconnects it, and serves another."""
     server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.timeout=1s")
     where = ("127.0.0.1", int(server.port("lumberjack")))
     with socket.socket() as deaf, socket.create_connection(where, timeout=30) as other:

@@ -1,4 +1,4 @@
-"""The memory budget of a real server, over raw sockets: peers that send large frames, and honest ones among them."""
+"""Test the memory budget of a real server over raw sockets, with peers that send large frames, and honest ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def connect(port: int, source: str) -> socket.socket:
 
 
 def resident(pid: int, most: bool = False) -> int:
-    """Return what a process takes, or took at the most, in bytes."""
+    """Return the present memory of a process, or with *most* the largest that it ever had, in bytes."""
     found = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -85,7 +85,7 @@ class Tricklers:
             self.rounds += 1
 
     def go_on(self) -> bool:
-        """Wait until each has sent once more; whether they do."""
+        """Wait until each connection has sent once more; return whether all of them could."""
         before = self.rounds
         deadline = time.monotonic() + PATIENCE
         while self.rounds < before + 2 and time.monotonic() < deadline:
@@ -105,7 +105,7 @@ def trickling(port: int, count: int, first: int) -> Iterator[Tricklers]:
     try:
         assert tricklers.go_on()
         yield tricklers
-        assert tricklers.go_on(), "the attack was over before"
+        assert tricklers.go_on(), "the attack has ended too early"
     finally:
         tricklers.stop()
 
@@ -169,7 +169,7 @@ def test_many_honest_large_frames_finish_within_a_small_budget(start: Any, recor
     took = resident(server.process.pid, most=True) - before
     record_property("memory", took)
     print(f"100 frames of 6 MiB took {took >> 20} MiB at the most")
-    # The budget; a read of each; a frame that is copied on its way from the buffer to the disk, several times.
+    # The budget; one read of each connection; several copies of a frame on its way from the buffer to the disk.
     assert took < (24 + 7 + 60) * MIB
     assert server.stop() == 0
     assert "Traceback" not in server.log

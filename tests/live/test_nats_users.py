@@ -1,4 +1,4 @@
-"""The users and permissions of deploy/cluster: servers have what they need, and strangers can do nothing to them."""
+"""Test the NATS permissions of deploy/cluster: servers may do what they need, and strangers cannot harm them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def settings(nodes: NatsNodes, directory: Path, name: str, password: str = "") -
 
 
 async def opened(used: ReplicationSettings, heard: list[bytes]) -> JetStreamLog:
-    """Return the shared log as the server that *used* describes sees it."""
+    """Connect to the shared log with the settings *used*; received messages go to *heard*."""
     log = JetStreamLog(
         reactor, used.servers, used.cluster, used.replicas, used.log_limit, options=used.connect_options()
     )
@@ -102,10 +102,10 @@ PRIVATE = (">", "fyrehose.>", "_INBOX.>", "fyrehose.fyrehose.inbox.a.>")
 
 
 async def refusals(url: str, subjects: list[str], message: bytes, refused: int) -> list[str]:
-    """Publish *message* to *subjects* with the user for the status, and subscribe to what is private.
+    """Publish *message* to *subjects* with the user for the status, and subscribe to private subjects.
 
     :param refused: how many of these publishes NATS must refuse
-    :return: what NATS says, when it has refused all of that
+    :return: the errors of NATS, once it has refused all of that
     """
     said: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The page of a real server in a real browser: what is seen while messages flow."""
+"""Test the page of a real server in a real browser: what it shows while messages flow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from selenium.common.exceptions import StaleElementReferenceException
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PATIENCE = 60.0
-#: A stream whose name would be a program, if it were taken for one.
+#: The name of a stream that would run as a script if the page did not escape it.
 MARKUP = "<img src=x onerror=\"document.title='broken into'\">"
 
 
@@ -41,7 +41,7 @@ class Page:
             assert answer.status == 200
 
     def lumberjack(self, count: int) -> None:
-        """A window of lumberjack, and its acknowledgement."""
+        """Send a window of lumberjack, and wait for its acknowledgement."""
         documents = [json.dumps({"message": f"line {n}"}).encode() for n in range(count)]
         frames = b"".join(b"2J" + struct.pack(">II", n + 1, len(d)) + d for n, d in enumerate(documents))
         with socket.create_connection(("127.0.0.1", self.server.port("lumberjack")), PATIENCE) as connection:
@@ -52,31 +52,31 @@ class Page:
         return self.browser.find_element("css selector", selector)
 
     def rows(self, table: str) -> dict[str, list[str]]:
-        """Return the cells of each row, by the first of them."""
+        """Return the cells of each row of a table, by its first cell."""
         script = """return [...document.querySelectorAll(arguments[0] + " tbody tr")].map(
             (row) => [...row.cells].map((cell) => cell.textContent))"""
         return {cells[0]: cells[1:] for cells in self.browser.execute_script(script, table)}
 
     def cell(self, table: str, row: str, column: str) -> str:
-        """Return the cell below *column* in the row of *table* that begins with *row*; "" if there is none."""
+        """Return the cell under *column* in the row of *table* that begins with *row*, or "" without such a row."""
         script = """return [...document.querySelectorAll(arguments[0] + " th")].map((head) => head.textContent)"""
         heads = self.browser.execute_script(script, table)
         return self.rows(table).get(row, [""] * len(heads))[heads.index(column) - 1]
 
     def until(self, seen: Callable[[], Any]) -> Any:
-        """Return what ``seen`` gives, as soon as it is something."""
+        """Wait until ``seen`` returns something true; return it."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 if found := seen():
                     return found
             except StaleElementReferenceException:
-                pass  # the page has drawn it anew
+                pass  # the page has replaced the element meanwhile
             assert time.monotonic() < deadline, self.find("body").text + self.server.log
             time.sleep(0.05)
 
     def errors(self) -> list[str]:
-        """Return what the browser complained of since it was asked last."""
+        """Return the errors that the browser has reported since the last call."""
         return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] != "INFO"]
 
 
@@ -99,7 +99,8 @@ def test_the_page_shows_lumberjack_while_events_arrive(page: Page) -> None:
     page.until(lambda: page.cell("#protocols", "lumberjack", "published") == "500")
     assert len(cells) == 11
     assert page.cell("#protocols", "lumberjack", "publishers") == "1"
-    page.until(lambda: "ms" in page.cell("#protocols", "lumberjack", "acknowledged in"))  # with the next sample
+    # at the next sample of the statistics
+    page.until(lambda: "ms" in page.cell("#protocols", "lumberjack", "acknowledged in"))
     page.until(lambda: page.cell("#streams", "lumberjack", "last number") == "500")
     page.lumberjack(300)
     page.until(lambda: page.cell("#streams", "lumberjack", "messages") == "800")
@@ -228,7 +229,9 @@ def test_one_spike_does_not_set_the_scale_of_a_chart(page: Page) -> None:
     usual = [100.0] * 50
     assert page.browser.execute_async_script(script, [*usual, 5_000.0]) == 200
     assert page.browser.execute_async_script(script, [*usual, 250.0]) == 400
-    assert page.browser.execute_async_script(script, [0.0] * 50 + [5_000.0]) == 6_000, "it is not among others"
+    assert page.browser.execute_async_script(script, [0.0] * 50 + [5_000.0]) == 6_000, (
+        "a spike beside zeros must set the scale"
+    )
     assert page.browser.execute_async_script(script, []) == 1
     assert page.errors() == []
 
@@ -270,12 +273,12 @@ def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
         assert page.find("#tile-published").is_displayed()
         beyond = """return [...document.querySelectorAll("td, .tile, figure, .tail")].filter(
             (each) => each.offsetParent && each.getBoundingClientRect().right > 400).length"""
-        assert page.browser.execute_script(beyond) == 0, "no column is cut off"
-        # A phone draws the scroll bar over the table; the texts end beside it.
+        assert page.browser.execute_script(beyond) == 0, "a column is cut off"
+        # On a phone the scroll bar covers a part of the table, so texts must end beside it.
         covered = """return [...document.querySelectorAll(".scroll td")].filter((each) =>
             each.offsetParent && each.getBoundingClientRect().right
                 > each.closest(".scroll").getBoundingClientRect().right - 8).length"""
-        assert page.browser.execute_script(covered) == 0, "no text is below the scroll bar"
+        assert page.browser.execute_script(covered) == 0, "the scroll bar covers a text"
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
@@ -302,7 +305,7 @@ for _member, _records, _seconds in zip(CLUSTER["members"], (0, 17, None), (0, 0.
 
 @pytest.fixture
 def still(page: Page) -> Iterator[Page]:
-    """Return a page that receives no status of its server, which has no cluster."""
+    """Return a page that receives no status from its server, which has no cluster."""
     silent = "window.EventSource = class { addEventListener() {} close() {} }"
     added = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": silent})
     page.browser.get(page.admin)
@@ -311,7 +314,7 @@ def still(page: Page) -> Iterator[Page]:
 
 
 def show_cluster(page: Page, cluster: dict[str, Any]) -> None:
-    """Show *cluster* in the page of a server that is alone."""
+    """Show *cluster* on the page of a running server."""
     script = """const [cluster, done] = arguments;
         import("./cluster.js").then((module) => module.showCluster(cluster))
             .then(() => done(""), (error) => done(String(error)))"""
@@ -345,7 +348,7 @@ def test_the_page_shows_a_cluster_as_a_picture_and_in_words(still: Page) -> None
     assert page.errors() == []
 
 
-def test_the_picture_of_a_cluster_in_light_and_dark_and_on_a_phone(still: Page) -> None:
+def test_the_picture_of_a_cluster_fits_light_and_dark_themes_and_a_phone(still: Page) -> None:
     page = still
     show_cluster(page, CLUSTER)
     colours = []
@@ -365,7 +368,7 @@ def test_the_picture_of_a_cluster_in_light_and_dark_and_on_a_phone(still: Page) 
             each.getBoundingClientRect().right > 400 || each.getBoundingClientRect().left < 0).length"""
         page.until(lambda: page.browser.execute_script(beyond) == 0)
         lines = [each.location["y"] for each in page.browser.find_elements("css selector", "#cluster .node rect")]
-        assert len(set(lines)) == 6, "one below the other"
+        assert len(set(lines)) == 6, "the servers in the picture are not below each other"
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -1,4 +1,4 @@
-"""The commands of docs/pipelines.md, from a server that stores events to a plot of gold."""
+"""Run the commands of docs/pipelines.md, from a server that stores events to a plot of the table "gold"."""
 
 from __future__ import annotations
 

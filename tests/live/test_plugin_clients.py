@@ -1,4 +1,4 @@
-"""`fyrehose publish` and `tail` with the client of another package: the example protocol of the docs."""
+"""Test `fyrehose publish` and `tail` with the client of another package, the example protocol of the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that others can reach: TLS with client certificates, a policy, and both read again while it serves."""
+"""Test a public server: TLS with client certificates and a policy, which are both read again while it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READER = '[[allow]]\ncertificate = "reader"\nsubscribe = "logs.*"\n'
 
 
 class Client:
-    """Figg by hand."""
+    """A Figg client with hand-made bytes."""
 
     def __init__(self, port: int, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         plain = socket.create_connection((host, port), timeout=PATIENCE)
@@ -43,7 +43,7 @@ class Client:
         self.heard: list[Any] = []
 
     def ask(self, frame: Any) -> Any:
-        """Return the next thing that the server says after ``frame``; None if it closes instead."""
+        """Send ``frame``; return the server's answer, or None if it closes the connection instead."""
         try:
             self.socket.sendall(frame.serialize())
         except (ConnectionError, ssl.SSLError):
@@ -57,7 +57,7 @@ class Client:
             except (ConnectionError, ssl.SSLError):
                 data = b""
             if not data:
-                # Else the server keeps its end for a while, and counts it among those of this address.
+                # Otherwise the server keeps the connection for a while, and counts it for this address.
                 self.socket.close()
                 return None
             for event in self.session.receive_data(data):
@@ -93,7 +93,7 @@ def trusting(authority: Authority, own: Issued | None = None) -> ssl.SSLContext:
 
 
 def secured(authority: Authority, tmp_path: Path, policy: str, *words: str) -> list[str]:
-    """Return the words of a server that asks for certificates."""
+    """Return the options of a server that requires client certificates."""
     own = authority.issue("server", "localhost")
     tmp_path.joinpath("server.pem").write_bytes(Path(own.certificate).read_bytes() + Path(own.key).read_bytes())
     tmp_path.joinpath("policy.toml").write_text(policy)
@@ -121,7 +121,7 @@ def test_peers_do_what_the_policy_allows_and_refusals_are_logged_with_reasons(
     assert connect(port, writer).ask(Attach(topic="logs.web", offset=0)) is None
     server.wait_for("127.0.0.1 (certificate 'writer') may not read stream 'logs.web'")
     while "no rule of the policy lets 127.0.0.1 (certificate 'boss') publish or read anything" not in server.log:
-        # One line a second is said of these.
+        # the server logs at most one such line a second
         assert connect(port, stranger).ask(Publish(topic="logs.web", number=1, data=b"hello")) is None
     assert connect(port, trusting(authority)).ask(Ping(number=1)) is None
     server.wait_for("figg: handshake-failed from 127.0.0.1: peer did not return a certificate\n")
@@ -144,7 +144,7 @@ def test_failing_handshakes_are_slowed_down_and_an_honest_client_is_served(
     nobody, end, count = trusting(authority), time.monotonic() + 3.0, 0
     while time.monotonic() < end:
         count += 1
-        with suppress(OSError):  # the server says no during the handshake, or after it
+        with suppress(OSError):  # the server refuses during the handshake, or after it
             connect(port, nobody).ask(Ping(number=1))
     assert count <= 10
     writer = connect(port, trusting(authority, authority.issue("writer")))
@@ -162,13 +162,13 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     assert writing.ask(Publish(topic="logs.web", number=1, data=b"one")) == Ack(number=1)
     assert following.hear() == b"one"
 
-    # A policy that is none changes nothing.
+    # An invalid policy changes nothing.
     tmp_path.joinpath("policy.toml").write_text("[[allow]")
     server.reload()
     server.wait_for("nothing was changed: invalid --policy ")
     assert following.ask(Ping(number=7)) == Pong(number=7)
 
-    # The reader is not in it any more, and the server has a certificate of another authority.
+    # The new policy does not name the reader, and the new server certificate is of another authority.
     tmp_path.joinpath("policy.toml").write_text(WRITER)
     directory = tmp_path / "others"
     directory.mkdir()
@@ -178,7 +178,7 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     server.reload()
     server.wait_for("the policy has ended 1 subscription")
     assert following.hear() is None
-    assert writing.ask(Publish(topic="logs.web", number=2, data=b"two")) == Ack(number=2), "it stays connected"
+    assert writing.ask(Publish(topic="logs.web", number=2, data=b"two")) == Ack(number=2), "the writer was disconnected"
     with pytest.raises(ssl.SSLCertVerificationError):
         connect(port, writer)
     writer.load_verify_locations(other.certificate)
@@ -210,7 +210,7 @@ def test_publish_and_tail_work_over_tls(start: Any, authority: Authority, tmp_pa
 
 
 def test_the_commands_of_the_security_page_run(start: Any, tmp_path: Path) -> None:
-    """Those for certificates, the server with them, and a client."""
+    """Run the commands for certificates, the server with them, and a client."""
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     (certificates,) = re.findall(r"```sh\n(openssl.*?)```", page, re.DOTALL)
     subprocess.run(["sh", "-eu", "-c", certificates], cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
@@ -283,7 +283,7 @@ def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
     assert "--policy FILE" in server.errors
 
 
-#: Starts its argument with a listening socket that is open to others, as a socket unit of systemd's does.
+#: A program that starts its arguments with a public listening socket, as a systemd socket unit does.
 PASSING = (
     "import os, socket, sys; listening = socket.create_server(('0.0.0.0', 0));"
     "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"

@@ -1,4 +1,4 @@
-"""fyrehose-protocols, built and installed by itself, and the loops of docs/embedding.md."""
+"""Test fyrehose-protocols, built and installed alone, and the example loops of docs/embedding.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[2]
 TRY = ROOT / "tools" / "try_protocols.py"
 PATIENCE = 60.0
-#: What an environment of fyrehose-protocols has, besides it: attrs, and trio with its requirements.
+#: The packages in an environment of fyrehose-protocols: attrs, and trio with its requirements.
 REQUIRED = ("attr", "attrs", "trio", "outcome", "sniffio", "sortedcontainers", "idna")
 SECTION = ROOT.joinpath("docs", "embedding.md").read_text().partition("## The codecs alone")[2].partition("\n## ")[0]
 ANSWER, *LOOPS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
@@ -36,7 +36,7 @@ def run(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from its source tree, without a network."""
+    """Build the wheel from its source tree, without a network; return its path."""
     folder = tmp_path_factory.mktemp("protocols")
     run(sys.executable, ROOT / "tools" / "protocols.py", folder / "source")
     words = ("wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder / "built")
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(environment: Path) -> None:
-    """Link the requirements into an environment, so that its test needs no network."""
+    """Link the requirements into an environment, so that the test needs no network."""
     (packages,) = environment.glob("lib/python*/site-packages")
     for name in REQUIRED:
         spec = find_spec(name)
@@ -60,7 +60,7 @@ def linked(environment: Path) -> None:
 
 @pytest.mark.slow
 def test_the_codecs_work_in_an_environment_without_twisted(wheel: Path, tmp_path: Path) -> None:
-    """The size is that without compiled modules of attrs, which belong to the environment of this test."""
+    """The size excludes compiled modules of attrs, which belong to the environment of this test."""
     venv.create(tmp_path / "env", symlinks=True)
     linked(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
@@ -76,7 +76,7 @@ def test_the_modules_of_the_protocols_package_import_only_attrs() -> None:
         sys.path.remove(str(ROOT / "tools"))
     graph = runpy.run_path(str(ROOT / "tools" / "import_graph.py"))
     names = {name.partition(".")[0] for module in modules for name in graph["reached"](module)}
-    # isal, where it is installed, inflates in place of zlib.
+    # isal, if it is installed, replaces zlib for decompression
     assert names - set(sys.stdlib_module_names) - {"fyrehose"} == {"attrs", "isal"}
     protocols = ("backbone", "eventbus", "figg", "lumberjack", "relink")
     assert {f"fyrehose.protocols.{name}.frames" for name in protocols} | {"fyrehose.records"} <= modules
@@ -106,7 +106,7 @@ def test_the_example_loops_of_the_page_acknowledge_a_window(number: int, tmp_pat
                 peer.sendall(window)
                 assert peer.recv(6, socket.MSG_WAITALL) == bytes.fromhex("3241 00000002")
                 peer.sendall(b"\xff")
-                assert peer.recv(1) == b"", "a violation ends the connection"
+                assert peer.recv(1) == b"", "the connection is open after a violation"
         finally:
             process.kill()
             printed, _ = process.communicate()
@@ -114,7 +114,7 @@ def test_the_example_loops_of_the_page_acknowledge_a_window(number: int, tmp_pat
 
 
 def connected(port: int, process: subprocess.Popen[bytes]) -> socket.socket:
-    """Return a connection to *process* as soon as it listens."""
+    """Wait until *process* listens, and return a connection to it."""
     while process.poll() is None:
         try:
             return socket.create_connection(("127.0.0.1", port), PATIENCE)

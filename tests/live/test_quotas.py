@@ -1,4 +1,4 @@
-"""Quotas of a real server, asked by the standard library's HTTP client from two addresses."""
+"""Test the quotas of a real server with the standard library's HTTP client, from two addresses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Server:
         self.connections = connections
 
     def get(self, path: str, host: str = HERE) -> HTTPResponse:
-        """Ask on a connection of its own, which stays open until the test ends."""
+        """Send a GET on a connection of its own, which stays open until the test ends."""
         port = self.process.port("admin" if path.startswith(("/api", "/metrics")) else "http")
         connection = HTTPConnection("127.0.0.1", port, PATIENCE, (host, 0))
         self.connections.callback(connection.close)
@@ -35,7 +35,7 @@ class Server:
         return connection.getresponse()
 
     def publish(self, stream: str, host: str = HERE) -> tuple[int, str]:
-        """Publish into *stream*; return the status and the error."""
+        """Publish to *stream*; return the status and the error."""
         port = self.process.port("http")
         with closing(HTTPConnection("127.0.0.1", port, PATIENCE, (host, 0))) as connection:
             connection.request("POST", f"/streams/{stream}", b"x")

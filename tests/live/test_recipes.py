@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md, with the programs themselves where they are installed."""
+"""Test the recipes of docs/recipes.md, with the real programs if they are installed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def program(name: str) -> str:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until *condition* returns something true, and return it."""
+    """Wait until *condition* returns something true; return it."""
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert time.monotonic() < deadline, what
@@ -70,7 +70,7 @@ def commands(page: str, name: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", [PAGE, LUMBERJACK], ids=["recipes", "lumberjack"])
 def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any, tmp_path: Path) -> None:
-    """pylogbeat stands in for Filebeat, with the settings of the file."""
+    """pylogbeat replaces Filebeat, with the settings of the file."""
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     certificates, (_, _, *words) = commands(page, "filebeat")
     subprocess.run(certificates, cwd=tmp_path, check=True, timeout=60)
@@ -97,7 +97,9 @@ def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any,
     (found,) = records(tmp_path, "lumberjack")
     assert re.fullmatch(r"web-1 \(127\.0\.0\.1:\d+\)", found["producer"])
     assert found["topic"] == "filebeat"
-    assert output["hosts"][0].partition(":")[0] == certificates[1], "the name in the server's certificate"
+    assert output["hosts"][0].partition(":")[0] == certificates[1], (
+        "the file must use the name in the server's certificate"
+    )
 
 
 def test_filebeat_on_the_same_machine_finds_the_default_listener() -> None:
@@ -163,8 +165,8 @@ def test_rsyslog_delivers_every_message_over_a_kill_of_the_server(start: Any, ru
     found = [json.loads(record["payload"]) for record in records(tmp_path, "syslog")]
     sent = [f' "message" {number}' for number in range(600)]
     arrived = [each["message"] for each in found if each["host"] == "web-1"]
-    assert list(dict.fromkeys(arrived)) == sent, "every one, in order"
-    assert len(arrived) <= len(sent) + 1, "a message whose confirmation was lost may arrive twice"
+    assert list(dict.fromkeys(arrived)) == sent, "messages are missing or out of order"
+    assert len(arrived) <= len(sent) + 1, "only a message whose confirmation was lost may arrive twice"
     (first, *_) = (each for each in found if each["host"] == "web-1")
     assert (first["severity"], first["facility"], first["tag"]) == ("info", "local0", "app[7]:")
 

@@ -1,4 +1,4 @@
-"""Relink over real sockets, with real processes: a short transfer of the torture tests, the command line, TLS."""
+"""Test Relink over real sockets with real processes: a short transfer of the torture tests, the command line, TLS."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.live
 
 TORTURE = Path(__file__).parents[1] / "verification" / "torture"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
-#: How many clients come back together; FYREHOSE_CROWD=1000 takes half a minute.
+#: How many clients reconnect together; FYREHOSE_CROWD=1000 takes half a minute.
 CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))
 LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1", "--option", "relink.max-per-host=2000")
 
 
 async def settled(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
-    """Wait until *condition* holds, for 60 seconds at the most."""
+    """Wait until *condition* holds, for at most 60 seconds."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -45,9 +45,9 @@ async def settled(condition: Callable[[], bool], what: Callable[[], str] = str) 
 
 @pytest_twisted.ensureDeferred
 async def test_a_crowd_at_one_address_keeps_its_links_over_an_orderly_restart(start: Any) -> None:
-    """Most of them publish, the others subscribe: each is back on its link, and nothing is lost or doubled."""
+    """Most of the clients publish, the others subscribe: each resumes its link, and nothing is lost or doubled."""
     links = CROWD
-    # The listener's links are found by its endpoint string, so it has to be the same after the restart.
+    # The server finds the links of a listener by its endpoint, so that must be the same after the restart.
     port = free_port()
     listen = (*LISTEN[:3], f"relink=tcp:{port}:interface=127.0.0.1", *LISTEN[4:])
     server = start(*listen)
@@ -126,7 +126,7 @@ def test_publish_and_tail_work_with_relink(start: Any) -> None:
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Moving:
-    """An endpoint of a server that moves to another port."""
+    """A client endpoint whose server moves to another port."""
 
     port: int
 
@@ -136,8 +136,10 @@ class Moving:
 
 @pytest_twisted.ensureDeferred
 async def test_a_subscriber_that_lost_its_link_misses_and_repeats_nothing(start: Any) -> None:
-    """The server moves to another endpoint, where nothing is known of its links.  The reader goes on behind its last
-    record, and a reader that has seen no record goes on where it began."""
+    """The server moves to another endpoint, which knows none of its links.
+
+    A reader continues after its last record, and a reader without a record continues where it began.
+    """
     server = start(*LISTEN)
     endpoint = Moving(server.port("relink"))
     got: dict[str, list[tuple[int, bytes]]] = {"busy": [], "quiet?@1": []}

@@ -1,4 +1,4 @@
-"""Relink's examples in Go and JavaScript lose and double nothing when their server is killed and restarted."""
+"""Kill and restart the server of Relink's examples in Go and JavaScript: nothing may be lost or doubled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fyrehose.testing.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "relink"
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
-#: How many lines the client gets between two kills of the server.
+#: How many lines the client receives between two kills of the server.
 BETWEEN = 2_000
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
@@ -57,7 +57,7 @@ def stored(directory: Path) -> list[bytes]:
 
 
 class Cutter(threading.Thread):
-    """A proxy that cuts each connection after some bytes, within packets and within handshakes, *cuts* times."""
+    """A proxy that cuts connections after some bytes, within packets and within handshakes, *cuts* times in all."""
 
     def __init__(self, port: int, cuts: int) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ class Cutter(threading.Thread):
                         return
 
     def pass_on(self, near: socket.socket, far: socket.socket, most: int | None) -> bool:
-        """Pass bytes on, at most about *most*; return False after a connection that its peers have ended."""
+        """Copy bytes in both directions, about *most* at most; return False if a peer has ended the connection."""
         left = self.dice.randrange(most) if most else 1 << 62
         while left > 0:
             for one in select.select([near, far], [], [])[0]:
@@ -105,7 +105,7 @@ def test_every_line_is_stored_once_and_in_order_over_cut_connections(
     )
     assert (client.returncode, client.stderr) == (0, b"")
     cutter.join(60)
-    assert cutter.left < 0, "every cut was made"
+    assert cutter.left < 0, "not all cuts were made"
     assert server.stop() == 0
     assert stored(tmp_path) == lines
 
@@ -118,7 +118,7 @@ def test_every_line_is_stored_once_and_in_order_over_kills(
     """The sizes include an empty message and messages that do not fit into 16 bits."""
     command = make(tmp_path)
     dice = random.Random(17)
-    # The server finds the links of a listener by its endpoint, so it has to be the same after a restart.
+    # The server finds the links of a listener by its endpoint, so that must be the same after a restart.
     port = free_port()
     listen = ("--data-dir", "data", "--listen", f"relink=tcp:{port}:interface=127.0.0.1")
     server = start(*listen)
@@ -175,7 +175,7 @@ def test_every_line_is_followed_once_and_in_order_over_cut_connections(start: An
     assert (client.returncode, errors) == (0, b"")
     assert printed.splitlines() == lines
     cutter.join(60)
-    assert cutter.left < 0, "every cut was made"
+    assert cutter.left < 0, "not all cuts were made"
     assert server.stop() == 0
 
 
@@ -186,7 +186,7 @@ def test_a_named_subscription_is_followed_once_and_in_order_over_kills(start: An
     lines = [b"line %d" % number for number in range(8_000)]
     published(port, lines)
     found: list[bytes] = []
-    for part in range(2):  # the second program goes on behind the first one
+    for part in range(2):  # the second program continues after the first one
         with follow(port, "4000", "reader") as client:
             assert client.stdout is not None
             while len(found) < 4_000 * part + 2_000:

@@ -1,4 +1,4 @@
-"""Workers by Relink whose server is killed, and who die themselves: each record has one result, and none is missing."""
+"""Kill the server of Relink workers, and the workers themselves: each record must have exactly one result."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class RelinkWorker(threading.Thread):
-    """Publishes a result for each record in the commit that settles it; what was not answered it forgets.
+    """A worker that publishes a result for each record in the commit that settles it, and often breaks its connection.
 
-    It breaks its connection now and then: the server returns what it had.
+    It forgets requests without an answer, because the server takes records back when their link is lost.
     """
 
     def __init__(self, port: int, name: str, done: threading.Event) -> None:
@@ -44,7 +44,7 @@ class RelinkWorker(threading.Thread):
                     self.links += 1
                     self.work(connection)
             except OSError:
-                time.sleep(0.05)  # The server is not there.
+                time.sleep(0.05)  # the server is down
 
     def work(self, connection: socket.socket) -> None:
         """Work until the connection ends, or the worker breaks it."""
@@ -70,7 +70,7 @@ class RelinkWorker(threading.Thread):
                         session.link.consume(event.channel, message)
 
     def handle(self, link: Link, head: bytes, payload: bytes) -> None:
-        """Say how the record ends; consuming its message does so for those that publish nothing."""
+        """Send a result for a record; for a record without a result, consuming its message settles it."""
         seq, epoch, number, _, _ = HEAD.unpack_from(head)
         item = [seq, f"{epoch}.{number}"]
         if payload == POISON.strip('"').encode():

@@ -1,4 +1,4 @@
-"""A real server that changes while it runs, and the command that has it do so."""
+"""Reload the configuration of a real running server with the command for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def post(port: int, size: int) -> int:
 
 
 def refuses(port: int) -> bool:
-    """Return whether nothing listens at *port*, as soon as that is so."""
+    """Wait until nothing listens at *port*; return whether that happened."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:

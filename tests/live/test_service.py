@@ -1,4 +1,4 @@
-"""``twistd fyrehose`` as a process: what it says, what it keeps, and how it ends."""
+"""Test ``twistd fyrehose`` as a process: what it logs, what it stores, and how it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def receive(peer: socket.socket, size: int) -> bytes:
 
 
 def publish(port: int, *payloads: bytes) -> None:
-    """Returns when all of them are acknowledged."""
+    """Publish lines, and wait until all of them are acknowledged."""
     with connect(port) as peer:
         peer.sendall(b"".join(b"+log %b\n" % payload for payload in payloads))
         answers = b""
@@ -57,7 +57,7 @@ def publish(port: int, *payloads: bytes) -> None:
 
 
 def kept(port: int, count: int) -> list[bytes]:
-    """The first ``count`` lines of the stream."""
+    """Return the first ``count`` messages of the stream."""
     with connect(port) as peer, peer.makefile("rb") as stream:
         peer.sendall(b"?log 0\n")
         found = []
@@ -103,7 +103,7 @@ def test_without_options_every_plugin_listens(start: Any, tmp_path: Path) -> Non
     assert server.stop() == 0
 
 
-#: Runs ``fyrehose serve`` where the fixture starts twistd.
+#: A command that runs ``fyrehose serve`` where the fixture starts twistd.
 SERVE = (
     sys.executable,
     "-c",
@@ -161,8 +161,8 @@ def test_a_draining_server_serves_everything_until_it_stops(start: Any) -> None:
     assert b"event: ended\ndata: " in events
 
 
-#: Runs ``fyrehose serve`` with a plugin whose messages "sleep" and "compute" occupy the reactor for seconds; the second
-#: one is a single call in C, during which no other thread runs.
+#: A program that runs ``fyrehose serve`` with a plugin whose messages "sleep" and "compute" occupy the reactor for
+#: seconds; the latter by a single call in C, during which no other thread runs.
 STALLING = """
 import sys, time
 from fyrehose.cli import main
@@ -207,12 +207,12 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
                 health = json.loads(get(f"{admin}/health")[1])
                 assert (health["ok"], health["stalls"]) == (True, count)
                 assert health["longest_turn"] > 2
-                stalled = 0  # it is said again when the turn takes twice as long
+                stalled = 0  # the status is sent again when the turn takes twice as long
                 while (status := manager.recv(1000)) != b"STATUS=serving":
                     stalled += 1
                     said = rb"STATUS=a turn of the reactor takes more than \d+ s, serving lines " + address.encode()
                     assert re.fullmatch(said, status)
-                assert stalled or call == "compute"  # the thread may run too late to see the call in C
+                assert stalled or call == "compute"  # the watching thread may run too late to see the call in C
         assert f"fyrehose_reactor_stalls_total {2.0}" in get(f"{admin}/metrics")[1].decode()
     first, _, rest = server.log.partition("a turn of the reactor took ")
     assert f"a turn of the reactor takes more than 2 s, serving lines {address}; nobody else is served" in first
@@ -248,7 +248,7 @@ def test_aborted_server_writes_the_stacks_of_its_threads(start: Any) -> None:
 
 @REAL
 def test_ctrl_c_stops_the_server_in_order(start: Any) -> None:
-    # A test run in the background ignores SIGINT, and so would its children.
+    # A process in the background ignores SIGINT, and so would its children, so restore the default.
     command = (
         sys.executable,
         "-c",
@@ -297,7 +297,7 @@ def one_line(errors: str) -> str:
 
 
 def test_180_simultaneous_connections_fit_into_the_backlog(start: Any) -> None:
-    """A connection that finds none is tried again by its kernel after a second."""
+    """A connection beyond the backlog would be repeated by its kernel only after a second."""
     server = start("--listen", "figg=tcp:0:interface=127.0.0.1")
     port = server.port("figg")
     server.process.send_signal(signal.SIGSTOP)
@@ -367,7 +367,7 @@ def test_a_damaged_journal_ends_the_start(start: Any) -> None:
     assert server.stop() == 0
 
 
-#: Runs twistd on a disk that refuses what the names of files in its directory say.
+#: A program that runs twistd on a disk whose calls fail as the names of files in its directory say.
 REFUSING = """
 import errno, os, sys
 os.environ["FYREHOSE_PURE"] = "1"  # the native kernel writes and syncs without these functions
@@ -391,7 +391,7 @@ def test_a_failed_sync_ends_the_server_without_an_acknowledgement(start: Any) ->
     server.directory.joinpath("refuse-sync").touch()
     with connect(server.port("lines")) as peer:
         peer.sendall(b"+log lost\n+log lost\n")
-        with suppress(ConnectionResetError):  # The server may end before it has read the second line.
+        with suppress(ConnectionResetError):  # the server may end before it has read the second line
             assert receive(peer, 1) == b"", "nothing is acknowledged"
     assert server.ended() == 4
     assert "Input/output error" in one_line(server.errors)
@@ -462,7 +462,7 @@ def test_a_listener_on_a_socket_of_systemd_works(start: Any) -> None:
 
 @REAL
 def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
-    """As logrotate does it: with `create` there is a new file already, without it there is none."""
+    """Like logrotate: with `create` a new file already exists, without it there is none."""
     before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
     parent = start("--data-dir", "data", "--listen", LINES, before=before, ready=False)
     assert parent.ended() == 0

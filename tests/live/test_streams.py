@@ -1,4 +1,4 @@
-"""The life of a stream in a real server: what it may take, how long it serves, and its end."""
+"""Test the life of a stream in a real server: what it may store, for how long it is served, and how it is deleted."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LISTEN = {
     "backbone": "udp:0",
     "eventbus": "tcp:0",
 }
-#: The streams that the protocols read here.
+#: The stream that each protocol reads here.
 STREAMS = {"figg": "s", "relink": "s", "backbone": None, "eventbus": None}
-#: Peers make streams of one name, and large messages nowhere.
+#: A policy of streams: peers may create streams with one name only, and large messages are refused.
 OPEN_ONLY = """
 [[stream]]
 name = "open.*"
@@ -52,7 +52,7 @@ max-payload = 10
 
 
 class Server:
-    """A real server, asked by HTTP and by the command line."""
+    """A real server that is used through HTTP and the command line."""
 
     def __init__(self, start: Any, *words: str) -> None:
         listen = [f"{plugin}={place}:interface=127.0.0.1" for plugin, place in LISTEN.items()]
@@ -80,7 +80,7 @@ class Server:
         return subprocess.run([FYREHOSE, *words], capture_output=True, check=False, timeout=PATIENCE)
 
     def tail(self, protocol: str, since: str, count: int) -> list[int]:
-        """Return the numbers of what the protocol's own client is sent."""
+        """Read with the protocol's own client; return the numbers of the records."""
         place = f"127.0.0.1:{self.process.port(protocol)}"
         words = ["tail", "--protocol", protocol, "--from", place, "--since", since, "--format", "json"]
         stream = STREAMS[protocol]
@@ -89,7 +89,7 @@ class Server:
 
 
 def write_old_records(directory: Path, age: float, *streams: str) -> None:
-    """Make a journal with three records in each of *streams*, accepted *age* seconds ago."""
+    """Write a journal with three records in each of *streams*, accepted *age* seconds ago."""
     then = time.time_ns() // 1000 - int(age * 1_000_000)
     journal = FileJournal(
         Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker(), now=lambda: then, monotonic=lambda: 0
@@ -121,9 +121,9 @@ def test_no_protocol_serves_records_that_are_too_old(start: Any, tmp_path: Path)
         connection.request("GET", "/streams/s/live?from=2")
         live = connection.getresponse()
         lines = [live.readline() for _ in range(10)]
-    assert b'data: {"first": 2, "last": 3}\n' in lines, "a gap, as where retention has deleted them"
+    assert b'data: {"first": 2, "last": 3}\n' in lines, "the old records are not reported as a gap, like deleted ones"
     assert [line for line in lines if line.startswith(b"id: ")] == [b"id: 3\n", b"id: 4\n", b"id: 5\n"]
-    assert next(dump.runs(tmp_path / "data", "s")).first_seq == 1, "the files go with their segments"
+    assert next(dump.runs(tmp_path / "data", "s")).first_seq == 1, "expired records alone must not delete segments"
 
 
 def test_limits_of_streams_apply_with_every_protocol(start: Any, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_retired_stream_is_not_served_and_continues_its_numbers_when_it_return
         assert names(server) == ["b"]
         assert server.ask("GET", "/streams/a")[0] == 404
     for _ in range(30):
-        server.publish("b", b"x" * 100)  # segments roll, and the retired streams go along
+        server.publish("b", b"x" * 100)  # segments roll over, and the retired streams are carried along
     assert server.publish("a", b"new") == 3
     assert server.numbers("a", "?from=1") == [3]
     metrics = HTTPConnection("127.0.0.1", server.process.port("admin"), PATIENCE)

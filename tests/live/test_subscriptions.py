@@ -1,4 +1,4 @@
-"""Named subscriptions in a real server: kill -9, the command line, and the examples of the page about streams."""
+"""Test named subscriptions in a real server: kill -9, the command line, and the examples of the page about streams."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MESSAGES = 400
 
 
 class Consumer:
-    """Reads the subscription "billing" by HTTP and acknowledges it, until the server is gone.
+    """Reads the subscription "billing" by HTTP and acknowledges it, until the server ends.
 
     :ivar sent: the highest number whose acknowledgement was sent
     :ivar answered: the highest number whose acknowledgement was answered
-    :ivar order: the numbers that were read, in their order
+    :ivar order: the numbers that were read, in order
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def test_positions_of_subscriptions_are_exact_over_kills(start: Any) -> None:
 
 
 class Everything:
-    """Reads the subscription "everything" of the pattern "logs.*" and acknowledges it, until the server is gone.
+    """Reads the subscription "everything" of the pattern "logs.*" and acknowledges it, until the server ends.
 
     :ivar sent: the highest number of each stream whose acknowledgement was sent
     :ivar answered: the highest number of each stream whose acknowledgement was answered
@@ -115,7 +115,7 @@ class Everything:
         self.problems: list[str] = []
 
     def run(self, port: int, dice: random.Random, until: dict[str, int]) -> None:
-        """Consume until the connection is lost, or everything *until* these numbers is acknowledged."""
+        """Consume until the connection is lost, or everything up to the numbers *until* is acknowledged."""
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             while self.answered != until:
@@ -191,7 +191,7 @@ def test_the_examples_of_the_subscriptions_page_run(start: Any) -> None:
 
 
 def _plain(text: str) -> list[str]:
-    """Return the lines of *text* without what differs each time: times, addresses, and the widths of columns."""
+    """Return the lines of *text* without parts that differ each time: times, addresses, and the widths of columns."""
     text = re.sub(r'"(time|active)": \d+|"lag_seconds": [\d.]+|"producer": "[^"]*"|null|[\d,.]+ s\b', "~", text)
     text = re.sub(r'"lag_seconds": ~', "~", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+", "~", text)

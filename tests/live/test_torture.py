@@ -1,4 +1,4 @@
-"""The harnesses of tests/verification/torture, for a moment: `make torture` runs them for long."""
+"""Run each program of tests/verification/torture for a short time; `make torture` runs them for long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUZZ = Path(__file__).parents[1] / "verification" / "fuzz"
 
 
 def run(name: str, *words: str, status: int | None = 0) -> str:
-    """Return what it printed; ``status`` None: however it ended."""
+    """Run a program, which must end with ``status`` (None: any); return its output."""
     command = [sys.executable, str((FUZZ if name.startswith("fuzz_") else TORTURE) / name), *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert status is None or ended.returncode == status, ended.stdout + ended.stderr
@@ -77,7 +77,7 @@ def test_the_power_cut_test_notices_lost_records() -> None:
     assert "VIOLATION" in run("reorder.py", "--count", "2", "--sabotage", status=1)
 
 
-def test_every_state_that_a_power_cut_may_leave() -> None:
+def test_every_state_that_a_power_cut_may_leave_is_recovered() -> None:
     assert " 0 violations" in run("reorder.py", "--count", "1", "--seed", "5", "--choices", "2", "--turns", "2")
 
 

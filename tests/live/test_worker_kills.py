@@ -1,4 +1,4 @@
-"""Workers whose server is killed again and again: each record has one result, and none is missing."""
+"""Kill the server of workers again and again: each record must have exactly one result."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-#: A payload that each worker rejects.
+#: The payload that each worker rejects.
 POISON = '"poison"'
 
 
 class Worker(threading.Thread):
-    """Leases records, and publishes a result for each in the commit that settles it; repeats what was not answered."""
+    """A worker that publishes a result for each record in its settling commit, and repeats unanswered requests."""
 
     def __init__(self, port: int, name: str, done: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -37,7 +37,7 @@ class Worker(threading.Thread):
             answer = self.ask("lease", body)
             for record in (answer or {}).get("records", []):
                 if self.dice.random() < 0.1:
-                    continue  # It forgets the record.
+                    continue  # the worker forgets the record
                 item = [record["seq"], record["token"]]
                 if record["payload"] == POISON:
                     self.ask("settle", {"reject": [item]})
@@ -57,7 +57,7 @@ class Worker(threading.Thread):
                 if answer.status in (200, 409):
                     return found
             except (OSError, HTTPException, ValueError):
-                pass  # The server is not there.
+                pass  # the server is down
             finally:
                 connection.close()
             time.sleep(0.05)

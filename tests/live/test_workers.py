@@ -1,4 +1,4 @@
-"""Workers of a shared subscription of a real server: the command line, and the example of image workers."""
+"""Test workers of a shared subscription of a real server: the command line, and the example of image workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOOD, BAD = b"P6 4 4 255\n" + bytes(range(48)), b"GIF89a"
 
 
 class Server:
-    """A real server, asked by HTTP and by the command line."""
+    """A real server that is used through HTTP and the command line."""
 
     def __init__(self, port: int, directory: Path) -> None:
         self.port, self.directory = port, directory

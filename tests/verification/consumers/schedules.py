@@ -1,15 +1,15 @@
-"""Random schedules for shared subscriptions: the real lanes between workers, a net and a journal that fail.
+"""Random schedules for shared subscriptions: the real lanes between workers, a network and a journal that fail.
 
     python tests/verification/consumers/schedules.py --schedules 20000 --seed 1     check the rules
-    python tests/verification/consumers/schedules.py --without grace                take a rule away: it must be noticed
-    python tests/verification/consumers/schedules.py --rules                        take each rule away in turn
+    python tests/verification/consumers/schedules.py --without grace                remove a rule: it must be noticed
+    python tests/verification/consumers/schedules.py --rules                        remove each rule in turn
 
-The journal takes batches that become durable later, in order, or are lost.  The world keeps the truth about each record
-beside the code that is tested: how often it was leased, who believes to hold it, how it ended.
+The journal takes batches that become durable later, in order, or are lost.  The world knows the truth about each record
+independently of the tested code: how often it was leased, which workers believe that they hold it, how it ended.
 
     worker -> net (late, lost, repeated) -> server (Work, Group, Lane) -> append -> durable -> answer -> net -> worker
 
-Records are numbers 1, 2, ...; record r has key r % KEYS; some records are poison: no worker ever manages them.
+Records are the numbers 1, 2, ...; record r has key r % KEYS; poison records fail at every worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fyrehose.records import Record
 LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
 NAME = "n"
 
-#: What can happen, and how often, before the phases of a schedule change it.
+#: The events of a schedule and their weights, which the phases of a schedule change.
 EVENTS = {"worker": 20, "net": 60, "time": 8, "commit": 14, "publish": 2, "lose": 0.4, "start": 8, "freeze": 0.6}
 EVENTS |= {"old": 0.5, "pause": 1, "restart": 0.6, "deposed": 0.3, "crash": 0.4, "wall": 1, "retention": 0.8}
 EVENTS |= {"checkpoint": 1, "full": 0.4, "rewind": 0.1}
@@ -54,15 +54,16 @@ def numbers(ranges):
 
 
 class Journal:
-    """The records of the subscription that are durable, and, for the checks only, the truth about each record."""
+    """The durable records of the subscription and, for the checks only, the truth about each record."""
 
     def __init__(self):
         self.saved, self.last, self.oldest = SavedShares(), 4, 1
         options = {"stream": "s", "lease": LEASE, "limit": LIMIT, "window": WINDOW}
         self.write(pack(NAME, 0, set=options, floors={"s": 0}))
         self.final, self.letters, self.results = {}, Counter(), Counter()
-        self.counted = Counter()  # as the counters of the subscription, which a rewind does not change
-        self.forget = lambda: None  # tells the workers of a rewind
+        # how many records ended how, like the counters of the subscription, which a rewind does not change
+        self.counted = Counter()
+        self.forget = lambda: None  # called after a rewind, to reset the workers
         self.rewinds = self.rewound = 0  # how often it was rewound, and the first epoch since then
 
     def write(self, payload):
@@ -96,16 +97,16 @@ class Journal:
         for r in append.letters:
             self.letters[r] += 1
             check(self.letters[r] == 1, f"record {r} is a dead letter twice")
-            check(self.final.get(r, "dead") == "dead", f"record {r} was {self.final.get(r)}, and is a dead letter")
+            check(self.final.get(r, "dead") == "dead", f"record {r} is a dead letter, but was {self.final.get(r)}")
         for r in append.results:
             self.results[r] += 1
             check(self.results[r] == 1, f"the results of record {r} were published twice")
         progress = self.saved.shares[NAME].progress("s")
         for r in range(1, progress.final.floor + 1):
-            check(r in self.final, f"record {r} is below the floor, and was not settled, dead-lettered or expired")
+            check(r in self.final, f"record {r} is below the floor, but was not settled, dead-lettered or expired")
 
     def rewind(self, to, epoch):
-        """Forget everything about the records, and continue behind *to*."""
+        """Forget everything about the records, and continue after record *to*."""
         self.rewinds, self.rewound = self.rewinds + 1, epoch
         for r in range(1, RECORDS + 1):
             if r <= to:
@@ -116,7 +117,7 @@ class Journal:
 
 
 class CheckedLane(Lane):
-    """A lane that tells the world what it does."""
+    """A lane that reports leases and settled records to the world."""
 
     server = None
     acting = None
@@ -144,7 +145,7 @@ class CheckedLane(Lane):
 
 
 class Server:
-    """Connects the code that is tested with the world, as the table of subscriptions does with the broker."""
+    """Connects the tested code with the world, as the table of subscriptions connects it with the broker."""
 
     split_letters = split_results = early_answers = stepping = confident = partly = False
 
@@ -158,7 +159,7 @@ class Server:
         self.lane.server, self.high = self, share.progress("s").reach
         self.work = Work(self.group, OrderedDict(s=self.lane))
         self.told = self.journal.last
-        self.given = {}  # by worker: its last request for records, and what it got
+        self.given = {}  # by worker: the number of its last request for records, and the leases it got
 
     def bounds(self):
         return self.journal.oldest, self.journal.last
@@ -199,7 +200,7 @@ class Server:
 
     def checkpoint(self):
         if self.group.rewinding:
-            return  # It would not have the rewind; the table counts such changes.
+            return  # the checkpoint would lack the rewind; the table counts changes that are under way
         share = SavedShare(self.group.options, self.group.appended_epoch, False, {"s": self.lane.appended()})
         payloads = pack_checkpoint({NAME: share})
         self.write(payloads)
@@ -209,7 +210,7 @@ class Server:
         self.pending.append(SimpleNamespace(payloads=payloads, then=then, rewind=rewind, **nothing))
 
     def rewind(self, to):
-        """Continue behind record *to*, as the table of subscriptions does it."""
+        """Continue after record *to*, as the table of subscriptions does it."""
         if self.group.rewinding:
             return
         epoch = self.group.epoch + 1
@@ -240,7 +241,7 @@ class Server:
         append.then(True)
 
     def refused(self):
-        """Refuse all appends that wait, because the disk is full."""
+        """Refuse all waiting appends, because the disk is full."""
         waiting, self.pending = self.pending, []
         for append in waiting:
             for batch in append.batches:
@@ -249,7 +250,7 @@ class Server:
 
     def tick(self):
         self.lane.tick()
-        if self.told != self.journal.last:  # As the table does when records are durable.
+        if self.told != self.journal.last:  # as the table does when records become durable
             self.told = self.journal.last
             self.lane.stir()
 
@@ -283,13 +284,13 @@ class Server:
         self.lane.acting = None
 
     def lease(self, worker, most, number):
-        """Lease records; a repeated request gets what it has got, as far as these leases last."""
+        """Lease records; check that a repeated request gets the same leases, as far as they still last."""
         before, got = self.given.get(worker, (0, []))
         ready = self.trusted() and self.group.stored_epoch == self.group.epoch and not self.group.rewinding
         kept = [(r, token) for r, token in got if ready and before == number and self.lane.holds(r, token)]
         leased = self.work.lease(str(worker), number, most)
         got = [(r, each.token) for each in leased for r in range(each.first, each.last + 1)]
-        check(not kept or got == kept, f"a repeated request got {got}, and its leases are {kept}")
+        check(not kept or got == kept, f"a repeated request got {got}, but its leases are {kept}")
         if got:
             self.given[worker] = number, got
         return leased
@@ -305,7 +306,7 @@ class Server:
         outcome = self.work.act(items, str(worker), whole=not self.partly)
         good = [r for batch in outcome.batches for r in numbers(batch.settled)]
         old = [r for r, token in records if r in good and token[0] < self.journal.rewound]
-        # A server that was deposed may not know of it, and what it appends is refused.
+        # A server may not know that it was deposed, but its appends are refused.
         check(not old or self is not self.world.server, f"records {old} were settled with tokens from before a rewind")
         if (outcome.refused and not self.partly) or not good:
             ended = [r for r, _ in records if r in self.lane.progress.final]
@@ -319,7 +320,7 @@ class Server:
 
 
 def in_ranges(records):
-    """Return what a worker has done as it settles it: ranges with one token each."""
+    """Return *records* as a worker settles them: ranges with one token each."""
     found = []
     for r, token in sorted(records):
         if found and found[-1] == ((found[-1][0][0], r - 1), token):
@@ -332,8 +333,10 @@ def in_ranges(records):
 class Worker:
     def __init__(self, world, name):
         self.world, self.name, self.paused = world, name, False
-        self.held, self.sent, self.unanswered = {}, {}, {}  # held: record -> (token, until when, by its own clock)
-        self.number, self.asked = 0, None  # of the last request for records; the message of one that is unanswered
+        # held: record -> (token, end of the lease by the worker's own clock)
+        self.held, self.sent, self.unanswered = {}, {}, {}
+        # the number of the last request for records, and its message while it has no answer
+        self.number, self.asked = 0, None
 
     def send(self, kind, *rest):
         self.world.number += 1
@@ -343,7 +346,7 @@ class Worker:
         return self.world.net[-1]
 
     def act(self, rng, patient=False):
-        """Do something; a *patient* worker does what keeps everything going."""
+        """Do something at random; a *patient* worker settles all good records."""
         if self.unanswered and rng.random() < 0.5:
             self.world.net.append(rng.choice(list(self.unanswered.values())))
         done = [r for r in self.held if r not in self.world.poison and rng.random() < (0.9 if patient else 0.7)]
@@ -352,7 +355,7 @@ class Worker:
             if self.asked is None or rng.random() < 0.5:
                 self.number += 1
                 self.asked = self.send("lease", rng.randint(1, 2), self.number)
-            else:  # Its answer may be lost; from now on an answer to the message before is ignored.
+            else:  # the answer may be lost; from now on an answer to the earlier message is ignored
                 self.sent.pop(self.asked[2], None)
                 self.asked = self.send(*self.asked[:1], *self.asked[3:])
         elif done and (patient or what < 0.6):
@@ -367,7 +370,7 @@ class Worker:
             r = rng.choice(list(self.held))
             self.send("extend", r, self.held[r][0])
         else:
-            self.held.popitem()  # It forgets the record: the lease will end by itself.
+            self.held.popitem()  # the worker forgets the record, and its lease ends by itself
 
     def answered(self, kind, request, records):
         if request not in self.sent:
@@ -376,7 +379,7 @@ class Worker:
         if kind == "leased" and self.asked is not None and self.asked[2] == request:
             self.asked = None
         if kind in ("leased", "extended"):
-            del self.sent[request]  # Each answer counts once: what it leased may have been settled since.
+            del self.sent[request]  # each answer counts once: its records may have been settled since
             for r, token in records:
                 known = self.held.get(r, ((0, 0), 0))
                 if until > self.world.now and (kind == "leased" or known[0][1] == token[1]):
@@ -384,12 +387,15 @@ class Worker:
                     self.world.believes(self, r)
         elif kind == "settled":
             for r in records:
-                check(self.world.journal.final.get(r) == "settled", f"record {r} was settled, and that was lost")
+                check(
+                    self.world.journal.final.get(r) == "settled",
+                    f"record {r} was settled for a worker, but is not final in the journal",
+                )
             self.unanswered.pop(request, None)
         elif kind == "refused":
             message = self.unanswered.pop(request, None)
             rest = [(r, token) for r, token in message[3] if r not in records] if message else []
-            if records and rest:  # What can still be settled is done again, without the records that have ended.
+            if records and rest:  # settle the others again, without the records that have ended
                 message = self.send("settle", rest)
                 self.unanswered[message[2]] = message
 
@@ -417,9 +423,9 @@ class World:
                 check(earlier in self.journal.final, f"record {r} was leased before the end of {earlier} was durable")
 
     def alone(self, server, worker, *records):
-        for other in self.workers if server is self.server else ():  # What an old server appends is refused.
+        for other in self.workers if server is self.server else ():  # the appends of an old server are refused
             held = [r for r in records if other.name != worker and r in other.held and other.held[r][1] > self.now]
-            check(not held, f"worker {worker} has ended leases of worker {other.name}, of records {held}")
+            check(not held, f"worker {worker} has ended leases of worker {other.name} on records {held}")
 
     def believes(self, worker, r):
         for other in self.workers:
@@ -430,7 +436,7 @@ class World:
                 check(until <= self.now or not key, f"records {r} and {also} of one key are held")
 
     def forget(self):
-        """The subscription was rewound: nobody holds a record any more, and what is under way counts for nothing."""
+        """Reset the workers after a rewind: none holds a record, and messages under way have no effect."""
         for worker in self.workers:
             worker.held, worker.sent, worker.unanswered, worker.asked = {}, {}, {}, None
         for r in range(1, RECORDS + 1):
@@ -446,7 +452,7 @@ class World:
             server.handle(message)
 
     def stop(self):
-        """The server is lost; of what waits, the first batches may have become durable."""
+        """Lose the server; the first of its waiting appends may have become durable."""
         for append in self.server.pending[: self.rng.choice((0, self.rng.randint(0, len(self.server.pending))))]:
             self.journal.durable(append)
         self.server = None
@@ -457,7 +463,7 @@ class World:
         self.starts, self.server = self.starts + 1, Server(self)
 
     def step(self):
-        """Let one thing happen; how often which thing happens differs between phases of a schedule."""
+        """Let one random event happen; phases of a schedule change how likely each event is."""
         if self.left == 0:
             self.left = self.rng.choice((20, 50, 100))
             self.weights = [weight * self.rng.choice((0.03, 1, 1, 4)) for weight in EVENTS.values()]
@@ -472,7 +478,7 @@ class World:
             at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
             message = self.net[at]
             if fate > 0.1:
-                del self.net[at]  # Otherwise it comes again.
+                del self.net[at]  # otherwise the message is delivered again
             if fate < 0.93:
                 self.deliver(message)
         elif event == "time":
@@ -487,7 +493,7 @@ class World:
         elif event == "lose" and server is not None:
             self.stop()
         elif event == "start" and (server is None or (server.frozen and self.now - server.confirmed >= TAKEOVER)):
-            self.old = server  # Another server takes over; the old one knows nothing of it.
+            self.old = server  # another server takes over, and the old one does not know it
             self.start()
         elif event in ("restart", "deposed") and alive:
             self.now += TAKEOVER if event == "deposed" else 0
@@ -499,7 +505,7 @@ class World:
             server.frozen = not server.frozen
         elif event == "old" and self.old is not None:
             frozen, self.old.frozen = self.old.frozen, False
-            self.old = self.old if frozen else None  # Its next append is refused, and it exits.
+            self.old = self.old if frozen else None  # its next append is refused, and it exits
         elif event == "pause":
             worker.paused = not worker.paused and rng.random() < 0.3
         elif event == "crash":
@@ -554,7 +560,7 @@ def schedule(seed):
     return Counter(world.drain().values()) + Counter(deliveries=world.deliveries.total(), starts=world.starts)
 
 
-# Taking rules away.
+# Removing rules:
 
 
 def _first(ignores):
@@ -642,7 +648,7 @@ def _without_retention_grace():
     return {(Lane, "_expire_deleted"): expire}
 
 
-#: By rule: what is replaced to take it away.
+#: By rule: the replacements that remove it.
 MISSING = {
     "durable-before-answer": lambda: {(Server, "early_answers"): True},
     "appended-counts": _without_appended,
@@ -667,7 +673,7 @@ MISSING = {
     "retention-grace": _without_retention_grace,
     "request-number": lambda: {(Work, "_repeated"): lambda work, consumer: []},
     "rewinding": _without_rewinding,
-    "window": lambda: {  # The reach holds it as well.
+    "window": lambda: {  # the reach enforces the window, too
         (Group, "room"): lambda group: 1_000,
         (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
     },

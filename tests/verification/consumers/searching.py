@@ -1,4 +1,4 @@
-"""Search random schedules for one that breaks a rule, also with a rule taken away from the code."""
+"""Search random schedules for one that breaks a rule, with all rules in the code or with one removed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class Search:
     """All schedules of one kind.
 
     :ivar schedule: runs the schedule of a seed, and returns what happened
-    :ivar missing: by rule, what returns the attributes to replace, by owner and name, so that the code does not keep it
+    :ivar missing: by rule, a function that returns the replacements, by owner and name, that remove the rule from the
+        code
     """
 
     schedule: Callable[[str], Counter[str]]
     missing: Mapping[str, Callable[[], Mapping[tuple[Any, str], Any]]]
 
     def run(self, seed: object, schedules: int) -> tuple[int | None, str, Counter[str]]:
-        """Return the number of the first schedule with a violation, the violation, and what happened until then."""
+        """Return the ordinal of the first schedule with a violation (or None), the violation, and all counts."""
         seen: Counter[str] = Counter()
         for number in range(schedules):
             try:
@@ -44,19 +45,19 @@ class Search:
         return None, "", seen
 
     def without(self, rule: str, seed: object, schedules: int) -> tuple[int | None, str, Counter[str]]:
-        """Search with *rule* taken away."""
+        """Search with *rule* removed."""
         with ExitStack() as stack:
             for (owner, name), value in self.missing[rule]().items():
                 stack.enter_context(patch.object(owner, name, value))
             return self.run(seed, schedules)
 
     def main(self, description: str | None) -> int:
-        """Run the command of a module, and return its status."""
+        """Run the search as a command; return its exit status."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--schedules", type=int, default=20_000)
         parser.add_argument("--seed", default="1")
         parser.add_argument("--without", choices=list(self.missing), metavar="RULE")
-        parser.add_argument("--rules", action="store_true", help="take each rule away; each must be noticed")
+        parser.add_argument("--rules", action="store_true", help="remove each rule in turn; each must be noticed")
         options = parser.parse_args()
         missed = 0
         for rule in list(self.missing) if options.rules else [options.without] if options.without else []:
@@ -70,5 +71,5 @@ class Search:
         if found:
             print(f"schedule {options.seed}-{found - 1}: {what}")
             return 1
-        print(f"{options.schedules} schedules hold, {time.monotonic() - begun:.0f} s: {dict(seen)}")
+        print(f"no violation in {options.schedules} schedules, {time.monotonic() - begun:.0f} s: {dict(seen)}")
         return 0

@@ -1,12 +1,12 @@
-"""Random schedules for the table of shared subscriptions: patterns, rewind, delete, redrive, and what they survive.
+"""Random schedules for the table of shared subscriptions: patterns, rewind, delete, redrive, and restarts between them.
 
     python tests/verification/consumers/tables.py --schedules 20000 --seed 1     check the rules
-    python tests/verification/consumers/tables.py --without mark                 take a rule away: it must be noticed
-    python tests/verification/consumers/tables.py --rules                        take each rule away in turn
+    python tests/verification/consumers/tables.py --without mark                 remove a rule: it must be noticed
+    python tests/verification/consumers/tables.py --rules                        remove each rule in turn
 
-A whole broker on a journal in memory, which makes one append durable at a time, or loses those that wait.  What is true
-is read from the journal alone (truth.py), append by append: which records ended how, in which generation, and what was
-published for them.
+A complete broker runs on a journal in memory, which makes one append durable at a time, or loses those that wait.  The
+truth is read from the journal alone (truth.py), append by append: how each record ended, in which generation, and what
+was published for it.
 
     worker -> net (late, lost, repeated) -> Sharing, SharedSubscriptions -> append -> durable -> answer -> net -> worker
 
@@ -40,16 +40,16 @@ from fyrehose.testing import MemoryJournal
 
 LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5
 NAME, DEAD, STREAMS = "n", "logs.dead", ("logs.a", "logs.b", "logs.c")
-#: Steps of draining; a failure comes again after up to some minutes.
+#: How many steps a schedule has to drain; a failed record is delivered again after up to some minutes.
 DRAIN = 400
 
-#: What can happen, and how often, before the phases of a schedule change it.
+#: The events of a schedule and their weights, which the phases of a schedule change.
 EVENTS = {"worker": 25, "net": 60, "time": 8, "commit": 20, "publish": 8, "kill": 0.6, "full": 0.4, "retention": 0.5}
 EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive": 1, "crash": 0.4, "doubt": 0.5}
 
 
 class Journal(MemoryJournal):
-    """Makes one append durable at a time, and shows it to the world."""
+    """A journal that makes one append durable at a time, and lets the world check it."""
 
     world = None
     behind = ()  #: what waits behind the append that becomes durable
@@ -60,12 +60,12 @@ class Journal(MemoryJournal):
         del self._pending[1:]
         if self._pending:
             self.world.durable(self._pending[0][0])
-            self.leads_alone = True  # The append has shown it.
+            self.leads_alone = True  # the append has confirmed that this server leads
             self.commit()
         self._pending, self.behind = [*self.behind, *self._pending], ()
 
     def lose(self, durable):
-        """The server dies: the first *durable* of what waits is on the disk, and nobody hears of it."""
+        """Kill the server: the first *durable* of its waiting appends are on disk, and nobody is told."""
         waiting, self._pending = self._pending, []
         for publish, streams in waiting[:durable]:
             self.world.durable(publish)
@@ -79,7 +79,7 @@ class Journal(MemoryJournal):
 
 
 class Nobody:
-    """A server that has died: it hears of nothing."""
+    """The owner of appends, and the observer of a journal, whose server has died: it ignores all calls."""
 
     def durable(self, ends):
         pass
@@ -89,7 +89,7 @@ class Nobody:
 
 
 def changes(publish):
-    """Yield the changes of the subscription that *publish* has."""
+    """Yield the changes of the subscription in *publish*."""
     for run in publish.runs:
         if run.stream == STREAM:
             yield from (json.loads(bytes(payload)) for payload in run.payloads())
@@ -101,12 +101,12 @@ def records(publish):
 
 
 class World:
-    """Servers on one journal, workers, and what is true of the records."""
+    """Servers on one journal, workers, and the truth about the records."""
 
     def __init__(self, rng):
         self.rng, self.now, self.starts = rng, 0.0, 0
         self.key = rng.choice((None, "topic"))
-        self.poison = {rng.randint(1, RECORDS) for _ in range(2)}  # numbers in each stream that are never managed
+        self.poison = {rng.randint(1, RECORDS) for _ in range(2)}  # numbers in each stream that always fail
         self.journal = Journal(auto=False)
         self.journal.world = self
         self.truth = Truth(NAME, check, self.begun)
@@ -121,10 +121,10 @@ class World:
         self.create()
         self.journal.next()
 
-    # The truth.
+    # The truth:
 
     def durable(self, publish):
-        """Note what *publish* has made durable, and check it."""
+        """Record what *publish* has made durable, and check it."""
         ended = set()
         for change in changes(publish):
             if "set" in change:
@@ -147,14 +147,14 @@ class World:
 
     @property
     def final(self):
-        """How each record ended that has, by stream and number."""
+        """Return how each record that has ended did so, by stream and number."""
         return self.truth.final
 
     def generation(self, stream):
         return self.truth.generation(stream)
 
     def begun(self, rewound):
-        """A generation of the stream *rewound* begins; None: of each stream."""
+        """Record that a new generation of the stream *rewound* begins, or of every stream if it is None."""
         for stream in STREAMS if rewound is None else (rewound,):
             self.seen["rewound"] += 1
             self.high[stream] = 0
@@ -162,18 +162,18 @@ class World:
                 worker.forget(stream)
 
     def published(self, result, ended):
-        """Check a result, which names its record, and the generation in which the worker got that."""
+        """Check a result, which names its record and the generation in which the worker leased it."""
         stream, seq, generation = result.split()
         self.results[result] += 1
         check(self.results[result] == 1, f"result {result!r} was published twice")
         now = self.generation(stream)
-        check(int(generation) == now, f"result {result!r} counts in generation {now}, from before a rewind")
+        check(int(generation) == now, f"result {result!r} from before a rewind was stored in generation {now}")
         check((stream, int(seq), "settled") in ended, f"result {result!r} without its record's end")
 
     def leased(self, stream, run, tokens):
-        """Check the records of *run*, which the server has leased with *tokens*, except those that it has repeated."""
+        """Check the records of *run*, leased with *tokens*, except leases that were returned before."""
         check(stream in STREAMS, f"a record of {stream} was leased")
-        fresh = False  # whether nobody can have had one of them before
+        fresh = False  # whether no worker can have leased one of them before
         for record, token in zip(run.records(), tokens, strict=True):
             at = stream, record.seq, self.generation(stream)
             if (at, token) in self.given:
@@ -182,7 +182,7 @@ class World:
             fresh |= record.seq > max(self.high[stream], self.shared().work.lanes[stream].hold)
             self.deliveries[at] += 1
             most = LIMIT + self.starts - 1 + self.untried[at]
-            check(self.deliveries[at] <= most, f"{at} was delivered {self.deliveries[at]} times of {most}")
+            check(self.deliveries[at] <= most, f"{at} was delivered {self.deliveries[at]} times, {most} are allowed")
             self.high[stream] = max(self.high[stream], record.seq)
             earlier = [each for each in self.topics(stream, record.seq) if self.key and each[1] == record.topic]
             late = [seq for seq, _ in earlier if (stream, seq) not in self.final]
@@ -196,7 +196,7 @@ class World:
         return [(record.seq, record.topic) for record in found if record.seq < before]
 
     def appended(self):
-        """Return what is final when all that waits is durable."""
+        """Return which records are final once all waiting appends are durable."""
         final = set(self.final)
         for publish in self.journal.waiting():
             for change in changes(publish):
@@ -207,14 +207,14 @@ class World:
         for other in self.workers:
             until = other.held[at][1] if at in other.held else 0
             check(other is worker or until <= self.now, f"two workers hold {at}")
-        # A server knows only of what it has leased itself.
+        # A server knows only the leases that it has given itself.
         mine = [
             token for each, (token, until) in worker.held.items() if until > self.now and (each, token) in self.given
         ]
         count = max(Counter(epoch for epoch, _ in mine).values(), default=0)
         check(count <= MOST, f"worker {worker.name} holds {count} records, {MOST} are allowed")
 
-    # What happens.
+    # Events:
 
     def start(self):
         self.starts += 1
@@ -237,7 +237,7 @@ class World:
         return self.broker.named.sharing
 
     def shared(self):
-        """Return the subscription, as the server knows it, or None."""
+        """Return the subscription as the server knows it, or None."""
         return self.broker.shares.entries.get(NAME)
 
     def publish(self):
@@ -257,7 +257,7 @@ class World:
         self.ask(lambda: self.sharing.rewind(shared, places))
 
     def ask(self, call, then=None):
-        """Call the server; refusals are no violations."""
+        """Call the server, and ignore refusals; pass a successful answer to *then*."""
         try:
             answer = call()
         except FyrehoseError:
@@ -266,13 +266,13 @@ class World:
         answer.addErrback(self.broken)
 
     def broken(self, failure):
-        """Remember a violation in a callback, or a bug."""
+        """Remember a violation in a callback, or an unexpected error."""
         if self.violation is None:
             violated = failure.check(Violation)
             self.violation = failure.value if violated else Violation(f"an error: {failure.getTraceback()}")
 
     def observe(self, event):
-        """Take errors that the server has only logged for violations."""
+        """Treat errors that the server has only logged as violations."""
         if "log_failure" in event:
             self.broken(event["log_failure"])
 
@@ -281,7 +281,7 @@ class World:
         self.journal.enter(JournalState.WRITABLE, "room")
 
     def step(self):
-        """Let one thing happen; how often which thing happens differs between phases of a schedule."""
+        """Let one random event happen; phases of a schedule change how likely each event is."""
         if self.left == 0:
             self.left = self.rng.choice((20, 50, 100))
             self.weights = [weight * self.rng.choice((0.03, 1, 1, 4)) for weight in EVENTS.values()]
@@ -326,12 +326,12 @@ class World:
         at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
         message = self.net[at]
         if fate > 0.1:
-            del self.net[at]  # Otherwise it comes again.
+            del self.net[at]  # otherwise the message is delivered again
         if fate < 0.93:
             message()
 
     def drain(self):
-        """From now on nothing fails, and nothing is poison: everything has to come to an end."""
+        """Stop all faults and failures, and check that every record ends."""
         self.poison = set()
         journal = self.journal
         for stream in STREAMS:
@@ -364,21 +364,23 @@ class World:
         return left + ([] if redriven else [DEAD])
 
     def count(self):
-        """Compare the state of the server with the truth, now and after another start."""
+        """Compare the state of the server with the truth, now and after a restart."""
         for _ in range(2):
             shared = self.shared()
             for stream, lane in shared.work.lanes.items():
                 floor = lane.progress.final.floor
-                check(floor == self.journal.bounds(stream)[1], f"{stream} ends at {floor}")
-            check(set(shared.work.lanes) == set(STREAMS), f"streams {sorted(shared.work.lanes)}")
+                check(floor == self.journal.bounds(stream)[1], f"the records of {stream} are final only up to {floor}")
+            check(
+                set(shared.work.lanes) == set(STREAMS), f"the subscription has the streams {sorted(shared.work.lanes)}"
+            )
             self.kill()
 
 
 class Worker:
-    """Leases records and says what becomes of them.
+    """A worker that leases records, and settles or returns them.
 
     :ivar held: token and end of each lease that it believes to have
-    :ivar stale: what it once had, and does not know to be lost: it tries that, too
+    :ivar stale: earlier leases, whose tokens it sometimes still uses
     """
 
     def __init__(self, world, name):
@@ -389,7 +391,7 @@ class Worker:
         self.held, self.stale = {}, []
 
     def forget(self, stream):
-        """The stream was rewound; the worker does not know it."""
+        """Move its leases on the rewound *stream* to the stale ones; the worker does not know that they ended."""
         self.stale += [(at, token) for at, (token, _) in self.held.items() if at[0] == stream]
         self.held = {at: held for at, held in self.held.items() if at[0] != stream}
 
@@ -419,7 +421,7 @@ class Worker:
             self.extend(at, token, with_done=rng.random() < 0.3)
 
     def send(self, call, then):
-        """Send a request, whose answer may be lost as well."""
+        """Send a request to the server; both it and its answer may be lost."""
         world = self.world
 
         def request():
@@ -434,8 +436,8 @@ class Worker:
 
         def note(found):
             for part in found:
-                world.leased(part.run.stream, part.run, [part.lease.token] * len(part.lease))
-            # The request may come twice, and be answered in two generations.
+                world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
+            # the request may be delivered twice, and answered in two generations
             return {stream: world.generation(stream) for stream in STREAMS}, found
 
         def call(shared):
@@ -454,7 +456,7 @@ class Worker:
         at = stream, seq, generation
         if generation != self.world.generation(stream) or until <= self.world.now:
             self.stale.append((at, token))
-        elif (stream, seq) not in self.world.final and (at, token) not in self.said:  # An answer may come twice.
+        elif (stream, seq) not in self.world.final and (at, token) not in self.said:  # an answer may be delivered twice
             self.held[at] = token, until
             self.world.believes(self, at)
 
@@ -469,7 +471,7 @@ class Worker:
         self.send(lambda shared: self.world.sharing.act(shared, [item], self.name, runs), lambda answer: None)
 
     def extend(self, at, token, with_done):
-        """Extend a lease, and settle another record in the same request."""
+        """Extend a lease and, if *with_done*, settle another record in the same request."""
         stream, seq, generation = at
         sent, world = self.world.now, self.world
         items = [Item("extend", seq, seq, token, stream)]
@@ -505,11 +507,11 @@ def schedule(seed):
     return world.seen + Counter(starts=world.starts)
 
 
-# Taking rules away.
+# Removing rules:
 
 
 def _without_epoch():
-    """Let a rewound subscription keep its epoch, and with it the tokens of before."""
+    """Let a rewound subscription keep its epoch, so that earlier tokens stay valid."""
     real = Group.__setattr__
 
     def keep(group, name, value):
@@ -520,7 +522,7 @@ def _without_epoch():
 
 
 def _without_mark():
-    """Publish dead letters again without noting it in the same commit."""
+    """Publish dead letters again without recording this in the same commit."""
     real = SharedSubscriptions._change
 
     def change(shares, *payloads, runs=(), publish=None):
@@ -537,7 +539,7 @@ def _without_forgetting():
 
 
 def _without(number):
-    """Let a new subscription begin as if no other had had its name: with its first epoch, or its first dead letter."""
+    """Let a new subscription begin as if its name were new, with the first epoch (or dead letter, by *number*)."""
     real = progress.pack
 
     def pack(name, since, **fields):
@@ -563,7 +565,7 @@ def _without_renewal():
     return {(Lane, "renew"): lambda lane, leased, consumer: [leased]}
 
 
-#: By rule: what is replaced to take it away.
+#: By rule: the replacements that remove it.
 MISSING = {
     "rewind-epoch": _without_epoch,
     "forgetting": _without_forgetting,

@@ -1,4 +1,4 @@
-"""Shared subscriptions keep their rules in random schedules, and each rule that is taken away is noticed."""
+"""Run random schedules of shared subscriptions, and check that removing any rule is noticed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 schedules = import_module("schedules")
 
-#: Rules that are broken so seldom that a search takes minutes: ``schedules.py --without RULE`` finds them.
+#: Rules whose violations are so rare that a search takes minutes: ``schedules.py --without RULE`` finds them.
 SELDOM = ("old-token", "epoch-first", "retention-grace")
 
-#: Seeds of searches that notice a missing rule within a few schedules, where seed 1 needs hundreds.
+#: Seeds whose first schedules notice a missing rule, where seed 1 needs hundreds of schedules.
 NOTICED_BY = {"all-or-nothing": 112, "token": 191, "dead-letter-atomic": 50, "leader-confirmed": 3}
 
 

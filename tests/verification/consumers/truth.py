@@ -1,8 +1,8 @@
-"""What is true of the records of one shared subscription, read from the changes in ``.shared`` alone.
+"""The truth about the records of one shared subscription, read from the changes in ``.shared`` alone.
 
-    apply(change), in their order -> how each record ended, and in which generation
+    Truth.apply(change), for each change in order -> how records ended, and in which generation
 
-A generation of a stream begins with the creation of the subscription, or with a rewind: everything before is forgotten.
+A generation of a stream begins with the creation of the subscription or with a rewind, which forget everything before.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 
-#: The lists of a change, and how their records ended.
+#: The lists of a change, and how the records in them ended.
 ENDINGS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
 
 
 def numbers(ranges: Iterable[Any]) -> Iterator[int]:
-    """Yield the numbers of *ranges*, as the server writes them."""
+    """Yield the numbers in *ranges*, as the server writes them."""
     for each in ranges:
         first, last = (each, each) if isinstance(each, int) else each
         yield from range(first, last + 1)
@@ -33,17 +33,17 @@ def ended_by(change: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 @attrs.define(eq=False)
 class Truth:
-    """One subscription; a record is known by its stream and its number.
+    """One subscription; a record is identified by its stream and its number.
 
-    :ivar check: called with what must hold, and with what is wrong if it does not
-    :ivar begun: called with a stream when a generation of it begins; with None: of each stream
+    :ivar check: called with a condition that must hold, and with a message
+    :ivar begun: called with a stream when a generation of it begins; with None when one of each stream begins
     :ivar exists: whether the subscription was created, and not deleted since
-    :ivar final: how each record ended in its present generation; ``skipped``: it was not to be leased at all
-    :ivar ends: of records that are not final, the deliveries that have ended, and how many of them failed
+    :ivar final: how each record ended in its present generation; ``skipped`` if it was before the first to be leased
+    :ivar ends: of records that are not final: how many deliveries have ended, and how many of them failed
     :ivar reach: the highest number that may have been leased, by stream
-    :ivar counts: how many records ended how, since the creation, by stream and end
-    :ivar ended: how each record ended that ever has, by stream, number and generation
-    :ivar epochs: by each epoch, how many generations had begun when it did
+    :ivar counts: how many records ended since the creation, by stream and kind of end
+    :ivar ended: how each record ended in any generation, by stream, number and generation
+    :ivar epochs: how many generations had begun at the start of each epoch
     """
 
     name: str
@@ -61,12 +61,12 @@ class Truth:
     _rewound: defaultdict[str, list[int]] = attrs.field(factory=lambda: defaultdict(list))
 
     def generation(self, stream: str, epoch: int | None = None) -> int:
-        """Return the generation of *stream* that it has, or had in this epoch; 0 if there was none."""
+        """Return the present generation of *stream*, or the one that it had in *epoch*; 0 if there was none."""
         at = self.beginnings if epoch is None else self.epochs.get(epoch, 0)
         return max((each for each in (*self._created, *self._rewound[stream]) if each <= at), default=0)
 
     def apply(self, change: dict[str, Any]) -> set[tuple[str, int, str]]:
-        """Take in *change*, and return stream, number and end of each record that becomes final."""
+        """Apply *change*; return stream, number and end of each record that becomes final."""
         if "all" in change:
             self._check_checkpoint(change["shared"].get(self.name))
             return set()
@@ -84,14 +84,14 @@ class Truth:
         found = set(ended_by(change))
         for _, seq, how in found:
             known = self.final.get((stream, seq))
-            self.check(known is None, f"record {seq} of {stream} is {how}, and was {known}")
+            self.check(known is None, f"record {seq} of {stream} is {how}, but was already {known}")
             self.final[stream, seq] = self.ended[stream, seq, self.generation(stream)] = how
             self.counts[stream, how] += 1
             self.ends.pop((stream, seq), None)
         return found
 
     def _create(self, change: dict[str, Any]) -> None:
-        """Take in that the subscription was created or deleted."""
+        """Apply the creation or deletion of the subscription."""
         self.exists = change["set"] is not None
         self.beginnings += 1
         self._created.append(self.beginnings)
@@ -114,7 +114,7 @@ class Truth:
         self.final |= {(stream, seq): "skipped" for seq in range(1, floor + 1)}
 
     def _check_checkpoint(self, share: dict[str, Any] | None) -> None:
-        """Check that a checkpoint says of the subscription what the changes before it say."""
+        """Check that a checkpoint agrees with the changes before it."""
         self.check((share is not None) is self.exists, f"the subscription exists: {self.exists}, a checkpoint: {share}")
         streams = {} if share is None else share["streams"]
         final, ends = set(), {}

@@ -1,9 +1,9 @@
-"""Random datagrams for the backbone: the sessions of both sides, single frames, the kernels against their twins.
+"""Fuzz the backbone with random datagrams: the sessions of server and client, single frames, and the kernels.
 
     python tests/verification/fuzz/fuzz_backbone.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Sessions get datagrams of every type, alone and in trains, now and then damaged, from several sources
-and at random times.
+harness.py explains the options.  Sessions receive datagrams of every type, alone and in GRO batches, some of them
+damaged, from several sources and at random times.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DELIVERS = serialize_delivers((Run.of("backbone", [bytes(91)] * 9, source="x").n
 
 
 def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
-    """One of any type; its numbers are often near each other or at an edge."""
+    """Return a random datagram of any type; its numbers are often near each other or at an edge."""
     kind = dice.byte() % 10
     first = dice.number(48)
     last = min(first + dice.byte() % 20, LAST) if not dice.one_in(5) else dice.number(48)
@@ -68,7 +68,7 @@ def datagram(dice: harness.Dice, tokens: list[bytes]) -> bytes:
 
 
 def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
-    """Return a datagram, or several of one size with a shorter one behind them, as the kernel hands them over."""
+    """Return a datagram, or several of one size and a shorter one joined as GRO does, and the common size."""
     first = datagram(dice, tokens)
     if not first or not dice.one_in(3):
         return first, max(len(first), 1)
@@ -79,14 +79,14 @@ def train(dice: harness.Dice, tokens: list[bytes]) -> tuple[bytes, int]:
 
 
 def server(data: bytes) -> None:
-    """Nothing is raised, nothing is counted twice, and answers go to those who asked: with any limits."""
+    """Check server sessions with small and default limits: they raise nothing, and answer only known hosts."""
     serve(data, BackboneSettings(push_rate=50, subscribers=3), ())
     trusted = networks("10.0.0.2/32")
     serve(data, BackboneSettings(trusted=trusted), (frames.MAX_DATA, frames.MAX_SEQUENCES))
 
 
 def make_session(settings: BackboneSettings) -> BackboneServerSession:
-    """Make the session of a server that anybody may use."""
+    """Return the session of a server that anybody may use."""
     return BackboneServerSession(
         settings, lambda: (5, LAST - 3), lambda address: address == SERVER, Random(1), lambda host, action: True
     )
@@ -116,7 +116,7 @@ def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> No
         heard.add(source)
         for sent, (host, _) in session.data_to_send():
             assert sent.size <= 26
-            assert any(host == known for known, _ in heard), "to somebody who never said a word"
+            assert any(host == known for known, _ in heard), "the server sends a datagram to a host that sent nothing"
         receivers = dict(session.subscribers.receivers(now))
         assert len(receivers) <= settings.subscribers
         assert SERVER not in receivers
@@ -130,7 +130,7 @@ def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> No
 
 
 def limits(data: bytes) -> None:
-    """The largest datagram, the widest range of a request, as many pushes as the rate allows; default settings."""
+    """Check the largest datagram, the widest range of a request, and the push rate, around their default limits."""
     settings = BackboneSettings()
     specimen = harness.Specimen(
         data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
@@ -156,7 +156,7 @@ def limits(data: bytes) -> None:
 
 
 def client(data: bytes) -> None:
-    """What a client hands out rises; what it pushed is settled once."""
+    """Check that a client session delivers rising numbers, and settles each push once."""
     dice = harness.Dice(data)
     after = dice.choice((None, None, 0, 3))
     options = BackboneOptions(subscribe=not dice.one_in(9), store=dice.choice((0, 300)), window=3, retries=1)
@@ -196,7 +196,7 @@ def client(data: bytes) -> None:
 
 
 def single(data: bytes) -> None:
-    """What is decoded is encoded again as the same."""
+    """Check that encoding a decoded frame yields an equal frame of the same length."""
     dice = harness.Dice(data)
     for wire in (data, datagram(dice, [])):
         try:
@@ -208,7 +208,7 @@ def single(data: bytes) -> None:
 
 
 def kernels(data: bytes) -> None:
-    """The kernels in use, and their twins."""
+    """Check that the native kernels return the same as the pure Python ones."""
     assert NATIVE, "the native kernels are not built"
     dice = harness.Dice(data)
     wire, segment = train(dice, [])

@@ -1,9 +1,9 @@
-"""Random messages for the event bus: decoders, labels, sessions of both sides, its ZAP handler.
+"""Fuzz the event bus with random messages: decoders, labels, the sessions of server and client, and the ZAP handler.
 
     python tests/verification/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Messages are valid ones, cut, joined, swapped and overwritten, so that most get past the first check;
-sessions get as many of them as the input makes.
+harness.py explains the options.  The messages are valid ones whose frames are cut, joined, swapped and overwritten, so
+that most of them pass the first check; sessions receive messages until the input is used up.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ EVENT = [b"/a/", b"null", b"me", PIECES[18], PIECES[22], b"\x81\xa1n\x01"]
 
 
 class Fuzzer:
-    """Makes messages, and gives them to everything that takes some."""
+    """Makes messages from an input, and passes them to every decoder and session."""
 
     def __init__(self, data: bytes) -> None:
         self.random = harness.Chance(data)
         self.now = 0.0
 
     def piece(self) -> bytes:
-        """Return a frame."""
+        """Return a random frame."""
         random = self.random
         piece = bytearray(random.choice(PIECES))
         for _ in range(random.choice([0, 0, 0, 1, 2, 4])):
@@ -107,7 +107,7 @@ class Fuzzer:
         return bytes(piece)
 
     def message(self) -> Message:
-        """Frames, mostly as many as make sense."""
+        """Return a random message, mostly with a valid number of frames."""
         random = self.random
         kind = random.randrange(6)
         if kind == 0:
@@ -128,7 +128,7 @@ class Fuzzer:
         return message
 
     def decoders(self) -> None:
-        """What is parsed is written again as it was, or as the same."""
+        """Check that each decoded message is encoded to an equal one."""
         message = self.message()
         for parse in (Pub.parse, Broadcast.parse, Sync.parse, SyncStart.parse, SyncEnd.parse):
             again(parse, message)
@@ -140,7 +140,7 @@ class Fuzzer:
                     pass
 
     def labels(self) -> None:
-        """Labels come back byte for byte."""
+        """Check that three random labels survive a record byte for byte."""
         sent = tuple(self.piece()[:MAX_LABEL] for _ in range(3))
         labels = read_labels(*sent)
         run = Run.of(
@@ -156,7 +156,7 @@ class Fuzzer:
         assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
     def server(self) -> None:
-        """A session takes what is right, as it is, and refuses the rest."""
+        """Check that a server session stores valid messages unchanged, refuses others, and keeps its memory limit."""
         random = self.random
         dedup, dialect = random.random() < 0.5, random.choice(list(Dialect))
         default = random.random() < 0.5
@@ -167,7 +167,7 @@ class Fuzzer:
             self.publishes(session, settings)
 
     def publishes(self, session: EventBusServerSession, settings: EventBusSettings) -> None:
-        """One message more."""
+        """Send one random message to a server session, as an event and as a request."""
         message = self.message()
         identity = self.piece()
         self.now += self.random.choice([0, 0.1, 100])
@@ -185,7 +185,7 @@ class Fuzzer:
             session.snapshots.clear()
 
     def client(self) -> None:
-        """What a client holds back has a limit."""
+        """Check that a client session limits how many bytes it holds back."""
         random = self.random
         options = EventBusOptions(subtrees=random.choice([(), ("/a/",)]), after=random.choice([None, 0, 7]))
         session = EventBusClientSession(options, Random(1), self.now)
@@ -200,12 +200,12 @@ class Fuzzer:
             assert session._held_bytes <= 16 << 20
 
     def zap(self) -> None:
-        """Any ZAP request gets an answer."""
+        """Check that the authenticator answers any ZAP request."""
         assert len(Authenticator(curve=True, clients=frozenset()).answer(self.message(), 1).frames) == 6
 
 
 def limits(data: bytes) -> None:
-    """Every length at its limit, by default settings: it is refused if, and only if, it is above."""
+    """Check that a length is refused if, and only if, it exceeds its default limit."""
     settings = EventBusSettings()
     specimen = harness.Specimen(
         data,
@@ -229,14 +229,14 @@ def limits(data: bytes) -> None:
         return
     place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
     if specimen.which == "data" and not specimen.whole:
-        return  # ZeroMQ hands over whole frames only
+        return  # ZeroMQ delivers complete frames only
     event[place] = b"x" * specimen.size
     refused = session.receive_pub([b"c", *event], 7, 0.0)
     assert (refused is not None) is specimen.over, (specimen.which, specimen.size)
 
 
 def again(parse: Callable[[Message], object], message: Message) -> None:
-    """Parse, write, and parse again."""
+    """Check that parsing the encoded form of a parsed *message* returns an equal one."""
     try:
         parsed = parse(message)
     except RemoteProtocolError:

@@ -1,8 +1,9 @@
-"""Random bytes for Figg: the sessions of both sides, single frames, the client's window, the kernel against its twin.
+"""Fuzz Figg with random bytes: the sessions of server and client, single frames, the client's window, and the kernel.
 
     python tests/verification/fuzz/fuzz_figg.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Sessions get frames of every type, now and then damaged, whole and in pieces, and have to say the same.
+harness.py explains the options.  Sessions receive frames of every type, some of them damaged, once whole and once in
+pieces, and must return the same events.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
     from fyrehose.records import MAX_PAYLOAD, Run
 
 TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
-#: The limits of sessions: a small one, so that it is reached, and the default.
+#: The payload limits of the sessions: a small one, which inputs reach, and the default.
 LIMITS = (1000, MAX_PAYLOAD)
 
 
 def frame(dice: harness.Dice) -> bytes:
-    """Return a frame of any type; its numbers are often at an edge."""
+    """Return a random frame of any type; its numbers are often at an edge."""
     topic, kind = dice.choice(TOPICS), dice.byte() % 13
     if kind == 0:
         made: Any = frames.Attach(topic=topic, offset=dice.choice((None, 0, 1, (1 << 64) - 1)))
@@ -48,7 +49,7 @@ def frame(dice: harness.Dice) -> bytes:
             message(topic=topic, number=(number + i) % (1 << 64), data=dice.blob()).serialize() for i in range(count)
         )
     elif kind == 11:
-        # What is announced is near the default limit; only the beginning comes, for the rest is as long as that.
+        # The frame announces about as much as the default limit allows, and ends early: the rest would be 16 MiB.
         name, size = topic.encode(), MAX_PAYLOAD - 2 + dice.byte() % 260
         message = dice.choice((frames.Publish, frames.Data))
         announced = frames.HEADER.pack(message.type, frames.VERSION, 16 + len(name) + size)
@@ -60,7 +61,7 @@ def frame(dice: harness.Dice) -> bytes:
 
 
 def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple[str, int, bytes]]:
-    """Return those of a run, one by one."""
+    """Return the messages of a run as (topic, number, payload)."""
     run = Run(stream="x", source="x", producer_seq=numbers, lengths=lengths, payload=payload)
     assert sum(run.sizes) == len(run.payload)
     found = zip(run.producer_seqs() or (), run.payloads(), strict=True)
@@ -68,7 +69,7 @@ def messages(topic: str, numbers: Any, lengths: Any, payload: Any) -> list[tuple
 
 
 def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
-    """Return the events, runs taken apart, and what broke it."""
+    """Return the session's events, with runs split into messages, and the cause of the error that ended it."""
     events: list[Any] = []
     cause = None
     for chunk in chunks:
@@ -78,14 +79,15 @@ def said(session: Any, chunks: list[bytes]) -> tuple[list[Any], str | None]:
     events += session.receive_eof()
     flat: list[Any] = []
     for event in events:
-        assert cause is None, "Broken is the last"
+        assert cause is None, "an event follows Broken"
         if isinstance(event, Broken):
             cause = event.error.cause
         elif isinstance(event, frames.DataRun):
             flat += messages(event.topic, event.first, event.lengths, event.payload)
         elif isinstance(event, frames.Published):
             taken = [m for run in event.runs for m in messages(run.stream, run.producer_seq, run.lengths, run.payload)]
-            flat += sorted(taken, key=lambda message: message[1])  # those that are taken together have rising numbers
+            # messages of one topic that are published together have rising numbers
+            flat += sorted(taken, key=lambda message: message[1])
             assert flat[-1][1] == event.last
             assert len({number for _, number, _ in taken}) == len(taken)
         else:
@@ -104,17 +106,17 @@ def session(data: bytes, side: Any) -> None:
 
 
 def server(data: bytes) -> None:
-    """What clients send."""
+    """Check that a server session handles whole and split frames alike."""
     session(data, FiggServerSession)
 
 
 def client(data: bytes) -> None:
-    """What servers send."""
+    """Check that a client session handles whole and split frames alike."""
     session(data, FiggClientSession)
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are, for both sides, and for every frame's own parser: what it takes it also makes."""
+    """Check both sides' sessions, and that every frame that a parser accepts is encoded to an equal one."""
     for side in (FiggServerSession, FiggClientSession):
         for limit in LIMITS:
             assert said(side(limit), [data]) == said(side(limit), [data[:3], data[3:]])
@@ -127,7 +129,7 @@ def raw(data: bytes) -> None:
 
 
 def window(data: bytes) -> None:
-    """A client's window, with any acknowledgements at all: what is told is in order, and nothing waits for ever."""
+    """Check that a client's window, with any acknowledgements, reports runs in order, and finally reports every run."""
     dice = harness.Dice(data)
     under_way = PublishWindow(4, 2000)
     told: list[int] = []
@@ -155,13 +157,13 @@ def window(data: bytes) -> None:
         under_way.acknowledged(number + len(run) - 1)
     while not under_way.empty:
         sent_again = under_way.to_resend() or list(under_way.to_send())
-        assert sent_again, "something waits that is never sent"
+        assert sent_again, "a run waits that is never sent"
         under_way.acknowledged(sent_again[-1][0] + len(sent_again[-1][1]) - 1)
     assert told == list(range(added))
 
 
 def kernels(data: bytes) -> None:
-    """The kernel in use, and its twin."""
+    """Check that the native kernel returns the same as the pure Python one."""
     assert NATIVE, "the native kernels are not built"
     dice = harness.Dice(data)
     kind, most, largest = dice.choice((5, 7)), dice.number(16), dice.number(16)

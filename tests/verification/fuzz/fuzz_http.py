@@ -1,8 +1,8 @@
-"""Random bytes for the HTTP listener: requests of every kind, damaged, whole and in pieces; bodies; bytes as they are.
+"""Fuzz the HTTP listener: requests of every kind, some of them damaged, whole and in pieces; bodies; and random bytes.
 
     python tests/verification/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Every request has one answer, however it was cut, and the same messages come of it.
+harness.py explains the options.  Every request must get one answer, and publish the same messages however it is cut.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ HEADERS = (
     "Content-Encoding: gzip",
     "X: " + "y" * 300,
 )
-#: Small limits, so that they are reached.
+#: Small limits, which inputs reach.
 LIMITS = RequestLimits(message=40, body=120)
 DEFAULTS = RequestLimits(message=HttpSettings().max_payload, body=HttpSettings().max_body)
 
 
 def body(dice: harness.Dice) -> bytes:
-    """Lines of all lengths."""
+    """Return a body of lines of random lengths."""
     return b"".join(dice.blob()[:50] + dice.choice((b"\n", b"\r\n", b"", b"\n\n")) for _ in range(dice.below(4)))
 
 
 def request(dice: harness.Dice) -> bytes:
-    """One, whose body is as its head says, or not."""
+    """Return a request, whose body mostly has the length that its head announces."""
     content = body(dice)
     lines = [f"{dice.choice(METHODS)} {dice.choice(TARGETS)}{dice.choice(QUERIES)} HTTP/1.{dice.choice('110')}"]
     lines += ["Host: localhost"] if not dice.one_in(8) else []
@@ -75,13 +75,13 @@ def request(dice: harness.Dice) -> bytes:
 
 
 def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
-    """What came of them, the messages of one request put together; each request that needs one gets an answer."""
+    """Return the session's events, with the messages of one request joined; check that each request gets an answer."""
     session = HttpSession(frozenset({"localhost"}), limits=limits)
     events: list[Any] = []
 
     def take(found: list[Any]) -> None:
         for event in found:
-            assert not events or not isinstance(events[-1], str), "Broken is the last"
+            assert not events or not isinstance(events[-1], str), "an event follows Broken"
             if isinstance(event, Broken):
                 events.append(event.error.cause)
             elif isinstance(event, PublishPart):
@@ -115,7 +115,7 @@ def said(chunks: list[bytes], limits: RequestLimits = LIMITS) -> list[Any]:
 
 
 def requests(data: bytes) -> None:
-    """Requests, some of them damaged."""
+    """Check that requests, some of them damaged, have the same result whole and in pieces."""
     for limits in (LIMITS, DEFAULTS):
         dice = harness.Dice(data)
         wire = b""
@@ -125,13 +125,13 @@ def requests(data: bytes) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are."""
+    """Check that random bytes have the same result whole and in pieces."""
     for limits in (LIMITS, DEFAULTS):
         assert said([data], limits) == said([data[:3], data[3:]], limits)
 
 
 def ambiguous(data: bytes) -> None:
-    """A head in which one line ends without CR, or continues the one before it: refused, and nothing comes of it."""
+    """Check that a head is refused if one line ends without CR or is folded, and that no message of it is published."""
     dice = harness.Dice(data)
     head, end, content = request(dice).partition(b"\r\n\r\n")
     lines = (head + end).split(b"\r\n")[:-1]
@@ -143,7 +143,7 @@ def ambiguous(data: bytes) -> None:
 
 
 def limits(data: bytes) -> None:
-    """A message, a line and a body at their limits, by default settings: refused if, and only if, it is above."""
+    """Check that a message, a line or a body is refused if, and only if, it exceeds its default limit."""
     largest = DEFAULTS.message
     specimen = harness.Specimen(data, {"message": largest, "line": largest, "lines": DEFAULTS.body})
     kind, head = "text/plain" if specimen.which == "message" else "application/x-ndjson", ""
@@ -159,7 +159,7 @@ def limits(data: bytes) -> None:
 
 
 def bodies(data: bytes) -> None:
-    """Bodies in pieces."""
+    """Check that line bodies and whole bodies yield the same messages however they are cut."""
     dice = harness.Dice(data)
     content = body(dice) + body(dice)
     pieces = dice.pieces(content)

@@ -1,9 +1,9 @@
-"""Random bytes for the journal: headers, bodies, whole segments, indexes, and subscriptions.
+"""Fuzz the journal with random bytes: headers, bodies, whole segments, indexes, and subscription files.
 
     python tests/verification/fuzz/fuzz_journal.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Checksums are made right, so that what lies behind them is reached; whatever the bytes are, they are
-refused as damage, or are read.
+harness.py explains the options.  Checksums are recomputed, so that inputs pass them; all bytes must be either read or
+refused as damage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with harness.instrumented("fyrehose.journal"):
     from fyrehose.records import Run
 
 STREAMS = ("s", "stream \N{SNOWMAN}", "x" * 255)
-#: Where its files are; the harness sees to it that it goes.
+#: The directory of the journal's files; the harness deletes it.
 DIRECTORY = Path(tempfile.gettempdir())
 JOURNAL = DIRECTORY / "journal"
 
@@ -45,7 +45,7 @@ class NoSync(SteppedFiles):
 
 
 def run_of(dice: harness.Dice, first: int) -> Run:
-    """Records with any columns."""
+    """Return a run of records with random columns."""
     payloads = [dice.blob() for _ in range(1 + dice.byte() % 4)]
     count = len(payloads)
     return Run.of(
@@ -63,7 +63,7 @@ def run_of(dice: harness.Dice, first: int) -> Run:
 
 
 def body_of(dice: harness.Dice, kind: fmt.Kind) -> tuple[bytes, int]:
-    """Return the body of a batch, now and then damaged, and how many parts it says it has."""
+    """Return the body of a batch, sometimes damaged, and the number of parts that its header is to announce."""
     parts = 1 + dice.byte() % 3
     if kind is fmt.Kind.RECORDS:
         _, made = packing.batch(
@@ -77,7 +77,7 @@ def body_of(dice: harness.Dice, kind: fmt.Kind) -> tuple[bytes, int]:
 
 
 def sealed(dice: harness.Dice, position: int, chain: int) -> tuple[fmt.BatchHeader, bytes]:
-    """A batch whose checksums are right, whatever is in it."""
+    """Return a batch with valid checksums and random contents: its header, and all of its bytes."""
     kind = dice.choice((fmt.Kind.RECORDS, fmt.Kind.RECORDS, *fmt.Kind))
     body, parts = body_of(dice, kind) if kind is not fmt.Kind.CLOSED else (b"", 0)
     body += bytes(-len(body) % 8)
@@ -89,7 +89,7 @@ def sealed(dice: harness.Dice, position: int, chain: int) -> tuple[fmt.BatchHead
 
 
 def single(data: bytes) -> None:
-    """Headers, bodies and entries by themselves."""
+    """Check that headers, bodies and entries are either decoded or refused with Damage."""
     dice = harness.Dice(data)
     for source in (data, sealed(dice, 64, 0)[1]):
         for unpack in (fmt.SegmentHeader.unpack, lambda data: fmt.BatchHeader.unpack(data, 64)):
@@ -112,7 +112,7 @@ def single(data: bytes) -> None:
 
 
 def segment(data: bytes) -> None:
-    """A journal whose batches have the right checksums, and anything in them: it opens, or is refused."""
+    """Check that a journal of batches with valid checksums either opens or is refused, the same in two starts."""
     dice = harness.Dice(data)
     JOURNAL.mkdir(exist_ok=True)
     content = fmt.SegmentHeader(0, 1, 0).pack()
@@ -127,7 +127,7 @@ def segment(data: bytes) -> None:
     scan.path_of(JOURNAL, 0).write_bytes(content)
     mark = dice.choice((0, 0, len(content), dice.below(len(content) + 1)))
     JOURNAL.joinpath(scan.MARK_NAME).write_bytes(dice.damaged(scan.pack_mark(mark)))
-    with suppress(JournalError):  # where nothing of it can be checked
+    with suppress(JournalError):  # fails if none of the bytes can be checked
         verify(JOURNAL)
     for quarantine in (False, True):
         try:
@@ -136,14 +136,16 @@ def segment(data: bytes) -> None:
             found = recover(JOURNAL, NoSync())
         except (JournalError, fmt.Damage):
             continue
-        # Quarantine notes behind the end which numbers must not be given out again: an entry for each stream.
+        # Quarantine appends a note about the numbers that must not be used again, with an entry for each stream.
         note = 64 + 288 * (len(found.streams.ends) + 1) if quarantine else 0
         assert found.position <= len(content) + 64 + note
-        assert recover(JOURNAL, NoSync()).streams.ends == found.streams.ends, "a second start finds something else"
+        assert recover(JOURNAL, NoSync()).streams.ends == found.streams.ends, (
+            "a second start finds other streams than the first one"
+        )
 
 
 def indexes(data: bytes) -> None:
-    """An index, and one with anything done to it, which is not believed."""
+    """Check that an index is read as it was written, and that a damaged one is rejected."""
     dice = harness.Dice(data)
     made = index.SegmentIndex(0, 1 << 20)
     seq, position = 1, 64
@@ -169,7 +171,7 @@ def indexes(data: bytes) -> None:
 
 
 def marks(data: bytes) -> None:
-    """Damage the file of a subscription, and a mark."""
+    """Check that a damaged subscription file keeps its subscription, and that a damaged MARK counts as 0."""
     dice = harness.Dice(data)
     folder = DIRECTORY / subscriptions.FOLDER
     folder.mkdir(exist_ok=True)

@@ -1,11 +1,11 @@
-"""Random bytes for a whole server, at every listener, while honest clients publish and read by all of them.
+"""Send random bytes to every listener of a running server while honest clients publish and read over all protocols.
 
     python tests/verification/fuzz/fuzz_listeners.py [EXECUTIONS [SEED]]
 
-An execution is a connection, or a datagram: what a client says to that listener, cut, joined, overwritten, sent in
-pieces, read or not, closed or torn down.  The honest clients are those of tests/verification/torture: at the end the
-server lives, has logged no failure, has grown by no more than 256 MiB, and all that it acknowledged is there, as in
-kill9.py.
+An execution is one connection or one datagram: valid client data, cut, joined and overwritten, sent in pieces, on a
+connection that is read or not, and closed or reset.  The honest clients are those of tests/verification/torture.  At
+the end the server must be running, must have logged no failure, and must not have grown by more than 256 MiB; every
+acknowledged message must be stored, which is checked as in kill9.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import kill9
 import servers
 import wire
 
-#: How much the server may grow under load, in KiB: what its honest clients make of it included.
+#: How much the server may grow, in KiB, including the memory for its honest clients.
 GROWTH = 256 << 10
-#: Connections that are left open, to be forgotten.
+#: How many connections the attacker leaves open.
 LEFT_OPEN = 150
-#: How often a stranger sends a whole message of the largest size, or of one byte less or more.
+#: How often the attacker sends a complete message of the largest size, or of one byte less or more.
 WHOLE = 0.02
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -54,12 +54,12 @@ def _ready(kind: bytes) -> bytes:
 
 
 def _edges(*limits: int) -> list[int]:
-    """One below each, at it, and one above."""
+    """Return one less, the limit, and one more for each of *limits*."""
     return [limit + delta for limit in limits for delta in (-1, 0, 1)]
 
 
 def _at_the_limits() -> dict[str, list[bytes]]:
-    """Return what announces as much as default limits allow, or one more; a little of it follows."""
+    """Return the beginnings of messages that announce sizes at and around the default limits, by listener."""
     figg = [wire.HEADER.pack(wire.PUBLISH, 1, 4 + 1 + 8 + 4 + n) + wire.publish(b"f", 1, b"x")[8:] for n in EDGES]
     lumberjack = [
         b"2W\0\0\0\1" + kind + struct.pack(">I", n) + b"x" * 9 for n in EDGES for kind in (b"2J\0\0\0\1", b"2C")
@@ -75,7 +75,7 @@ def _at_the_limits() -> dict[str, list[bytes]]:
 
 
 _PACKED = zlib.compress(_json(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
-#: What clients say at each listener.
+#: What valid clients send to each listener.
 SEEDS = {
     "figg": [
         wire.attach(b"a", 0) + wire.attach(b"b", None),
@@ -109,14 +109,14 @@ SEEDS = {
 }
 
 
-#: The largest payload, and the largest frame of lumberjack.
+#: The sizes around 16 MiB: the limit of a payload, and of a lumberjack frame.
 EDGES = _edges(16 << 20)
 for _listener, _specimens in _at_the_limits().items():
     SEEDS[_listener] += _specimens
 
 
 def whole(dice: random.Random) -> tuple[str, bytes]:
-    """Return a message as large as the default limit, or one byte less or more, and the listener that it is for."""
+    """Return a message of the default limit, one byte less or one more, and the listener to send it to."""
     size, listener = dice.choice(EDGES), dice.choice(("figg", "lumberjack", "relink", "eventbus"))
     data = bytes(size)
     said = {
@@ -131,7 +131,7 @@ def whole(dice: random.Random) -> tuple[str, bytes]:
 
 
 def mutated(dice: random.Random, listener: str) -> bytes:
-    """Something that a client says, or several, with something done to it."""
+    """Return one or several messages of a client of *listener*, with random changes."""
     data = bytearray(b"".join(dice.choices(SEEDS[listener], k=dice.choice((1, 1, 2, 5)))))
     for _ in range(dice.choice((0, 1, 1, 2, 6))):
         at = dice.randint(0, len(data))
@@ -148,7 +148,7 @@ def mutated(dice: random.Random, listener: str) -> bytes:
 
 
 class Attacker:
-    """A client that is not honest."""
+    """A client that sends invalid and oversized data to random listeners."""
 
     def __init__(self, ports: dict[str, int], seed: int) -> None:
         self.ports, self.dice = ports, random.Random(seed)
@@ -194,14 +194,14 @@ class Attacker:
 
 
 def resident(pid: int) -> int:
-    """Return the memory of a process, in KiB."""
+    """Return the resident memory of a process, in KiB."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found, "it has ended"
+    assert found, "the server has ended"
     return int(found[1])
 
 
 def run(executions: int, seed: int) -> list[str]:
-    """Return what was wrong."""
+    """Run the attacks; return the problems that were found."""
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
     dice = random.Random(seed)
     life = kill9.Life(directory, dice, "batch", strangers=True)
@@ -229,7 +229,7 @@ def run(executions: int, seed: int) -> list[str]:
     problems = list(life.problems)
     problems += [f"status {status}"] if status else []
     problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
-    problems += [f"it grew by {grown} KiB"] if grown > GROWTH else []
+    problems += [f"the server grew by {grown} KiB"] if grown > GROWTH else []
     acked = ", ".join(f"{listener} {count}" for listener, count in life.by_listener().items())
     print(
         f"listeners: {executions} connections and datagrams ({attacker.counts}), seed {seed}, in "
@@ -237,7 +237,7 @@ def run(executions: int, seed: int) -> list[str]:
         f"{len(problems)} problems"
     )
     if problems:
-        print(f"kept for a look: {directory}")
+        print(f"the data directory is kept: {directory}")
     else:
         shutil.rmtree(directory)
     return problems

@@ -1,8 +1,9 @@
-"""Random bytes for lumberjack: the reader's session, the writer's, single frames, and the kernels against their twins.
+"""Fuzz lumberjack with random bytes: the server's session, the writer's, single frames, and the kernels.
 
     python tests/verification/fuzz/fuzz_lumberjack.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Sessions get frames whole and in pieces, and have to say the same; what is kept begins with valid ones.
+harness.py explains the options.  Sessions receive frames whole and in pieces, and must return the same events; the kept
+inputs begin with valid frames.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
     from fyrehose.records import Run
 
-#: What the inputs of the reader's session have around what is to be compressed: byte noise makes no zlib streams.
+#: Marks the parts of an input that are compressed before a session reads them: random bytes are no zlib streams.
 FENCE = b"|C|"
 JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc')
 
@@ -39,7 +40,7 @@ JSON = (b"{}", b'{"@metadata":{"beat":"x"}}', b'{"@metadata":{"beat":[1,"\\u00fc
 def session_of(
     limits: LumberjackLimits, chunks: list[bytes], refused: RefusedFrames | None = None
 ) -> tuple[list[tuple[bytes, int, str | None, str]], str | None]:
-    """Return the events that a session makes of ``chunks``, one by one, and what broke it."""
+    """Return the events of a session that reads ``chunks``, and the cause of the error that ended it."""
     session, events, cause, turns = LumberjackServerSession(limits, refused), [], None, 0
     total = sum(map(len, chunks))
     made: list[Any] = []
@@ -53,12 +54,12 @@ def session_of(
         take(session.receive_data(chunk))
         while session.more_work:
             turns += 1
-            assert turns < 100_000, "it does not end"
+            assert turns < 100_000, "the session does not finish"
             take(session.process(session.needs))
             assert session.held <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
         assert session.expected <= 2 * limits.max_event + PIECE + ENGINE
     for event in made:
-        assert cause is None, "Broken is the last"
+        assert cause is None, "an event follows Broken"
         if isinstance(event, Broken):
             cause = event.error.cause
             continue
@@ -74,18 +75,20 @@ def session_of(
         for payload, seq in zip(run.payloads(), seqs, strict=True):
             events.append((bytes(payload), seq, event.topic, event.content_type))
     session.conclude()
-    assert not session.ack_pending or session.version == 1 or cause == "bad-compression", "what is stored is said"
+    assert not session.ack_pending or session.version == 1 or cause == "bad-compression", (
+        "stored events are not acknowledged"
+    )
     return events, cause
 
 
 def compressed(data: bytes, version: int = 2) -> bytes:
-    """Return a C frame."""
+    """Return a C frame with *data*."""
     packed = zlib.compress(data, 1)
     return b"%dC" % version + len(packed).to_bytes(4, "big") + packed
 
 
 def window(dice: harness.Dice, version: int) -> bytes:
-    """A window whose frames are as many as it said, or not; some of them compressed, some of them damaged."""
+    """Return a window whose number of frames mostly matches its header; some frames are compressed or damaged."""
     wire = b""
     count = dice.byte() % 7
     for number in range(count):
@@ -107,7 +110,7 @@ def window(dice: harness.Dice, version: int) -> bytes:
 
 
 def reader(data: bytes) -> None:
-    """Windows for the reader's session."""
+    """Check that the server's session reads random windows the same however they are cut."""
     dice = harness.Dice(data)
     size, events, version, stream = dice.byte() or 1, dice.byte() % 16 + 1, dice.choice((1, 2, 2)), b""
     while dice and len(stream) < 8000:
@@ -116,14 +119,14 @@ def reader(data: bytes) -> None:
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are for the reader's session; what is between fences is compressed."""
+    """Check that the server's session reads random bytes, compressed between fences, however they are cut."""
     size, events, data = (data[0] or 1, (data[1] & 15) + 1, data[2:]) if len(data) > 1 else (1, 1, data)
     parts = data.split(FENCE)
     read(b"".join(compressed(part) if number % 2 else part for number, part in enumerate(parts)), size, events)
 
 
 def read(stream: bytes, size: int, events: int) -> None:
-    """The reader's session: whole, and in chunks and turns of other sizes."""
+    """Check that the server's session returns the same for any chunks, turns and sizes of its decompression pieces."""
     wanted = session_of(LumberjackLimits(max_inflated=1 << 20), [stream])
     size = max(size, len(stream) // 50)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
@@ -136,16 +139,16 @@ def read(stream: bytes, size: int, events: int) -> None:
         refused = RefusedFrames(lambda: 0.0)
         small = LumberjackLimits(max_inflated=64 * events)
         once, again = (session_of(small, chunks, refused) for _ in range(2))
-        assert again[0] == once[0][: len(again[0])], "a repeated frame brings nothing new"
+        assert again[0] == once[0][: len(again[0])], "a repeated frame yields other events than at first"
         assert (again[1] is None) is (once[1] is None), (once, again)
-    # Of a compressed frame that turns out to be wrong, or is not all there, events may have been published.
+    # The events of a damaged or incomplete compressed frame may have been published before the error was found.
     assert cause is not None or wanted[1] is None, wanted
     assert events_found[: len(wanted[0])] == wanted[0], (events_found, wanted)
 
 
 @contextmanager
 def streaming(size: int) -> Iterator[None]:
-    """Treat compressed frames of a few bytes as large ones: they are used before their checksums are known."""
+    """Decompress frames of a few bytes in pieces, as large ones are, before their checksums are known."""
     small = {"PIECE": size, "WHOLE": 2 * size, "SLICE": size + 3, "_INPUT": size // 2 + 1}
     before = {name: getattr(inflate, name) for name in small}
     try:
@@ -158,7 +161,7 @@ def streaming(size: int) -> Iterator[None]:
 
 
 def limits(data: bytes) -> None:
-    """Lengths and counts at their limits, by default settings: refused if, and only if, it is above."""
+    """Check that a length or count is refused if, and only if, it exceeds its default limit."""
     defaults = LumberjackSettings().limits
     specimen = harness.Specimen(
         data,
@@ -172,10 +175,10 @@ def limits(data: bytes) -> None:
     size = specimen.size.to_bytes(4, "big")
     one, start = (1).to_bytes(4, "big"), b"2W" + (1).to_bytes(4, "big")
     if specimen.which == "J":
-        specimen.whole = False  # that is a gigabyte
+        specimen.whole = False  # a whole specimen would be a gigabyte
         chunks = specimen.chunks(start + b"2J" + one + size)
     elif specimen.which == "C":
-        specimen.whole = False  # that many bytes of a zlib stream are another matter
+        specimen.whole = False  # so many zeros are no zlib stream
         chunks = specimen.chunks(start + b"2C" + size)
     elif specimen.which == "pairs":
         chunks = [start + b"2D" + one + size, bytes(8) * specimen.size]
@@ -188,7 +191,7 @@ def limits(data: bytes) -> None:
 
 
 def writer(data: bytes) -> None:
-    """The writer's session, with windows under way."""
+    """Check that the writer's session accepts any acknowledgements of windows, and never more than it has sent."""
     for size in (len(data) or 1, 1, 5):
         session = LumberjackWriterSession(2, 0)
         for count in (1, 3, 200):
@@ -202,7 +205,7 @@ def writer(data: bytes) -> None:
 
 
 def single(data: bytes) -> None:
-    """Every frame's own parser: what it takes it also makes, D frames wherever they are cut."""
+    """Check that every frame that a parser accepts is encoded to the same bytes, and scan D frames in pieces."""
     for frame in frames.FRAMES.values():
         try:
             parsed = frame.parse(data)
@@ -220,7 +223,7 @@ def single(data: bytes) -> None:
 
 
 def kernels(data: bytes) -> None:
-    """The kernels in use, and their twins."""
+    """Check that the native kernels return the same as the pure Python ones."""
     assert NATIVE, "the native kernels are not built"
     most, data = (data[0], data[1:]) if data else (0, data)
     for version in b"12":

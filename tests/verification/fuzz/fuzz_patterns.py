@@ -1,8 +1,9 @@
-"""Random patterns and names: a table of all beginnings agrees, nothing goes back, and the index finds what matches.
+"""Fuzz patterns and names: compare matching with a table, check that it never goes back, and check the pattern index.
 
     python tests/verification/fuzz/fuzz_patterns.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  The table is made of the text alone, one character after the other.
+harness.py explains the options.  The table is written from the documentation of patterns, one character after the
+other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ with harness.instrumented("fyrehose.patterns"):
 
 
 class Searched(str):
-    """A name that records where each search of it begins."""
+    """A name that records where each search in it begins."""
 
     begins: list[int]
 
@@ -31,13 +32,13 @@ class Searched(str):
 
 
 def text(dice: harness.Dice, characters: str) -> str:
-    """Pieces that repeat, which is what goes back again and again where matching does."""
+    """Return a text with repeated pieces, which make a backtracking matcher go back often."""
     pieces = ["".join(dice.choice(characters) for _ in range(1 + dice.below(3))) for _ in range(1 + dice.below(3))]
     return "".join(dice.choice(pieces) * (1 + dice.below(9)) for _ in range(dice.below(6)))
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether *name* matches, by a table: which beginnings of it does the pattern up to here match?"""
+    """Return whether *pattern* matches *name*, by a table of the prefixes of *name* that each prefix of it matches."""
     row = [True] + [False] * len(name)
     for character in pattern:
         if character == "*":
@@ -49,7 +50,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def globs(data: bytes) -> None:
-    """A pattern and a name."""
+    """Check that a pattern matches the same names as the table, and searches each part of a name once."""
     dice = harness.Dice(data)
     pattern, name = text(dice, "ab.*"), Searched(text(dice, "ab."))
     name.begins = []
@@ -61,7 +62,7 @@ def globs(data: bytes) -> None:
 
 
 def bounds(data: bytes) -> None:
-    """A pattern of a peer: refused if, and only if, it is beyond a bound."""
+    """Check that a pattern of a peer is refused if, and only if, it exceeds a bound."""
     pattern = text(harness.Dice(data), "aé*\udc80") * (1 + len(data) % 5)
     size = sum(1 if character < "\x80" else 2 if character < "\u0800" else 3 for character in pattern)
     try:
@@ -74,7 +75,7 @@ def bounds(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """Patterns that come and go, and names: the index finds those that cover a name, each once."""
+    """Check that the index, while patterns come and go, finds each pattern that covers a name exactly once."""
     dice = harness.Dice(data)
     table: PatternIndex[int] = PatternIndex()
     there: dict[int, Pattern] = {}

@@ -1,9 +1,9 @@
-"""Random bytes for Relink: handshakes, packets, sessions of both sides, links' records, the kernel against its twin.
+"""Fuzz Relink with random bytes: handshakes, packets, the sessions of both sides, saved links, and the kernel.
 
     python tests/verification/fuzz/fuzz_relink.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  Bytes are valid packets, cut, joined and overwritten, so that most get past the first check; each
-session gets them twice, whole and in pieces, and has to say the same.
+harness.py explains the options.  The bytes are valid packets that are cut, joined and overwritten, so that most pass
+the first check; each session receives them twice, whole and in pieces, and must return the same events.
 """
 
 from __future__ import annotations
@@ -63,16 +63,18 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
 
 LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
 DEFAULTS = LinkLimits()
-#: What breaks a link or not according to when its owner has settled what, which is when it may, not at once.
+#: Errors whose occurrence depends on when the owner of the link settles messages, which may differ between two runs.
 TIMED = {"results-unconfirmed", "backlog-too-large"}
 
 
 @attrs.frozen
 class Peer:
-    """Who sends us packets.
+    """The peer that sends packets.
 
-    :ivar ours: the size of its channels' ids, and ``theirs`` of ours, in bytes
-    :ivar decides: whether its messages are in transactions, and ``decided`` whether ours are
+    :ivar ours: the size of the peer's channel ids, in bytes
+    :ivar theirs: the size of our channel ids, in bytes
+    :ivar decides: whether its messages are in transactions
+    :ivar decided: whether our messages are in transactions
     """
 
     ours: int
@@ -82,7 +84,7 @@ class Peer:
 
 
 class Fuzzer:
-    """Makes bytes, and gives them to everything that takes some."""
+    """Makes bytes from random numbers, and passes them to every decoder and session."""
 
     def __init__(self, random: Random, limits: LinkLimits = LIMITS) -> None:
         self.random, self.limits = random, limits
@@ -98,7 +100,7 @@ class Fuzzer:
         )
 
     def packet(self, peer: Peer) -> bytes:
-        """One that ``peer`` may send, mostly."""
+        """Return a packet that ``peer`` may send, except now and then."""
         random = self.random
         multicast = random.random() < 0.2
         channels = (
@@ -127,7 +129,7 @@ class Fuzzer:
         return packet.serialize(size) if size else type(packet).serialize(_without_ids(packet), 0)
 
     def bytes_of(self, peer: Peer) -> bytes:
-        """Return a few packets, now and then damaged."""
+        """Return the bytes of a few packets, sometimes damaged."""
         random = self.random
         data = bytearray(b"".join(self.packet(peer) for _ in range(random.randrange(12))))
         for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 3))):
@@ -140,7 +142,7 @@ class Fuzzer:
         return bytes(data)
 
     def turns(self, peer: Peer, resumed: bool) -> list[bytes]:
-        """What comes before the owner settles it, a few times; now and then it begins with what answers a ping."""
+        """Return chunks of packets, after each of which the owner settles; some begin with an answer to a ping."""
         random = self.random
         turns = [RESUME.serialize() if resumed and random.randrange(8) else b""]
         for _ in range(1 + random.randrange(4)):
@@ -152,7 +154,7 @@ class Fuzzer:
         return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def sessions(self, raw: bytes | None = None) -> None:
-        """Whole and in pieces it is the same, and what comes of it stays within its limits."""
+        """Check that a session returns the same events for whole and cut chunks, and keeps its limits."""
         random = self.random
         terms, resumed, connector = self.terms(), random.random() < 0.3, random.random() < 0.5
         sent = [tuple(random.randrange(2) for _ in range(1)) for _ in range(random.randrange(6))]
@@ -179,13 +181,13 @@ class Fuzzer:
             link.unsettled()
             found.append(_plainly(got))
         timed = [last for one in found for last in one[-1:] if last[0] is Broken and last[1] in TIMED]
-        # So it is with transactions that are too large by the bytes of all that waits.
+        # Likewise for transactions that are dropped because all waiting bytes together exceed a limit.
         timed += [one for got in found for one in got if isinstance(one[0], events.Decided) and one[0].dropped]
         if not timed:
             assert found[0] == found[1], [turn.hex() for turn in turns]
 
     def settle(self, session: RelinkSession, link: Link) -> list[Any]:
-        """Return an owner that finishes everything, in order, and then takes what was held back meanwhile."""
+        """Finish all received messages, in order, as an owner does; return the events that were held back."""
         got: list[Any] = []
         busy = True
         while busy and not link.over:
@@ -199,7 +201,7 @@ class Fuzzer:
                     link.receiving[id_].leaving = True
                     got += link.forget(id_)
             got += session.receive_data(b"")
-        assert link.over or not session.waiting, "what was held back stays where it is"
+        assert link.over or not session.waiting, "events that were held back are never returned"
         return got
 
     def linked(self, terms: Terms, resumed: bool, connector: bool) -> RelinkSession:
@@ -217,7 +219,7 @@ class Fuzzer:
         return listener
 
     def handshakes(self) -> None:
-        """Any bytes at all, and damaged hellos."""
+        """Check that a damaged hello has the same result whole and in pieces."""
         random = self.random
         data = bytearray(pack_version(random.randrange(3)) + Hello(terms=self.terms(), epoch=1, link_id=2).serialize())
         for _ in range(random.randrange(4)):
@@ -230,7 +232,7 @@ class Fuzzer:
         assert found[0] == found[1], data.hex()
 
     def disks(self) -> None:
-        """Damaged snapshots and records are refused, or are something."""
+        """Check that damaged snapshots and records of links are either refused or read."""
         random = self.random
         link = Link(Terms(endpoint="e"), False, durable=True, kept=False)
         for _ in range(random.randrange(4)):
@@ -259,8 +261,10 @@ class Fuzzer:
 
 
 def _plainly(found: list[Any]) -> list[Any]:
-    """How many messages come together depends on how the bytes were cut: here each is by itself, and those of a channel
-    are together where they followed each other."""
+    """Return events that do not depend on how the bytes were cut: one for each message.
+
+    Messages of one channel that follow each other stay together.
+    """
     plainly: list[Any] = []
     for received, some in groupby(found, lambda event: isinstance(event, events.Received)):
         if received:
@@ -276,19 +280,19 @@ def _without_ids(packet: Any) -> Any:
 
 
 def sessions(data: bytes) -> None:
-    """Packets."""
+    """Check sessions with random packets."""
     for limits in (LIMITS, DEFAULTS):
         Fuzzer(harness.Chance(data), limits).sessions()
 
 
 def raw(data: bytes) -> None:
-    """Bytes as they are, behind a few that decide what session gets them."""
+    """Check sessions with random bytes; the first 24 decide the kind of session."""
     for limits in (LIMITS, DEFAULTS):
         Fuzzer(harness.Chance(data[:24]), limits).sessions(data[24:])
 
 
 def limits(data: bytes) -> None:
-    """Counts and sizes at their limits, by default settings: the link ends if, and only if, one is above."""
+    """Check that a link ends if, and only if, a count or a size exceeds its default limit."""
     specimen = harness.Specimen(
         data,
         {
@@ -300,7 +304,7 @@ def limits(data: bytes) -> None:
     )
     size, terms = specimen.size, Terms(endpoint="publish:s", connector_size=2)
     if specimen.which != "size" and not specimen.whole:
-        return  # thousands of channels, targets or parts take long: they are as seldom as large messages
+        return  # thousands of channels, targets or parts take long, so these cases are as rare as large messages
     if specimen.which == "targets":
         chunks = [Message(channels=tuple(range(size)), parts=(b"x",), multicast=True).serialize(2)]
     elif specimen.which == "parts":
@@ -315,17 +319,17 @@ def limits(data: bytes) -> None:
 
 
 def handshakes(data: bytes) -> None:
-    """Hellos."""
+    """Check handshakes with damaged hellos."""
     Fuzzer(harness.Chance(data)).handshakes()
 
 
 def disks(data: bytes) -> None:
-    """Snapshots and records."""
+    """Check damaged snapshots and records of links."""
     Fuzzer(harness.Chance(data)).disks()
 
 
 def servers(data: bytes) -> None:
-    """What a server has stored is acknowledged, also if the peer broke a rule behind it."""
+    """Check that a server acknowledges what it has stored, even if the peer then breaks a rule."""
     fuzzer, clock, journal = Fuzzer(harness.Chance(data)), Clock(), MemoryJournal()
     broker = Broker(clock, journal, Sequencer())
     broker.open()
@@ -359,7 +363,7 @@ def _consumed(answers: bytes) -> int:
 
 
 def kernels(data: bytes) -> None:
-    """The kernels in use, and their twins."""
+    """Check that the native kernels return the same as the pure Python ones."""
     assert NATIVE, "the native kernels are not built"
     dice = harness.Dice(data)
     size, largest, most, each, channels = (dice.choice((0, 1, 2, 4, 8)), *(dice.number(16) for _ in range(4)))

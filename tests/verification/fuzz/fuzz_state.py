@@ -1,9 +1,10 @@
-"""Random lives of streams of state: whatever was durable is replayed, at a start, at a follower, and after retention.
+"""Fuzz the streams of state: what is durable must be replayed at a start, by a follower, and after retention.
 
     python tests/verification/fuzz/fuzz_state.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
-See harness.py.  ``lives`` appends, commits, refuses, writes checkpoints, deletes what precedes the last one, and starts
-servers and followers; a dictionary that is kept apart says what each of them must find.  ``records`` damages records.
+harness.py explains the options.  ``lives`` appends, commits, refuses, writes checkpoints, deletes records before the
+last checkpoint, and starts servers and followers; a separate dictionary has the state that each of them must find.
+``records`` damages records.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STREAM, SOURCE = positions.STREAM, positions.SOURCE
 
 
 class Life:
-    """A server that writes positions: those that were appended, and those that are durable."""
+    """A server that writes positions, and two dictionaries of them: those appended, and those durable."""
 
     def __init__(self) -> None:
         self.journal = MemoryJournal(auto=False)
@@ -80,11 +81,11 @@ class Life:
             self.stream.maintain(must_move=dice.one_in(3))
         elif what == 5:
             self.broker.publish([Run.of(STREAM, [b"of an operator"], source="http")]).addErrback(lambda _: None)
-        elif what == 6:  # Retention deletes what nothing needs.
+        elif what == 6:  # retention deletes what nothing needs
             oldest, _ = self.journal.bounds(STREAM)
             if self.stream.checkpoint > oldest:
                 self.journal.forget(STREAM, self.stream.checkpoint)
-        elif what == 7:  # The disk is full: what was not durable never happens.
+        elif what == 7:  # the disk is full: appends that are not durable are refused
             self.journal.enter(JournalState.READ_ONLY, "full")
             self.journal.enter(JournalState.WRITABLE, "room")
             self.appended = self.durable
@@ -93,7 +94,7 @@ class Life:
             assert self.follower.positions == self.durable
 
     def check(self) -> None:
-        """A server that starts now, and one that has followed, find what is durable."""
+        """Check that a new server, and one that has followed, read the durable positions."""
         journal, saved = self.journal, SavedPositions()
         found = replay(saved, journal.read, journal.bounds(STREAM), STREAM, SOURCE)
         assert (saved.positions, found.missing) == (self.durable, 0)
@@ -103,7 +104,7 @@ class Life:
 
 
 def lives(data: bytes) -> None:
-    """What happens to a stream."""
+    """Check a stream of state after random events."""
     dice, life = harness.Dice(data), Life()
     for _ in range(120):
         if not dice:
@@ -115,7 +116,7 @@ def lives(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """Records that are damaged, or are any JSON at all: they are refused, or are a state."""
+    """Check that damaged records and random JSON are either refused or yield a valid state."""
     dice = harness.Dice(data)
     whole = positions.pack(
         {"a": Position(stream="s", seq=1), "b": Position(stream="l.*", seq=0, streams={"l.a": 3})}, None

@@ -1,16 +1,17 @@
-"""What the fuzzers share: bytes that become decisions, a process for each decoder, and what is watched.
+"""The common part of the fuzzers: turn bytes into decisions, run each decoder in a process, and watch time and memory.
 
-    DECODERS = {"server": server, ...}          each takes bytes, and raises if anything is wrong
+    DECODERS = {"server": server, ...}          functions that take bytes, and raise if anything is wrong
     if __name__ == "__main__": sys.exit(harness.main(__file__, DECODERS))
 
     python tests/verification/fuzz/fuzz_NAME.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--seconds S] [--corpus DIR]
         [--unled]
 
-With atheris (the extra ``fuzz``) the inputs are led by coverage, and begin with those that were kept in
-``tests/verification/fuzz/corpus/NAME-DECODER``; without it, or with --unled, they are random, and those, joined and
-overwritten: nothing is instrumented then, so there are two or three times as many in the same time.  What coverage
-found goes to --corpus/NAME-DECODER, where --unled takes it from.  It ends with an error at the first crash, execution
-that takes more than a second, growth of more than 64 MiB, or of 256 MiB for a while, and says which input it was.
+With atheris (the extra ``fuzz``), coverage guides the inputs, which begin with those kept in
+``tests/verification/fuzz/corpus/NAME-DECODER``.  Without atheris, or with --unled, inputs are random bytes and kept
+inputs that are joined and overwritten; without instrumentation two or three times as many run in the same time.  With
+--corpus, new inputs that reach new code are written to DIR/NAME-DECODER, and --unled reads them from there.  A fuzzer
+ends with an error and the input in hexadecimal at the first crash, at an execution of more than a second, or when the
+process has grown by more than 64 MiB, or temporarily by 256 MiB.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ try:
 except ImportError:
     atheris = None
 
-#: Whether coverage leads in this process: not where nothing is fuzzed, for it costs two thirds of the time.
+#: Whether coverage guides this process; the parent process fuzzes nothing, so it avoids the cost of instrumentation.
 LED = atheris is not None and "--here" in sys.argv and "--unled" not in sys.argv
 
 T = TypeVar("T")
 Decoder = Callable[[bytes], None]
 
-#: How long one execution may take, in seconds, how much the process may keep, and how much it may need at once, in KiB:
-#: a message of 16 MiB exists several times while it is made and taken.
+#: The limits of one execution in seconds, and of the growth of the process in KiB: lasting (GROWTH) and temporary
+#: (NEED); a message of 16 MiB is copied several times while it is made and read.
 SLOWEST = 1.0
 GROWTH = 64 << 10
 NEED = 256 << 10
@@ -52,14 +53,14 @@ CORPUS = Path(__file__).with_name("corpus")
 
 def instrumented(*packages: str) -> AbstractContextManager[Any]:
     """Return a context that instruments the modules of ``packages`` for coverage when they are imported."""
-    logging.getLogger().setLevel(logging.ERROR)  # it says a line for each module
+    logging.getLogger().setLevel(logging.ERROR)  # atheris logs a line for each module
     return atheris.instrument_imports(include=list(packages)) if LED else nullcontext()  # type: ignore[no-any-return]
 
 
 class Dice:
-    """Takes decisions from an input, so that most of what is made of it has sense: all of them 0 when it is used up.
+    """Makes decisions from the bytes of an input, so that most inputs lead to valid data; after its end all are 0.
 
-    :ivar edges: limits: some of the numbers are one below one of them, at it, or one above
+    :ivar edges: limits around which some of the numbers lie: one below, at, or one above
     """
 
     def __init__(self, data: bytes, edges: Sequence[int] = ()) -> None:
@@ -73,7 +74,7 @@ class Dice:
         return self.data[self.at - 1] if self.at <= len(self.data) else 0
 
     def below(self, end: int) -> int:
-        """0 to ``end`` - 1."""
+        """Return a number from 0 to ``end`` - 1."""
         value = self.byte() if end <= 256 else int.from_bytes(self.take(8), "little")
         return value % end
 
@@ -89,7 +90,7 @@ class Dice:
         return self.data[begin : self.at]
 
     def number(self, bits: int) -> int:
-        """Small, or at an edge, or any."""
+        """Return a number of *bits* bits: small, or at an edge, or any."""
         top = 1 << bits
         kind = self.byte()
         if kind < 160:
@@ -101,14 +102,14 @@ class Dice:
         return int.from_bytes(self.take(bits // 8), "big")
 
     def blob(self) -> bytes:
-        """Bytes: mostly few."""
+        """Return bytes, mostly few."""
         kind = self.byte()
         if kind < 200:
             return self.take(kind % 8)
         return bytes((kind,)) * self.choice((30, 255, 256, 600, 1500))
 
     def damaged(self, data: bytes) -> bytes:
-        """``data``, now and then with something done to it."""
+        """Return ``data``, now and then with random changes."""
         changed = bytearray(data)
         while self.one_in(4) and changed:
             at = self.below(len(changed)) if len(changed) <= 256 else self.below(1 << 32) % len(changed)
@@ -124,7 +125,7 @@ class Dice:
         return bytes(changed)
 
     def pieces(self, data: bytes, most: int = 6) -> list[bytes]:
-        """``data`` in a few pieces; in some 64 small ones when the input is used up."""
+        """Return ``data`` cut into a few pieces, or into about 64 equal ones if the input is used up."""
         if not self:
             size = max(7, len(data) // 64)
             return [data[at : at + size] for at in range(0, len(data), size)]
@@ -133,11 +134,12 @@ class Dice:
 
 
 class Specimen:
-    """A length at a limit, for decoders called ``limits``: which of several, one below it, at it or one above.
+    """A length that is one below, at or one above one of several limits, for the decoders called ``limits``.
 
-    :ivar which: a name
-    :ivar size: the length, and ``over`` whether it is above the limit
-    :ivar whole: whether what has that length is sent whole; else only what announces it is
+    :ivar which: the name of the limit
+    :ivar size: the length
+    :ivar over: whether the length exceeds the limit
+    :ivar whole: whether all bytes of that length are sent, or only the header that announces them
     """
 
     def __init__(self, data: bytes, limits: Mapping[str, int]) -> None:
@@ -145,24 +147,24 @@ class Specimen:
         self.which = self.dice.choice(list(limits))
         delta = self.dice.choice((0, 1, -1))
         self.size, self.over = limits[self.which] + delta, delta > 0
-        self.whole = self.dice.one_in(60)  # it takes long
+        self.whole = self.dice.one_in(60)  # rarely, because it takes long
 
     def chunks(self, head: bytes, tail: bytes = b"") -> list[bytes]:
-        """``head``, ``size`` zeros and ``tail``, cut; some of the zeros, or none, if it is not ``whole``."""
+        """Return ``head``, ``size`` zeros and ``tail`` in chunks; only head and few zeros if not ``whole``."""
         if self.whole:
             step = self.dice.choice((1 << 16, 1 << 20, 300_001))
             found = [head, *(ZEROS[: min(step, self.size - at)] for at in range(0, self.size, step)), tail]
         else:
             found = self.dice.pieces(head + bytes(self.dice.choice((0, 1, 700))))
-        return [chunk for chunk in found if chunk]  # what is empty is the end to some
+        return [chunk for chunk in found if chunk]  # an empty chunk means the end to some sessions
 
 
-#: What large specimens are made of.
+#: The bytes of large specimens.
 ZEROS = bytes(1 << 20)
 
 
 class Chance(Random):
-    """Python's own dice, thrown by an input: what they make is led by coverage, too.  All 0 when it is used up."""
+    """A Python random generator whose numbers come from an input, so that coverage guides them; 0 after its end."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -180,7 +182,7 @@ class Chance(Random):
 
 
 class Watched:
-    """A decoder that is looked at: how long it takes, how much the process grows."""
+    """A decoder whose time and memory are measured in each execution."""
 
     def __init__(self, name: str, decoder: Decoder, executions: int, seconds: float) -> None:
         self.name, self.decoder, self.executions, self.seconds = name, decoder, executions, seconds
@@ -198,7 +200,7 @@ class Watched:
             raise
         took = time.process_time() - began
         self.slowest = max(self.slowest, took)
-        assert took < SLOWEST, f"{took:.2f} s for {data.hex()}"
+        assert took < SLOWEST, f"an execution took {took:.2f} s, input {data.hex()}"
         self.done += 1
         if self.done <= min(2_000, self.executions // 2 + 1):
             self.before, self.peak_before = _resident(), _peak()
@@ -206,7 +208,7 @@ class Watched:
             print(f"{self.name}: {self.done:,}", flush=True)
         if self.done == self.executions or time.monotonic() - self.began > self.seconds:
             self._report()
-            os._exit(0)  # libFuzzer would add its opinion
+            os._exit(0)  # without libFuzzer's own report
 
     def _report(self) -> None:
         grown, needed = _resident() - self.before, _peak() - self.peak_before
@@ -215,22 +217,22 @@ class Watched:
             f"{self.slowest * 1000:.1f} ms, grown by {grown >> 10} MiB, by {needed >> 10} MiB at the most",
             flush=True,
         )
-        assert grown < GROWTH, f"grown by {grown >> 10} MiB"
-        assert needed < NEED, f"grown by {needed >> 10} MiB for a while"
+        assert grown < GROWTH, f"the process has grown by {grown >> 10} MiB"
+        assert needed < NEED, f"the process has temporarily grown by {needed >> 10} MiB"
 
 
 def _resident() -> int:
-    """The memory that the process has, in KiB."""
+    """Return the resident memory of the process, in KiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
 
 
 def _peak() -> int:
-    """The most memory that the process ever had, in KiB."""
+    """Return the largest resident memory that the process ever had, in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _random_input(random: Random, kept: Sequence[bytes]) -> bytes:
-    """Random bytes, or a kept input with something done to it."""
+    """Return random bytes, or one of the *kept* inputs with random changes."""
     if not kept or random.random() < 0.5:
         return random.randbytes(random.choice((4, 16, 60, 200, LONGEST)))
     data = bytearray(random.choice(kept))
@@ -243,7 +245,7 @@ def _random_input(random: Random, kept: Sequence[bytes]) -> bytes:
 
 
 def _run(watched: Watched, seed: int, new: Path, kept: Path) -> None:
-    """Fuzz one decoder in this process, which ends with it."""
+    """Fuzz one decoder in this process until the process ends."""
     inputs = [path.read_bytes() for path in sorted(kept.glob("*"))]
     if not LED:
         inputs += [path.read_bytes() for path in sorted(new.glob("*"))]
@@ -258,16 +260,16 @@ def _run(watched: Watched, seed: int, new: Path, kept: Path) -> None:
 
 
 def main(file: str, decoders: Mapping[str, Decoder]) -> int:
-    """Return the program of a fuzzer."""
+    """Run a fuzzer as a program, each decoder in a process of its own; return the exit status."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("executions", type=int, nargs="?", default=20_000)
     parser.add_argument("seed", type=int, nargs="?", default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long all the same, each")
-    parser.add_argument("--decoder", action="append", choices=decoders)
-    parser.add_argument("--unled", action="store_true", help="without coverage: more of them in the same time")
     parser.add_argument(
-        "--corpus", type=Path, help="where inputs that reach something new are kept; nowhere by default"
+        "--seconds", type=float, default=float("inf"), help="end each decoder after S seconds at the latest"
     )
+    parser.add_argument("--decoder", action="append", choices=decoders)
+    parser.add_argument("--unled", action="store_true", help="without coverage: more executions in the same time")
+    parser.add_argument("--corpus", type=Path, help="where to keep inputs that reach new code; nowhere by default")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     words = parser.parse_args()
     fuzzer = Path(file).stem.removeprefix("fuzz_")

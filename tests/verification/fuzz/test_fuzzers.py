@@ -1,4 +1,4 @@
-"""The fuzzers, for a moment and without anything that leads them: `make fuzz` runs them for long."""
+"""Run each decoder of the fuzzers with its kept inputs and 60 random ones; `make fuzz` runs them for long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fuzzer_accepts_a_few_inputs(
         monkeypatch.setattr(module, "DIRECTORY", tmp_path)
         monkeypatch.setattr(module, "JOURNAL", tmp_path / "journal")
     kept = [path.read_bytes() for path in sorted((harness.CORPUS / f"{fuzzer}-{name}").glob("*"))]
-    assert kept, "its corpus is gone"
+    assert kept, "the decoder has no kept inputs"
     for data in kept:
         decoder(data)
     random = Random(7)
@@ -39,7 +39,7 @@ def test_fuzzer_accepts_a_few_inputs(
         decoder(harness._random_input(random, kept))
 
 
-def test_dice_without_bytes_decide_zero() -> None:
+def test_decisions_are_0_when_the_input_is_used_up() -> None:
     dice = harness.Dice(b"\xff" * 40)
     for _ in range(100):
         dice.number(48)

@@ -1,18 +1,18 @@
-"""Random schedules for repetitions: the real code between agents that send again and a server that is killed.
+"""Random schedules for repeated events: the real code between agents that send again and a server that is killed.
 
     python tests/verification/resent/resent_schedules.py --schedules 20000 --seed 1     check the rules
-    python tests/verification/resent/resent_schedules.py --without bytes                take a rule away
-    python tests/verification/resent/resent_schedules.py --rules                        take each rule away in turn
+    python tests/verification/resent/resent_schedules.py --without bytes                remove a rule
+    python tests/verification/resent/resent_schedules.py --rules                        remove each rule in turn
 
-The agents are those of Beats: two connections each, two batches on a connection, each sent as one or two windows; what
-is not acknowledged when a connection is lost comes again, on any connection, in other windows.  The server notices the
-loss of a connection late, and reads what it still has of it.  It is killed, stopped and replaced, and its disk fills
-up.  Some events have an identity, others are equal without being the same.
+The agents behave like Beats: each has two connections with up to two batches on each, and sends a batch as one or two
+windows; events that are not acknowledged when a connection is lost are sent again, on any connection, in other windows.
+The server notices the loss of a connection late, and still reads what it has received.  It is killed, stopped and
+replaced, and its disk fills up.  Some events have an identity; others are equal but are different messages.
 
-    agent -> units of a connection -> Sender.sift -> journal -> durable, out of order -> ACK, or a lost one -> agent
+    agent -> runs of a connection -> Sender.sift -> journal -> durable, out of order -> ACK, which may be lost -> agent
 
-The world keeps the truth beside the code that is tested: which message (``uid``) each record was stored for.  A record
-may keep the promise of one acknowledged message only, and an event with an identity is stored once.
+The world knows the truth independently of the tested code: for which message (``uid``) each record was stored.  A
+record may stand for one acknowledged message only, and an event with an identity is stored once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
 from searching import Search, Violation
 
 STREAM, FOREVER = "s", 10**9
-#: What the events of an agent are: with an identity; the same, with keys in another order each time; equal ones without
-#: an identity; different ones without; and different ones whose fields identify them wrongly as one.
+#: The kinds of events: with an identity; the same, with keys in a random order each time; equal ones without an
+#: identity; different ones without; and different ones whose fields wrongly give them one identity.
 STYLES = ("id", "order", "ok", "u", "clash")
 
 
@@ -62,7 +62,7 @@ class Conn:
 
 
 class Agent:
-    """An agent with two workers; a failed batch comes again from its first event without an acknowledgement."""
+    """An agent with two connections; it sends a failed batch again from the first event without an acknowledgement."""
 
     def __init__(self, world, style, network):
         self.world, self.style, self.network = world, style, network
@@ -90,7 +90,7 @@ class Agent:
         self.flight.append(SimpleNamespace(conn=conn, events=events, acked=0))
         cut = w.r.choice([len(events), w.r.randint(1, len(events))])
         for part in (events[:cut], events[cut:]):
-            if part:  # a window, in one or two reads
+            if part:  # a window arrives in one or two reads
                 k = w.r.randint(1, len(part))
                 conn.out.append((len(part), part[:k]))
                 if part[k:]:
@@ -125,14 +125,14 @@ class World:
         self.uid, self.left, self.now, self.stat = 0, r.randint(8, 40), 0, Counter()
         self.acked, self.batches, self.payloads = set(), [], {}
         self.journal, self.durable, self.pending, self.conns = [], 0, [], []
-        #: whether nothing is forgotten, so that an event with an identity must not be stored twice
+        #: whether the server forgets no identity, so that an event with one must not be stored twice
         self.strict = r.random() < 0.75
         self.capacity, self.age = (FOREVER, FOREVER) if self.strict else (r.randint(1, 12), r.choice([20, FOREVER]))
         networks = r.choice([["nat"] * 3, ["a", "b", "c"]])
         self.agents = [Agent(self, r.choice(STYLES), networks[n]) for n in range(r.randint(1, 3))]
         self.start()
 
-    # Agents.
+    # Agents:
 
     def message(self, agent):
         self.uid += 1
@@ -141,7 +141,7 @@ class World:
         return self.uid
 
     def bytes_of(self, uid):
-        """Return the bytes of an event as they are sent now."""
+        """Return the JSON of the event *uid*, which may have another order of keys each time."""
         style, fields = self.payloads[uid]
         items = list(fields.items())
         if style == "order":
@@ -168,18 +168,18 @@ class World:
             return
         self.acked.add(uid)
         if rec not in self.journal[: self.durable]:
-            raise Violation("lost: acknowledged, and not in the journal")
+            raise Violation("an acknowledged message is not in the journal")
         if rec.holder not in (None, uid):
-            raise Violation("lost: one record for two acknowledged messages")
+            raise Violation("one record stands for two acknowledged messages")
         rec.holder = uid
 
-    # The server.
+    # The server:
 
     def start(self):
         self.repetitions = Repetitions(self.read_journal, lambda: self.now, self.capacity, self.age)
         end = self.durable
         while end:
-            begin = max(0, end - 1 - end % 4)  # runs of 1 to 4 records
+            begin = max(0, end - 1 - end % 4)  # in runs of 1 to 4 records
             self.repetitions.recover(self.run(self.journal[begin:end], begin + 1), "nat")
             end = begin
 
@@ -248,7 +248,7 @@ class World:
             self.acknowledge(owner)
 
     def refuse(self):
-        """Refuse what is not durable, because the disk is full."""
+        """Refuse all records that are not durable, because the disk is full."""
         del self.journal[self.durable :]
         pending, self.pending = self.pending, []
         for conn, run in pending:
@@ -323,12 +323,12 @@ class World:
         for batch in self.batches:
             places = [first[uid] for uid in batch if uid in self.acked and uid in first]
             if places != sorted(places):
-                raise Violation("order within a batch")
+                raise Violation("messages of a batch are stored out of order")
         self.stat.update(stored=len(self.journal), acked=len(self.acked))
 
 
 def schedule(name):
-    """Run the schedule *name*, the number of a seed and of a schedule, and return what has happened."""
+    """Run the schedule *name*, "SEED-NUMBER"; return what happened."""
     seed, number = map(int, name.split("-"))
     world = World(seed * 1_000_003 + number)
     world.run_schedule(150)
@@ -367,7 +367,7 @@ _BEGIN, _SETTLE, _DISCONNECTED, _ORIGINALS = (
     Repetitions.originals,
 )
 
-#: What the code does without each rule.
+#: By rule: the replacements that remove the rule from the code.
 MISSING = {
     "identity": lambda: {
         (kernel, "identify"): lambda lengths, payload, fields: [

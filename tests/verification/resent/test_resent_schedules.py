@@ -1,4 +1,4 @@
-"""Repetitions keep their rules in random schedules, and each rule that is taken away is noticed."""
+"""Run random schedules for repeated events, and check that removing any rule is noticed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The backbone's clients, and a port that sees every datagram that comes to the server or leaves it.
+"""Simulate clients of the backbone protocol, and check every datagram that the server receives or sends.
 
-a PUSH may vanish, and is never stored more often than it arrived
-a DELIVER of a number has the same bytes for ever
-a token is echoed as often as it came, and nobody hears anything who was silent for more than 5 s
-in a trusted network one KEEPALIVE makes a subscriber who is sent every DELIVER of the next 5 s (rules 2 and 3)
+The ports of the server check these rules:
+
+a PUSH may be lost, and is never stored more often than it arrived
+every DELIVER of one number has the same bytes, whenever and to whomever it is sent
+a token is echoed at most as often as it arrived; an address that sent nothing for 5 s is sent nothing
+in a trusted network, a subscriber that sends a KEEPALIVE is sent every DELIVER of the next 5 s (rules 2, 3)
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ from fyrehose.records import Delivery, Run
 Address = tuple[str, int]
 STREAM = "backbone"
 PORT = 2323
-#: How long a client may be silent and still be sent something, in seconds.
+#: For how many seconds after the last datagram of an address the server may send datagrams to that address.
 SILENCE = 5.0
 
 
 @implementer(ITrainTransport)
 @attrs.define(eq=False)
 class Port:
-    """A port of anybody's; now and then its kernel takes nothing for a while."""
+    """A simulated UDP port of a client or the server; now and then its kernel accepts no datagrams for up to 0.2 s."""
 
     lane: Lane
     owner: Any
@@ -53,7 +55,7 @@ class Port:
     maxPacketSize: int = 8_192
     stuck: bool = False
     queue: list[tuple[bytes, Address]] = attrs.field(factory=list)
-    #: the server's reactor
+    #: the reactor of the server; None for the port of a client
     host: Host | None = None
 
     @property
@@ -109,18 +111,18 @@ class Port:
 
 @attrs.define(eq=False)
 class ServerPort(Port):
-    """The port of one life of the server, which checks every datagram that the server sends.
+    """The UDP port of one life of the server; it checks every datagram that the server receives and sends.
 
-    :ivar arrivals: how often each PUSH has come, in all lives
+    :ivar arrivals: how often each PUSH has arrived, in all lives of the server
     """
 
     history: History = attrs.field(kw_only=True)
     arrivals: Counter[bytes] = attrs.field(kw_only=True)
     heard: dict[Address, float] = attrs.field(factory=dict)
     flags: dict[Address, Flags] = attrs.field(factory=dict)
-    #: who is a subscriber by rule 2, and since when
+    #: when the server last answered a KEEPALIVE of each address, in seconds; this makes it a subscriber by rule 2
     subscribed: dict[Address, float] = attrs.field(factory=dict)
-    #: the DELIVERs that the server has written since it began to deliver a record
+    #: address and number of each DELIVER that the server has written during the current call of `deliver`
     written: set[tuple[Address, int]] = attrs.field(factory=set)
     tokens: Counter[tuple[Address, bytes]] = attrs.field(factory=Counter)
 
@@ -131,7 +133,7 @@ class ServerPort(Port):
         try:
             frame = decode(datagram)
         except RemoteProtocolError as error:
-            self.history.wrong(f"a client said {datagram[:20]!r}: {error}")
+            self.history.wrong(f"a client sent {datagram[:20]!r}: {error}")
         if isinstance(frame, Push):
             self.arrivals[bytes(frame.data)] += 1
         elif isinstance(frame, KeepAlive):
@@ -148,7 +150,7 @@ class ServerPort(Port):
         super().write_train(train, destination)
 
     def subscribers(self) -> list[Address]:
-        """Return who has a right to every DELIVER now."""
+        """Return the addresses that the server must send every DELIVER to at this moment."""
         now = self.lane.world.clock.seconds()
         return [
             address
@@ -159,18 +161,18 @@ class ServerPort(Port):
     def leaves(self, datagram: bytes, destination: Address) -> None:
         wrong, frame = self.history.wrong, decode(datagram)
         silent = self.lane.world.clock.seconds() - self.heard.get(destination, float("-inf"))
-        if silent > SILENCE + 0.3:  # a kernel that takes nothing may have kept it
+        if silent > SILENCE + 0.3:  # 0.3 s more: a kernel that accepted nothing for a while sends the datagram late
             wrong(f"{destination} was silent for {silent:.1f} s and is sent {type(frame).__name__}")
         if isinstance(frame, Deliver):
             self.history.release(STREAM, frame.seq, bytes(frame.data))
         elif isinstance(frame, KeepAliveAck):
             self.tokens[destination, bytes(frame.token)] -= 1
             if self.tokens[destination, bytes(frame.token)] < 0:
-                wrong(f"{destination} gets a token that it did not send, or once too often")
+                wrong(f"{destination} is sent a token more often than it sent that token")
 
 
 class Watched(BackboneProtocol):
-    """The server, of which each delivery is compared with rules 2 and 3; where nobody is trusted they do not hold."""
+    """The server's protocol, with a check that a delivery reaches all subscribers in trusted networks (rules 2, 3)."""
 
     def deliver(self, delivery: Delivery) -> None:
         port = self.transport
@@ -184,7 +186,7 @@ class Watched(BackboneProtocol):
 
 
 class Listener(Service):
-    """The plugin's service, without its socket."""
+    """The listener of the backbone protocol, on a simulated port instead of a socket."""
 
     def __init__(self, side: Backbone, host: Host, broker: Any) -> None:
         settings = BackboneSettings(trusted=networks(side.trusted))
@@ -202,7 +204,7 @@ class Listener(Service):
 
 
 class Client:
-    """One that publishes, or reads from a number on, at one of the servers."""
+    """A client that either publishes, or reads from a number on, at one of the servers."""
 
     def __init__(self, side: Backbone, number: int, after: int | None, **options: Any) -> None:
         self.side, self.name, self.publishes = side, f"backbone-{number}", after is None
@@ -243,7 +245,7 @@ class Client:
     def _unconfirmed(self, failure: Any) -> None:
         failure.trap(PushUnconfirmed, Violation)
         if len(self.side.addresses) > 1 and not self.dead:
-            # This server may not be the leader: go to another one.
+            # This server may not be the leader, so connect to another one.
             self.close()
             self.side.connect(self.reader.position, **self.options)
 
@@ -256,7 +258,9 @@ class Client:
     def _gap(self, first: int, last: int) -> None:
         position = self.reader.position
         if (position is not None and first != position + 1) or last < first:
-            self.side.history.wrong(f"{self.name} has up to {position} and has lost {first} to {last}")
+            self.side.history.wrong(
+                f"{self.name} has everything up to {position} and is told that {first} to {last} are lost"
+            )
         self.gaps.append((first, last))
         self.reader.position = last
 
@@ -268,10 +272,10 @@ class Client:
 class Backbone:
     """All backbone clients of a simulation.
 
-    :param herd: how many clients there are, all at one address; 0: a few come and go
+    :param herd: how many clients there are, all at one address; with 0, a few clients connect and disconnect
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = False
     topics = (STREAM,)
 
@@ -280,7 +284,8 @@ class Backbone:
         self.herd = herd
         self.world, self.history = world, history
         self.arrivals: Counter[bytes] = Counter()
-        # The hosts of a herd beside hostile ones compete for places, which no rule promises.
+        # The rules of trusted networks promise a herd nothing: its addresses compete with hostile ones for
+        # subscriptions.
         self.trusted = "" if herd else dice.choice(("10.0.1.0/24", ""))
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
         self.addresses = {name: (f"10.0.0.{n}", PORT) for n, name in enumerate(server.names, 1)}
@@ -324,7 +329,7 @@ class Backbone:
                     client.publish()
 
     def everybody(self) -> None:
-        """Let every publisher of a herd publish."""
+        """Publish one message with every publisher of a herd."""
         for client in self.clients:
             if client.publishes and client.ready:
                 client.publish()
@@ -338,7 +343,7 @@ class Backbone:
         self.lane.delay = 0.01
 
     def settled(self) -> str:
-        """Return what is still owed: a client that comes now has to get all that there is."""
+        """Return what a client still waits for, or an empty string; a new client must receive every record."""
         self._bury()
         if len(self.last) < 2 or any(client.dead for client in self.last):
             self.last = [self.connect(0), self.connect(None)]
@@ -350,7 +355,7 @@ class Backbone:
         end = len(self.history.truth.get(STREAM, ()))
         for client in self.clients:
             if client.reader.position is None and client.publishes and not client.waiting:
-                continue  # it was away when the last came, and has seen nothing that it could ask from
+                continue  # it was disconnected when the last record came, and has received nothing to ask from
             if client.waiting or client.reader.position != end:
                 return f"{client.name} has up to {client.reader.position} of {end}, and {client.waiting} unconfirmed"
         if late.gaps:

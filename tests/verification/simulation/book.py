@@ -1,12 +1,15 @@
-"""The truth about jobs: how each ended, by the journal, who had it, by the leases, and whether these agree.
+"""Check the jobs of a shared subscription: how each ended in the journal, who had a lease, and what workers were told.
 
-each job ends once in a generation: settled with its result in the same commit, or a dead letter in the same commit
-while a lease lasts nobody else gets its job, whatever becomes of the server
-limit, window and share of a worker are kept; of a key each job is leased when the end of the one before is durable
-nothing of a generation before counts, and a dead letter is published again once at most
-retention ends what it deletes, and deletes what is not settled only after the time that is set
+each job ends once in a generation (between two rewinds): settled, in one commit with its result, or as a dead letter,
+in one commit with the letter
+while a lease lasts no other worker gets its job, even if the server crashes
+a worker has no more jobs than its limit, window and share; of two jobs with one key the second is leased only after
+the end of the first is durable
+tokens of earlier generations have no effect, and a dead letter is published again at most once
+retention ends the jobs that it deletes; it deletes jobs that are not settled only after the configured time
 
-A :class:`Tap` of a protocol tells what workers ask of the server, when it gets that, and what leaves the server.
+Each protocol has a :class:`Tap` that tells the book what workers ask, when the server reads it, and what the server
+sends.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
 from truth import Truth
 
 NAME, RESULTS, DEAD = "workers", "done", "jobs.dead"
-#: Where the server keeps the subscription, and the keys of publishes.
+#: The streams in which the server keeps the state of subscriptions, and the idempotency keys of publishes.
 STATE, KEYS = ".shared", ".published"
-#: After which of its verdicts a worker does not have a job any more, and which of them may end the job.
+#: Verdicts after which a worker has no longer the job, and verdicts that may end the job.
 RETURNING, CLOSING = ("failed", "untried", "reject"), ("done", "reject", "failed")
 
-#: Stream and number of a job.
+#: A job, by its stream and its number there.
 Place = tuple[str, int]
 
 
@@ -41,7 +44,7 @@ def epoch_of(token: str) -> int:
 
 @attrs.define
 class Given:
-    """A lease, as the server gave it: whose it is, and until when it lasts at least."""
+    """A lease that the server gave: its worker, its token, and the earliest time at which it ends."""
 
     consumer: str
     token: str
@@ -50,9 +53,9 @@ class Given:
 
 @attrs.frozen
 class Verdict:
-    """What a worker says of a job.
+    """What a worker says about a job: done, failed, untried, reject or extend.
 
-    :ivar lease: the lease that lasted when the server got it
+    :ivar lease: the lease of the job at the time when the server read the verdict; None if there was none
     """
 
     kind: str
@@ -63,19 +66,20 @@ class Verdict:
 
 @attrs.define(eq=False)
 class Book:
-    """All jobs of one subscription.
+    """All jobs of one subscription, and what was seen of them.
 
-    :ivar streams: those that it shares
-    :ivar alone: whether there is one server
-    :ivar keeps: whether retention has to keep what is not settled
+    :ivar streams: the streams of the subscription
+    :ivar alone: whether there is a single server, not a cluster
+    :ivar keeps: returns whether retention must keep jobs that are not settled
     :ivar plain: jobs that a worker may have settled without a result, by stream, number and generation
-    :ivar given: who got a job with a token
-    :ivar busy: the last lease of each job, unless its worker has returned it
-    :ivar returned: tokens of leases that the server has returned itself, because the connection of the worker is lost
-    :ivar closing: jobs about which the server has got a request that may end them
-    :ivar looked: up to where the server has looked at each stream when it began: these records are open at once
-    :ivar deleted: up to where each stream was deleted when its generation began
-    :ivar requests: by worker, the number of its last request for jobs, what it got, and in which life of the server
+    :ivar given: the worker that got a job with a token
+    :ivar busy: the last lease of each job, unless its worker has returned the job
+    :ivar returned: tokens of leases that the server returned by itself because the worker's connection was lost
+    :ivar closing: jobs about which the server has read a verdict that may end them
+    :ivar looked: the last number of each stream that the server had read when it started; it may lease any of these at
+        once
+    :ivar deleted: the last number of each stream that was deleted when the generation of the stream began
+    :ivar requests: of each worker's last request for jobs: its number, the life of the server, and the leases
     :ivar lives: how often a server was started
     """
 
@@ -111,7 +115,7 @@ class Book:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why a job may be refused; a leader that may be deposed extends nothing."""
+        """Return the reasons for which the server may refuse a verdict; in a cluster the leader may be deposed."""
         return ("final", "being-settled", "lease-lost", "rewound", *(() if self.alone else ("not-leading",)))
 
     def check(self, holds: object, what: str) -> None:
@@ -119,7 +123,7 @@ class Book:
             self.history.wrong(what)
 
     def deleted_up_to(self, stream: str) -> int:
-        """Return the last job of *stream* that retention has deleted; 0: none is."""
+        """Return the number of the last job of *stream* that retention has deleted; 0 if it has deleted none."""
         journal = self.history.journal
         oldest = 0 if journal is None else journal.bounds(stream)[0]
         return int(max(self.history.deleted.get(stream, 0), oldest - 1))
@@ -128,19 +132,19 @@ class Book:
         return place[1] <= self.deleted_up_to(place[0])
 
     def generation(self, place: Place, token: str) -> tuple[str, int, int]:
-        """Return stream and number of a job, and the generation in which it was leased with *token*."""
+        """Return stream, number, and the generation in which the job was leased with *token*."""
         return *place, self.truth.generation(place[0], epoch_of(token))
 
     def is_current(self, place: Place, token: str) -> bool:
-        """Return whether *token* is of the present generation of its job."""
+        """Return whether *token* was given in the present generation of its job."""
         return self.generation(place, token)[2] == self.truth.generation(place[0])
 
     def ended_ever(self, place: Place) -> bool:
-        """Return whether a job is final, or was it before a rewind."""
+        """Return whether a job has ended, in this generation or in one before a rewind."""
         return place in self.truth.final or any(each[:2] == place for each in self.truth.ended)
 
     def _begun(self, rewound: str | None) -> None:
-        """A generation of the stream *rewound* begins; None: of each stream."""
+        """Handle the begin of a new generation of the stream *rewound*, or of all streams if it is None."""
         self.happened["rewound" if rewound else "created" if self.truth.exists else "deleted"] += 1
         self.requests.clear()
         for stream in self.streams if rewound is None else (rewound,):
@@ -151,10 +155,10 @@ class Book:
                     del known[place]
             self.closing = {place for place in self.closing if place[0] != stream}
 
-    # What is durable.
+    # The journal:
 
     def look(self) -> None:
-        """Take in what became durable, and check that results and dead letters agree with how jobs ended."""
+        """Read what became durable, and check that results and dead letters agree with how jobs ended."""
         self.history.look()
         known = (STATE, RESULTS, DEAD, *self.streams)
         if all(len(self.history.truth.get(stream, ())) == self.seen[stream] for stream in known):
@@ -174,7 +178,7 @@ class Book:
         for each in settled:
             self.check(each in self.results or each in self.plain, f"job {each} is settled without its result")
         for each in results:
-            self.check(self.truth.ended.get(each) == "settled", f"job {each} has a result, and is not settled")
+            self.check(self.truth.ended.get(each) == "settled", f"job {each} has a result although it is not settled")
         for payload in touched:
             self._check_letters(payload)
 
@@ -193,7 +197,7 @@ class Book:
         return found
 
     def _changed(self, change: dict[str, Any], settled: list[tuple[str, int, int]]) -> set[bytes]:
-        """Take in a change of the subscription, and return the jobs that have died."""
+        """Apply a durable change of the subscription; return the jobs that died, and add those settled to *settled*."""
         if "epoch" in change and "set" not in change:
             self.looked = dict(self.truth.reach)
         self.happened["redriven"] += "redriven" in change and "set" not in change
@@ -209,28 +213,31 @@ class Book:
                 self.excused[payload or b""] += self.is_deleted(place)
                 died.add(payload or b"")
             else:
-                self.check(self.is_deleted(place), f"job {place} expired, and is not deleted")
+                self.check(self.is_deleted(place), f"job {place} expired although it is not deleted")
                 early = self.keeps() and seq > self.deleted.get(stream, 0)
                 self.check(not early, f"retention has deleted job {place} before it was settled")
         for seq, failures, why, _ in change.get("letters", ()):
             limit = self.options["limit"]
-            self.check(why != "limit" or failures == limit, f"job {seq} is dead with {failures} failures of {limit}")
+            self.check(
+                why != "limit" or failures == limit,
+                f"job {seq} is dead after {failures} failures, and the limit is {limit}",
+            )
         return died
 
     def _check_letters(self, payload: bytes) -> None:
-        """Check that a job is as often a dead letter as it has died, and was published again for each at most."""
+        """Check that a job has one dead letter for each death, and one more copy at most for each letter."""
         died, letters, copies = self.died[payload], self.letters[payload], self.copies[payload]
         if payload:
             right = died - self.excused[payload] <= letters <= died
-            self.check(right, f"{payload[:50]!r} has died {died} times, and is a dead letter {letters} times")
-            # A publish that is repeated when retention has deleted its key is stored again.
+            self.check(right, f"{payload[:50]!r} has died {died} times, and has {letters} dead letters")
+            # If retention has deleted the idempotency key, a repeated publish is stored again.
             twice = copies > letters + 1 and not self.deleted_up_to(KEYS)
-            self.check(not twice, f"{payload[:50]!r} is published {copies} times, {letters} letters of it")
+            self.check(not twice, f"{payload[:50]!r} is published {copies} times, and has {letters} dead letters")
 
-    # What the server gets and says.
+    # Requests to the server, and its answers:
 
     def asked(self, verdicts: Iterable[Verdict]) -> dict[Place, Verdict]:
-        """Take in what a worker asks; return it by job, with the leases that these have."""
+        """Record the *verdicts* that the server reads; return them by job, each with the job's present lease."""
         self.look()
         about = {}
         for each in verdicts:
@@ -246,20 +253,22 @@ class Book:
         return about
 
     def lost(self, verdicts: Mapping[Place, Verdict]) -> None:
-        """Take in that the server returns what a worker had, because its connection is lost."""
+        """Record that the server returns the jobs of a worker whose connection is lost."""
         self.returned |= {(place, each.token) for place, each in verdicts.items()}
 
     def leased(self, consumer: str, request: int | None, records: list[tuple[Place, str, int, bytes]]) -> None:
-        """Check the jobs, with their tokens and failures, that leave the server for *consumer*."""
+        """Check the jobs that the server sends to the worker *consumer*: (job, token, failures, payload) of each."""
         self.look()
         if request is not None:
             self._check_repeated(consumer, request, {place: token for place, token, _, _ in records})
         for place, token, failures, payload in records:
-            self.check(self.truth.exists, f"job {place} is leased, and the subscription is deleted")
-            self.check(place[0] in self.streams, f"job {place} is leased, which is none of the subscription")
+            self.check(self.truth.exists, f"job {place} is leased although the subscription is deleted")
+            self.check(
+                place[0] in self.streams, f"job {place} is leased although its stream is not in the subscription"
+            )
             self.history.release(*place, payload)
             known = self.truth.final.get(place)
-            self.check(known is None, f"job {place} is leased, and was {known}")
+            self.check(known is None, f"job {place} is leased although it was {known}")
             old = epoch_of(token) not in self.truth.epochs or not self.is_current(place, token)
             self.check(not old, f"job {place} is leased with token {token}, whose epoch is not the present one")
             if self.options["key"] is not None:
@@ -274,9 +283,9 @@ class Book:
         self.check(max(held.values(), default=0) <= most, f"{consumer} has {held} jobs, {most} are allowed")
 
     def _check_repeated(self, consumer: str, request: int, tokens: dict[Place, str]) -> None:
-        """Check that a request with the number of the last one gets the same leases, if no server has started since.
+        """Check that a repeated request for jobs gets the same leases, if no server was started in between.
 
-        Another server of a cluster does not know of that one.
+        In a cluster nothing is checked: another server does not know the earlier request.
         """
         number, life, got = self.requests.get(consumer, (0, 0, {}))
         if number == request and life == self.lives and self.alone:
@@ -285,7 +294,7 @@ class Book:
                 lasts = lease is not None and lease.token == token and lease.until > self.now()
                 ends = place in self.truth.final or place in self.closing or self.is_deleted(place)
                 right = not lasts or ends or tokens.get(place) == token
-                self.check(right, f"{consumer} lacks {lease} of job {place}")
+                self.check(right, f"the repeated request of {consumer} did not return {lease} of job {place}")
         if tokens:
             self.requests[consumer] = request, self.lives, tokens
 
@@ -308,10 +317,10 @@ class Book:
         generation, count = self.truth.generation(place[0]), self.deliveries[place]
         epochs = sum(each >= generation for each in self.truth.epochs.values())
         most = self.options["limit"] + epochs - 1 + self.untried[place]
-        self.check(count <= most, f"job {place} is delivered {count} times of {most}")
+        self.check(count <= most, f"job {place} is delivered {count} times, {most} are allowed")
 
     def _check_window(self, place: Place) -> None:
-        """Check a job that may be leased for the first time: what may be ending counts for nothing."""
+        """Check that leasing a job for the first time keeps the window; jobs that are about to end are not counted."""
         stream, seq = place
         if self.deliveries[place] or (len(self.streams) > 1 and seq <= self.looked.get(stream, 0)):
             return
@@ -321,7 +330,7 @@ class Book:
         open_ = [each for each in before if each not in final and each not in self.closing]
         open_ = [each for each in open_ if self.deliveries[each] < limit and not self.is_deleted(each)]
         window = self.options["window"]
-        self.check(len(open_) < window, f"job {place} is leased with {open_} of {window} open")
+        self.check(len(open_) < window, f"job {place} is leased while {open_} are open, beyond the window of {window}")
 
     def _check_key(self, place: Place, payload: bytes) -> None:
         stream, seq = place
@@ -338,14 +347,14 @@ class Book:
         refused: Iterable[tuple[Place, str]],
         extended: Iterable[tuple[Place, str]],
     ) -> None:
-        """Check the answer to what a worker asked, which leaves the server."""
+        """Check the server's answer to a worker's verdicts *about*: the jobs settled, refused and extended."""
         self.look()
         for place in settled:
             asked = about[place]
             how = self.truth.ended.get(self.generation(place, asked.token))
-            self.check(how == "settled", f"job {place} is said to be settled, and it is not durable: {how}")
+            self.check(how == "settled", f"the server says that job {place} is settled, but the journal says {how}")
             right = asked.lease is None or asked.lease.token == asked.token
-            self.check(right, f"job {place} is settled with {asked.token}, and {asked.lease} has it")
+            self.check(right, f"job {place} is settled with {asked.token} although {asked.lease} has it")
         for place, why in refused:
             self._check_refused(about[place], why)
         for place, token in extended:
@@ -357,10 +366,13 @@ class Book:
     def _check_refused(self, asked: Verdict, why: str) -> None:
         place, token, lease = asked.place, asked.token, asked.lease
         self.check(why in self.reasons, f"job {place} is refused: {why}")
-        self.check(why != "final" or self.ended_ever(place), f"job {place} is said to be final, and it is not durable")
-        # Two servers later a token does not count any more, nor after a rewind.
+        self.check(
+            why != "final" or self.ended_ever(place),
+            f"the server says that job {place} has ended, but the journal does not",
+        )
+        # A token is no longer valid after two more starts of a server, nor after a rewind.
         counts = epoch_of(token) in sorted(self.truth.epochs)[-2:]
         counts = counts and self.truth.epochs.get(epoch_of(token)) == self.truth.beginnings
         if lease is not None and lease.token == token and counts and self.busy.get(place) is lease:
             lasts = lease.until > self.now() and why == "lease-lost" and not self.is_deleted(place)
-            self.check(not lasts, f"job {place} is refused to {lease}, which has it")
+            self.check(not lasts, f"a verdict on job {place} is refused to {lease}, which has the job")

@@ -1,6 +1,6 @@
-"""Bugs that are put into the running code, one at a time: a simulation that does not notice them proves nothing.
+"""Bugs that are put into the running code, one at a time; simulations must notice each of them.
 
-Rules that tests/verification/consumers/tables.py takes away from shared subscriptions are the same here.
+The bugs of shared subscriptions are those of tests/verification/consumers/tables.py.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _released = HeldRecords.released
 
 
 def _skips_every(nth: int) -> Any:
-    """Return a sync that does nothing each *nth* time, counted over all simulations."""
+    """Return a `sync` method that does nothing at each *nth* call, counted over all simulations."""
     calls = count(1)
 
     def sync(self: RecordingFiles, fd: int) -> None:
@@ -138,7 +138,7 @@ def _replaces_without_keeping(damage: Any, survey: Any, files: Any) -> str:
 
 
 class _Nobody:
-    """The owner of publishes whose real owner was told too early."""
+    """An owner of publishes that ignores the result, because a bug has already given it to the real owner."""
 
     def settle(self, items: Any, error: Exception | None) -> None:
         """Do nothing."""
@@ -256,10 +256,10 @@ def _by_attribute(patched: Any) -> Mapping[tuple[Any, str], Any]:
 class Bug:
     """A bug, and the simulation that has to notice it.
 
-    :ivar patched: what takes the place of attributes, by owner and name; of a single one: (owner, name, new)
-    :ivar servers: how many servers its cluster has; 0: one server alone
+    :ivar patched: the replacements of attributes, by owner and name; for a single one: (owner, name, replacement)
+    :ivar servers: how many servers its cluster has; 0 for one server alone
     :ivar acknowledge: when the leader of the cluster acknowledges: both or local
-    :ivar steps: how many steps each simulation has; None: as its seed says
+    :ivar steps: how many steps each simulation has; None if its seed decides
     """
 
     protocol: str
@@ -276,7 +276,8 @@ def _table(rule: str, steps: int | None = None) -> Bug:
 BUGS = {
     "a sync does nothing": Bug("figg", (RecordingFiles, "sync", lambda files, fd: None)),
     "every 1,000th sync does nothing": Bug("figg", (RecordingFiles, "sync", _skips_every(1_000))),
-    # 2,000 simulations of this length meet it some twelve times; each sync of Relink's journals counts.
+    # About twelve in 2,000 simulations of this length meet the bug; syncs of the journals of Relink's clients count,
+    # too.
     "every 10,000th sync does nothing": Bug("relink", (RecordingFiles, "sync", _skips_every(10_000)), steps=100),
     "bodies over 64 KiB are not checked": Bug("figg", (fmt.BatchHeader, "check", _checks_small_bodies)),
     "numbers are not reserved on disk": Bug("lumberjack", (Writer, "_reserve", _reserves_in_memory)),
@@ -387,7 +388,7 @@ BUGS = {
 
 @contextmanager
 def having(bug: Bug | None) -> Iterator[None]:
-    """Return a context in which the code has *bug*."""
+    """Return a context in which the running code has *bug*."""
     with ExitStack() as stack:
         if bug is not None:
             for (owner, attribute), new in bug.patched.items():

@@ -1,6 +1,6 @@
-"""Two or three whole servers of one simulated cluster, and the shared log between them.
+"""Simulate a cluster of two or three complete servers and the shared log between them, and check its rules.
 
-what is purged from the shared log is on the disks of two servers, and no power cut can take it
+an entry is purged from the shared log only when it is on the disks of two servers and survives a power cut
 in the end all journals are the same, byte for byte
 """
 
@@ -23,15 +23,15 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.replication.members import ChangeKind, MemberChange
 from fyrehose.replication.settings import ReplicationSettings
 
-#: How often an operator looks whether a lost machine is to be replaced, in seconds.
+#: How often the simulated operator asks whether a lost machine can be replaced, in seconds.
 OPERATE = 1.0
 
 
 class Cluster:
-    """All of its servers, and the shared log; to the protocols it is like one server.
+    """All servers of the cluster and the shared log, with the interface of a single server.
 
-    :ivar fills_itself: whether servers copy each other's journals by themselves; else somebody does that for them
-    :ivar lost: whether a machine was lost with its disk, and is not filled again
+    :ivar fills_itself: whether servers copy each other's journals by themselves; otherwise an operator copies them
+    :ivar lost: whether a machine was lost with its disk, and its replacement has not yet copied everything
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Cluster:
             member.on_crash = self.on_crash
         history.right_time = lambda time: True
 
-    # As one server.
+    # The interface of a single server:
 
     def listen(self, make: Callable[..., Any], only_leading: bool = False) -> None:
-        """Have a listener on each server, in each life."""
+        """Open a listener on each server, in each of its lives."""
         for member in self.members:
             member.listen(make, only_leading)
 
@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def leader(self) -> Member | None:
-        """Return the server that leads in the last epoch; None if there is none."""
+        """Return the leader of the latest epoch, or None if no server leads."""
         leaders = [member for member in self.members if member.leads]
         return max(leaders, key=lambda member: member.role.validity.epoch, default=None)
 
@@ -104,7 +104,7 @@ class Cluster:
         self.world.clock.callLater(OPERATE, self._operate)
 
     def _operate(self) -> None:
-        """Somebody asks the leader to let machines that have lost their disks be replaced by the new ones."""
+        """Ask the leader, as an operator does, to replace a lost machine by a new one, or to remove it."""
         self.world.clock.callLater(OPERATE, self._operate)
         leader = self.leader
         listed = None if leader is None else leader.role.members
@@ -123,7 +123,7 @@ class Cluster:
         connection.ask(MemberChange("r", listed.version, kind, *names).pack())
 
     def check(self) -> None:
-        """After each step."""
+        """Check all rules after a step."""
         for member in self.members:
             member.check()
         if self.history.problems:
@@ -134,37 +134,37 @@ class Cluster:
             self.lost = False
 
     def close(self) -> None:
-        """The simulation is over."""
+        """Close all servers at the end of the simulation."""
         for member in self.members:
             member.close()
 
-    # As a cluster.
+    # The cluster:
 
     def _copies(self, position: int) -> int:
-        """Return how many servers have everything below *position*, whatever a power cut takes."""
+        """Return how many servers would keep everything below *position* in a power cut."""
         return sum(member.certain_mark() >= position for member in self.members)
 
     def _check_purge(self, position: int) -> None:
-        """The entries before *position* are about to be deleted from the shared log."""
+        """Check that two servers have what lies before *position*, which the shared log is about to delete."""
         if self._copies(position) < 2 - self.lost:
             self.history.wrong(
-                f"the shared log is purged up to {position}, and the marks of the servers are "
+                f"the shared log is purged up to {position}, but the durable marks of the servers are "
                 f"{[member.certain_mark() for member in self.members]}"
             )
 
     def lose(self) -> None:
-        """A machine is being lost with its disk: until it has again what others have, there is one copy less."""
+        """Record that a machine and its disk are lost; fewer copies are required until a new one has caught up."""
         self.lost, self._needed = True, max(member.certain_mark() for member in self.members)
 
     def may_lose(self, member: Member) -> bool:
-        """Return whether *member* may lose its disk: every other one is listed, and has what the shared log has not."""
+        """Return whether the other servers are members and have all that the shared log has purged."""
         others = [other for other in self.members if other is not member]
         if not all(self.log.admits(other.alias) for other in others):
             return False
         return not self.lost and all(other.certain_mark() >= self.log.left() for other in others)
 
     def calm(self) -> None:
-        """Nothing bad happens any more."""
+        """End all faults."""
         self.log.loss = 0.0
         self.log.away.clear()
         self.log.mute.clear()
@@ -176,7 +176,7 @@ class Cluster:
                 member.thaw()
 
     def owed(self) -> str:
-        """Return what is missing until all servers serve the same; empty if nothing is."""
+        """Return what is missing until all servers serve the same records; empty if nothing is."""
         if not self.up:
             return f"{[member.name for member in self.members if not member.up]} are down"
         leader = self.leader
@@ -194,12 +194,12 @@ class Cluster:
         return sum(len(truth) for truth in self.history.truth.values())
 
     def compare(self) -> None:
-        """At the end: all journals are the same, byte for byte, and undamaged."""
+        """Check at the end that all journals are undamaged and the same, byte for byte."""
         truth = self.log.truth
         for member in self.members:
             directory = member.files.directory
             if bytes_between(directory, 0, len(truth)) != truth:
-                raise Violation(f"{member.name} differs from what counts at the end")
+                raise Violation(f"the journal of {member.name} differs from the shared log at the end")
             problems = verify(directory).problems
             if problems:
                 raise Violation(f"{member.name}: {problems[0]}")

@@ -1,9 +1,9 @@
-"""Simulations of clusters: two or three whole servers, a shared log, and everything that may happen to them.
+"""Simulate clusters of two or three complete servers with a shared log, under many faults at the same time.
 
 Servers crash, are frozen for longer than a take-over takes, are stopped in order, are cut off from the shared log or
-from clients, and lose their disks; disks fail, fill up, and are damaged; the shared log loses requests and answers, and
-its quorum.  Several of that happen at the same time.  In the end every client is owed nothing, one server leads, and
-all journals are the same, byte for byte.
+from clients, and lose their disks; disks fail, fill up, and are damaged; the shared log loses requests, answers, and
+its quorum.  In the end every client has received everything, one server leads, and all journals are the same, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simulation import Outcome, Simulation
 from twisted.logger import LogEvent, formatEvent
 from views import ClusterHistory
 
-#: How long a trouble lasts, in seconds: shorter or longer than a take-over takes.
+#: How long a fault lasts, in seconds; some are shorter and some longer than a take-over.
 SPANS = (0.3, 2.0, 5.0, 5.0, 12.0)
 
 
@@ -31,14 +31,15 @@ class ClusterOutcome(Outcome):
     """The result of a simulation of a cluster.
 
     :ivar takeovers: how often a server became the leader
-    :ivar voids: entries of the shared log that do not count
-    :ivar trimmed: entries that were purged from it
+    :ivar voids: entries of the shared log that were declared void
+    :ivar trimmed: entries that were purged from the shared log
     :ivar freezes: how often a server was frozen
-    :ivar faults: how often the disk of one was about to fail
-    :ivar wipes: how often one lost its disk; :ivar fills: how often one was filled from another
+    :ivar faults: how often a fault of a disk was prepared
+    :ivar wipes: how often a server lost its disk
+    :ivar fills: how often a server copied the journal of another
     :ivar reopenings: how often a server has opened its journal again in the same process
     :ivar alone: messages that a leader acknowledged before the shared log had them
-    :ivar given_up: how many of them were lost with that leader
+    :ivar given_up: how many of those were lost with that leader
     """
 
     takeovers: int = 0
@@ -54,7 +55,7 @@ class ClusterOutcome(Outcome):
 
 
 class ClusterSimulation(Simulation):
-    """A simulation of ``servers`` servers, and clients that know the addresses of all."""
+    """A simulation of a cluster of ``servers`` servers; its clients know the addresses of all."""
 
     server: Cluster
     history: ClusterHistory
@@ -70,7 +71,7 @@ class ClusterSimulation(Simulation):
         return Cluster(self.world, self.history, root, self.count, self.acknowledge)
 
     def _retain(self) -> None:
-        """Delete nothing: the history of a cluster has every record."""
+        """Delete nothing: the history of a cluster needs every record."""
 
     def _kinds(self) -> list[Callable[[], None]]:
         return [
@@ -108,10 +109,10 @@ class ClusterSimulation(Simulation):
         if self.world.random.random() < 0.1:
             self.pass_time(self.world.random.choice((1.0, 2.0, 4.5)))
 
-    # What happens.
+    # The faults:
 
     def _member(self) -> Member:
-        """Return the leader, or any."""
+        """Return the leader or a random server."""
         leader, dice = self.server.leader, self.world.random
         return leader if leader is not None and dice.random() < 0.4 else dice.choice(self.server.members)
 
@@ -146,7 +147,7 @@ class ClusterSimulation(Simulation):
         self.world.clock.callLater(self._span(), self.server.log.away.discard, member.alias)
 
     def _depose(self) -> None:
-        """The leader does not reach the shared log with what is published meanwhile, until another one leads."""
+        """Publish while the leader does not reach the shared log, until another server may lead."""
         leader, log, dice = self.server.leader, self.server.log, self.world.random
         if leader is None:
             return
@@ -183,9 +184,9 @@ class ClusterSimulation(Simulation):
         if not self.server.may_lose(member):
             return
         member.lose()
-        member.is_behind = dice.random() < 0.7  # else it is started without a copy
+        member.is_behind = dice.random() < 0.7  # otherwise it starts without a copy
         if leader is not None and leader is not member and dice.random() < 0.5:
-            # It is copied from a leader that has written what was never confirmed.
+            # The new machine copies from a leader whose last entries never reached the shared log.
             self.server.log.away.add(leader.alias)
             self.world.clock.callLater(self._span(), self.server.log.away.discard, leader.alias)
             for _ in range(8):
@@ -193,7 +194,7 @@ class ClusterSimulation(Simulation):
                 self.pass_time(0.1)
 
     def _fill_late(self) -> None:
-        """A server loses its disk, and only the leader can be copied, which writes what is never confirmed."""
+        """Let a server lose its disk while it can copy only a leader whose appends never reach the shared log."""
         leader, log, dice = self.server.leader, self.server.log, self.world.random
         if leader is None or not log.left():
             return
@@ -215,7 +216,7 @@ class ClusterSimulation(Simulation):
             leader.crash()
         log.mute.clear()
 
-    # How it ends.
+    # The end:
 
     def calm(self) -> None:
         self.server.calm()
@@ -261,8 +262,8 @@ def simulate(
 ) -> ClusterOutcome:
     """Run the simulation of ``seed`` with ``servers`` servers.
 
-    :param acknowledge: the option of ``[replication]``
-    :raises Violation: something was not as it must be
+    :param acknowledge: the option `acknowledge` of the section ``[replication]``
+    :raises Violation: a rule was broken
     """
     made: Any = partial(ClusterSimulation, servers=servers, acknowledge=acknowledge)
     outcome = simulation.simulate(seed, protocol, steps, trace, made)

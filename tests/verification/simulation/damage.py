@@ -1,6 +1,6 @@
-"""Damage to a journal's files while no server runs: bits change below the durable mark, or a stray file is there.
+"""Damage the files of a journal while no server runs: change bits below the durable mark, or add a stray file.
 
-flip(tree) -> Damage: which records lay there; the files of the tree are changed
+`flip(tree, mark, dice)` changes the files of the tree and returns a `Damage`, which names the records that were hit.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal.scan import INDEX_SUFFIX, MARK_NAME, SUFFIX
 from tests.doubles.disk import Tree
 
-#: How often damage is a stray file.
+#: The share of damages that add a stray file instead of changing bits.
 STRAYS = 0.15
 
 
 @attrs.define
 class Damage:
-    """Bytes of the file *name* that are not as they were written.
+    """Damage to the file *name*.
 
-    :ivar matters: whether a server must not start with it
+    :ivar matters: whether a server must refuse to start with it
     :ivar lost: (stream, first, last) of the records in the batches that it touches
-    :ivar stray: whether the file is no part of the log, and overlaps one that is
+    :ivar stray: whether it is an added file that is not part of the log, but overlaps a segment of the log
     """
 
     name: str
@@ -41,11 +41,11 @@ class Damage:
         return f"{len(self.was)} bytes at {self.offset} of {self.name}, where {self.lost or 'no record'} lay"
 
     def has(self, stream: str, seq: int) -> bool:
-        """Return whether the record *seq* of *stream* lay there."""
+        """Return whether the record *seq* of *stream* was in a damaged batch."""
         return any(name == stream and first <= seq <= last for name, first, last in self.lost)
 
     def undo(self, tree: Tree) -> None:
-        """Put the file back."""
+        """Restore the undamaged file."""
         if self.stray:
             del tree.names[self.name]
             return
@@ -53,7 +53,7 @@ class Damage:
         content[self.offset : self.offset + len(self.was)] = self.was
 
     def is_set_aside(self, directory: Path) -> bool:
-        """Return whether quarantine kept what it replaced."""
+        """Return whether quarantine kept a copy of the damaged file in *directory*."""
         return not self.in_batch or any(
             self.became in path.read_bytes() for path in directory.glob("quarantine-*.bytes")
         )
@@ -61,7 +61,7 @@ class Damage:
 
 @attrs.frozen
 class _Batch:
-    """One batch of a segment, by its offsets in the file; the first is the segment's header."""
+    """A batch of a segment, by its offsets in the file; the first one stands for the segment's header."""
 
     name: str
     start: int
@@ -72,10 +72,10 @@ class _Batch:
 
 
 def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
-    """Change bits of one file of *tree*: mostly of a segment, below what the files say was durable.
+    """Change bits of one file of *tree*, mostly of a segment, below the durable mark.
 
-    :param mark: the durable mark, by the file MARK
-    :return: None if nothing there was durable
+    :param mark: the durable mark, according to the file MARK
+    :return: None if nothing was durable
     """
     caches = sorted(name for name in tree.names if name == MARK_NAME or name.endswith(INDEX_SUFFIX))
     if caches and dice.random() < 0.15:
@@ -89,7 +89,7 @@ def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
         return None
     if dice.random() < STRAYS:
         return _stray(tree, dice.choice(batches), dice)
-    # By their bytes, so that large bodies are met, but not only those.
+    # Half of the time, choose by the number of bytes, so that large bodies are hit, too.
     weights = [batch.stop - batch.start for batch in batches] if dice.random() < 0.5 else None
     hit = dice.choices(batches, weights)[0]
     at = dice.randrange(hit.start, hit.stop)
@@ -100,13 +100,13 @@ def flip(tree: Tree, mark: int, dice: Random) -> Damage | None:
 
 
 def _stray(tree: Tree, hit: _Batch, dice: Random) -> Damage | None:
-    """Name a segment of another journal like one that begins within the batch *hit*."""
+    """Add a segment of another journal under the name of one that begins within the batch *hit*."""
     if not hit.start:
         return None
     base = hit.position + dice.randrange(0, hit.stop - hit.start, 8)
     first = min(name for name in tree.names if name.endswith(SUFFIX))
     content = bytes(tree.contents[tree.names[first]])
-    if dice.random() < 0.5:  # that journal has a segment which begins there
+    if dice.random() < 0.5:  # the other journal has a segment that begins at this position
         content = fmt.SegmentHeader(base, 1, 0, b"another journal!").pack() + content[fmt.SEGMENT_HEADER.size :]
     name, inode = f"{base:016x}{SUFFIX}", max(*tree.names.values(), *tree.contents) + 1
     tree.names[name], tree.contents[inode] = inode, bytearray(content)

@@ -1,4 +1,4 @@
-"""The disks of a cluster's servers: they fail at a write or a sync, and their journals are compared and copied."""
+"""Simulate the disks of a cluster's servers, which fail at a write or a sync; read and copy the journals on them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fyrehose.journal import scan
 from fyrehose.records import Buffer
 from tests.doubles.disk import SECTOR, Kept, Synced, Tree
 
-#: What a fault of the disk is called.
+#: The message of a simulated disk error.
 FAULT = "simulated fault"
 
 
 class FaultyDisk(Disk):
-    """A disk whose next writes or syncs may fail.
+    """A disk whose next write or sync may fail.
 
-    :ivar fault: the error number of the fault that is due; 0: none is
-    :ivar countdown: so many writes and syncs still succeed
+    :ivar fault: the error number of the next failure; 0 if none is planned
+    :ivar countdown: how many writes and syncs still succeed before the failure
     """
 
     fault = 0
@@ -27,7 +27,7 @@ class FaultyDisk(Disk):
 
     def __init__(self, directory: Path, kept: Kept, server: Server) -> None:
         super().__init__(directory, kept, server)
-        #: the durable mark that no power cut can take
+        #: the durable mark that survives any power cut
         self.certain_mark = mark_of(kept.synced)
 
     def break_soon(self, fault: int, after: int) -> None:
@@ -42,15 +42,15 @@ class FaultyDisk(Disk):
             raise OSError(fault, FAULT)
 
     def _check_deletion(self, name: str) -> None:
-        """Segments are deleted only beyond the mark: what lies there was never acknowledged."""
+        """Check that a segment that is deleted lies beyond the durable mark, where nothing was acknowledged."""
         if int(name.removesuffix(scan.SUFFIX), 16) < self.certain_mark:
-            raise Violation(f"{name} of {self.server.name} is deleted, and its mark is {self.certain_mark}")
+            raise Violation(f"{self.server.name} deletes {name} below its durable mark, {self.certain_mark}")
 
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         try:
             self._may_fail()
         except OSError:
-            # What is smaller than a sector, such as MARK, is not torn.
+            # A write of less than a sector, such as that of MARK, is not torn.
             part = self.server.world.random.randrange(len(bytes(data)) // SECTOR + 1) * SECTOR
             super().write(fd, bytes(data)[:part], offset)
             raise

@@ -1,8 +1,9 @@
-"""The event bus's clients, and judges that check every message that its server gets or sends.
+"""Simulate clients of the event bus, and check every message that the server receives or sends.
 
-broadcasts follow on, one by one, in each life of the server
-a snapshot has all of its subtrees between what was asked for and its end, and that is no less than there was when asked
-a client is handed everything that it wants, once, in order or late; what comes back to a publisher is durable
+the numbers of broadcasts follow on, one by one, in each life of the server
+a snapshot has all events of its subtrees from the requested number to its end, which is not before the durable end of
+the stream at the time of the request
+a client gets every event that it asked for once, in order or marked as late; the server confirms only durable events
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from fyrehose.protocols.eventbus.zmqport import CONNECTED
 STREAM = "eventbus"
 TOPICS = ("/a/", "/a/b/", "/c/")
 SUBTREES: tuple[tuple[str, ...], ...] = ((), (), ("/a/",), ("/a/b/", "/c/"))
-#: A client that did not reach a server so often tries another one.
+#: After so many failed attempts to reach its server a client tries another one.
 MISSES = 10
 
 
 @attrs.define(eq=False)
 class Asked:
-    """A request, and the part of its answer that has arrived.
+    """A request for a snapshot, and the part of its answer that has arrived.
 
-    :ivar end: where the stream ended, durably, when it came
+    :ivar end: the durable end of the stream when the server read the request
     """
 
     subtrees: Subtrees
@@ -48,7 +49,7 @@ class Asked:
 
 
 class Judge:
-    """Checks the messages that the server gets and sends between a start and its end."""
+    """Checks the messages that a server receives and sends during one life."""
 
     def __init__(self, side: EventBus, life: int, broker: Any) -> None:
         self.side, self.history, self.life, self.broker = side, side.history, life, broker
@@ -57,14 +58,14 @@ class Judge:
         self.broadcast: int | None = None
 
     def pub(self, message: Message) -> None:
-        """It is noted how often an event came, and behind which others of its connection."""
+        """Record that an event arrived, and its order among the events of its connection."""
         identity, data = message[0], message[6]
         event = self.side.events[data]
         event.arrivals.append(self.life)
         self.heard[identity] = self.heard.get(identity, 0) + 1
         sent = self.history.sent[STREAM][data]
         first = len(event.arrivals) == 1
-        # Which of two is stored cannot be told, so only an event that came once has a place.
+        # If an event came twice, nobody can tell which copy is stored, so only an event that came once has an order.
         sent.publisher, sent.order = f"{self.life} {identity!r}", self.heard[identity] if first else None
 
     def request(self, message: Message) -> None:
@@ -95,7 +96,7 @@ class Judge:
         end = SyncEnd.parse(frames).sequence
         del self.asked[identity]
         if asked.since > asked.end:
-            right = asked.end <= end <= asked.since  # the stream's end when it was answered
+            right = asked.end <= end <= asked.since  # between the stream's end at the request and its end at the answer
         else:
             right = end == max(asked.answer[-1:], default=asked.since)
         if not right:
@@ -109,7 +110,7 @@ class Judge:
 
 
 class Listener(Service):
-    """The plugin's service, without its sockets."""
+    """The listener of the event bus, on simulated sockets."""
 
     def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
         self.side, self.host, self.broker = side, host, broker
@@ -142,7 +143,7 @@ class Listener(Service):
 
 
 class Threads:
-    """The reactor of a client: a thread would end ZeroMQ's context, which nobody has to wait for here."""
+    """The reactor of a client; it starts no thread to end a ZeroMQ context, because there is none."""
 
     def __init__(self, world: World) -> None:
         self.seconds, self.callLater = world.clock.seconds, world.clock.callLater
@@ -158,25 +159,25 @@ class Threads:
 
 
 class Nothing:
-    """A ZeroMQ context without sockets."""
+    """A substitute for the ZeroMQ context, without sockets."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
     term = close
 
 
 class SimulatedClient(EventBusClient):
-    """With ports of :mod:`zeromq`."""
+    """A client of the event bus whose sockets are the simulated ports of :mod:`zeromq`."""
 
     side: EventBus
     name: str
-    #: which of the servers it reads from, and how often it did not reach it
+    #: the index of the server that it reads from, and how often it failed to reach it
     where: int
     missed: int = 0
 
     def move(self) -> None:
-        """Read from the next server."""
+        """Read from the next server of the list."""
         self.where, self.missed = self.where + 1, 0
         for name in ("snapshot", "publisher"):
             port = self._ports.get(name)
@@ -201,7 +202,7 @@ class SimulatedClient(EventBusClient):
 
 
 class Client:
-    """One that publishes, and reads from a number on, from now on, or not at all."""
+    """A client that publishes, and reads from a number on, from now on, or not at all."""
 
     def __init__(self, side: EventBus, number: int, options: EventBusOptions) -> None:
         self.side, self.name, self.options = side, f"eventbus-{number}", options
@@ -231,14 +232,14 @@ class Client:
         connected.addCallbacks(lambda _: setattr(self, "ready", True), lambda failure: None)
 
     def _restarted(self) -> None:
-        """The server has fewer events than it has seen: in a cluster it may be behind, and sends all of them again."""
+        """Handle that a server has fewer events than the client: it may be behind, and sends them again."""
         if len(self.side.server.names) == 1:
             self.side.history.wrong(f"{self.name} is told of another journal")
         self.handed.clear()
         self.after = self.highest = 0
 
     def _lost(self, first: int, last: int) -> None:
-        """It is told that events are gone: a server of a cluster that is being filled may not have them yet."""
+        """Handle that events are reported lost: a server of a cluster may still be copying them."""
         if len(self.side.server.names) == 1:
             self.side.history.wrong(f"{self.name} is told that {first} to {last} are gone")
         self.handed.update(range(first, last + 1))
@@ -285,7 +286,7 @@ class Client:
             (self.client.pause if paused else self.client.resume)()
 
     def cut_half(self) -> None:
-        """PUBLISHER is cut, now and soon again, while answers are slow to come by SNAPSHOT."""
+        """Cut the connection to PUBLISHER twice in short succession, while answers at SNAPSHOT are slow."""
         clock, dice = self.side.world.clock, self.side.world.random
         snapshot: Any = self.client._ports.get("snapshot")
         if snapshot is not None and snapshot.channel is not None:
@@ -299,7 +300,7 @@ class Client:
             publisher.channel.cut()
 
     def owed(self) -> str:
-        """Return what it still waits for."""
+        """Return what the client still waits for, or an empty string."""
         if not self.ready or self.waiting:
             return f"{self.name} is connected: {self.ready}, and {self.waiting} of its events are not confirmed"
         if self.after is None or not self.options.subscribe:
@@ -315,7 +316,7 @@ class Client:
 
 @attrs.define(eq=False)
 class Published:
-    """An event, and the lives of the server in which it came."""
+    """An event, and the lives of the server in which it arrived."""
 
     topic: str
     arrivals: list[int] = attrs.field(factory=list)
@@ -327,10 +328,10 @@ class Published:
 class EventBus:
     """All event bus clients of a simulation.
 
-    :param herd: how many clients there are, of a server with default options; 0: a few
+    :param herd: how many clients there are, of a server with default options; 0 means a few
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = False
     topics = (STREAM,)
 
@@ -361,7 +362,7 @@ class EventBus:
         return self.lives
 
     def find(self, client: SimulatedClient | None, name: str) -> ServerPort | None:
-        """Return the port that *client* reaches: any COLLECTOR that is open, else those of one server."""
+        """Return the port *name* that *client* reaches: any server's open COLLECTOR, else its own server's port."""
         names = self.server.names
         where = 0 if client is None else client.where
         tries = range(where, where + (len(names) if name == "collector" else 1))
@@ -376,7 +377,7 @@ class EventBus:
         return None
 
     def connect(self, after: int | None = -1, **options: Any) -> Client:
-        """Return a client that begins at ``after``, or, without it, anywhere."""
+        """Return a new client that reads behind the number ``after``; without it the client begins anywhere."""
         dice = self.world.random
         known = len(self.history.truth.get(STREAM, ()))
         options.setdefault("subtrees", dice.choice(SUBTREES))
@@ -413,19 +414,19 @@ class EventBus:
             client.close()
 
     def everybody(self) -> None:
-        """Let every client of a herd publish."""
+        """Publish one event with every client of a herd."""
         for client in self.clients:
             client.publish()
 
     def check(self, event: Broadcast) -> None:
-        """Check ``event``, which leaves the server or reaches a client."""
+        """Check that ``event``, which the server sends or a client receives, is durable under its number."""
         data = bytes(event.data)
         self.history.release(STREAM, event.sequence, data)
         if self.events[data].topic != event.topic:
             self.history.wrong(f"{event.sequence} has the topic {event.topic}, and not {self.events[data].topic}")
 
     def wanted(self, subtrees: Subtrees, after: int, upto: int) -> list[int]:
-        """Return the numbers behind ``after`` of events in ``subtrees``."""
+        """Return the numbers from ``after`` + 1 to ``upto`` of the events in ``subtrees``."""
         truth = self.history.truth.get(STREAM, [])
         return [
             seq
@@ -438,7 +439,7 @@ class EventBus:
             client.pause(False)
 
     def settled(self) -> str:
-        """Return what is still owed: a client that comes now has to get all that there is."""
+        """Return what a client still waits for, or an empty string; a new client must receive every event."""
         if self.last is None:
             self.last = self.connect(0, subtrees=(), subscribe=True)
             self.last.publish()

@@ -1,6 +1,6 @@
-"""Figg's clients, and taps that check every byte between them and the server.
+"""Simulate clients of Figg, and check every byte between them and the server.
 
-A tap judges each connection by itself: acknowledgements rise and cover what is durable; behind ATTACHED the offsets
+A tap checks each connection by itself: acknowledgements rise and cover only durable records; after ATTACHED the offsets
 rise one by one.
 """
 
@@ -24,7 +24,7 @@ from fyrehose.records import Run
 
 PORT = 8119
 TOPICS = ("a", "b", "c")
-#: What a publish may end with: the client was closed, or what is wrong is noted.
+#: Errors with which a publish may end: the client was closed, or a violation was already recorded.
 EXPECTED = Closed, Violation
 
 
@@ -146,7 +146,7 @@ class Client:
         reader.take(run.first_seq, [bytes(payload) for payload in run.payloads()])
 
     def _attached(self, reader: Reader, began: int, asked: int | None) -> None:
-        # A server of a cluster may be behind the one that served the client before: what it has not is sent again.
+        # A server of a cluster may be behind the server before it, and then sends again what the client already has.
         behind = len(self.servers) > 1 and asked is not None and began < asked
         if asked not in (None, began) and not behind and not self.history.follows(reader.stream, asked, began + 1):
             self.history.wrong(f"{self.name} asked for {reader.stream} from {asked} and got it from {began}")
@@ -161,11 +161,11 @@ class Client:
 class Figg:
     """All Figg clients of a simulation.
 
-    :param topics: what may be read besides what Figg's own clients publish
-    :param herd: how many clients there are; 0: a few
+    :param topics: further topics that clients read, which clients of other protocols publish
+    :param herd: how many clients there are; 0 means a few
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = True
 
     def __init__(
@@ -191,7 +191,7 @@ class Figg:
             client.pause(dice.random() < 0.3)
 
     def everybody(self) -> None:
-        """Let every client of a herd publish, and one in ten read."""
+        """Publish one message with every client of a herd, and let one in ten read."""
         for client in self.clients[::10]:
             if not client.readers:
                 client.subscribe(self.world.random.choice(self.topics))
@@ -203,7 +203,7 @@ class Figg:
             client.pause(False)
 
     def settled(self) -> str:
-        """Return which messages clients still wait for; nothing if they have all."""
+        """Return which messages clients still wait for, or an empty string."""
         truth = self.history.truth
         for client in self.clients:
             if client.unacked:

@@ -1,8 +1,8 @@
-"""Herds: hundreds of clients of one address that lose their server together, beside hostile peers of another address.
+"""Simulate herds: hundreds of clients at one address that lose their server together, beside hostile peers at another.
 
-The server has default options.  Everybody publishes; the server is stopped, or crashes; everybody publishes again, and
-within BACK seconds of its start nobody may be owed anything.  What has to be true in every simulation is checked here,
-too.  A seed decides what happens, and what each hostile peer does (hostile.py).
+The server has default options.  All clients publish; the server is stopped or crashes; all clients publish again, and
+BACK seconds after its start no client may still wait for anything.  The rules of every other simulation are checked,
+too.  The seed decides what happens, and what each hostile peer does (hostile.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import simulation
 from hostile import PEERS
 from simulation import Outcome, Simulation
 
-#: How long a herd may take to be back, in seconds: the longest pause of a client is 3 s, and some connect twice.
+#: How long a herd may take to recover, in seconds: a client pauses for up to 3 s, and some connect twice.
 BACK = 30.0
-#: Hostile peers of each protocol.
+#: The number of hostile peers of each protocol.
 HOSTILE = 25
 
 
 class HerdSimulation(Simulation):
-    """``herd`` clients of each protocol of ``protocol``."""
+    """A simulation with ``herd`` clients of each protocol of ``protocol``."""
 
     def __init__(self, seed: int, protocol: str, root: Path, herd: int) -> None:
         super().__init__(seed, protocol, root, herd)
@@ -30,7 +30,7 @@ class HerdSimulation(Simulation):
         ]
 
     def run(self, steps: int | None) -> None:
-        """Let the clients begin, and lose the server once or several times."""
+        """Let the clients connect, then crash or stop the server once or several times."""
         dice = self.world.random
         self.settle(BACK)
         for _ in range(dice.choice((1, 2)) if steps is None else steps):
@@ -57,6 +57,6 @@ class HerdSimulation(Simulation):
 def simulate(seed: int, protocol: str, herd: int, trace: list[str] | None = None) -> Outcome:
     """Run the simulation of ``seed`` with ``herd`` clients of each protocol.
 
-    :raises Violation: something was not as it must be
+    :raises Violation: a rule was broken
     """
     return simulation.simulate(seed, protocol, None, trace, partial(HerdSimulation, herd=herd))

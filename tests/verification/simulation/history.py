@@ -1,10 +1,12 @@
-"""Check that the journal, what clients were promised and what they received agree: the oracle of every simulation.
+"""Check that the journal, the server's promises to clients, and the records that clients received agree.
 
-a client sends    -> sent: nothing else may ever be stored, and nothing more often than it was sent
-durable           -> truth: number -> payload, for ever, crashes included; numbers follow on; time never goes back
-a client is told  -> what it was told lies in the truth by then: released means durable
-in `batch` mode   -> what is durable is synced on the simulated disk at that moment, whether or not a crash follows
-what may be lost  -> its numbers belong to nothing from then on, and the log says so; they are never used again
+This is the oracle of every simulation:
+
+what clients sent   -> sent: nothing else is ever stored, and nothing more often than it was sent
+what became durable -> truth: number -> payload; it never changes, numbers follow on, and time never goes back
+what clients receive and are told to be stored was durable, with the same number and payload, before it left the server
+in `batch` mode, what is durable is synced on the simulated disk at that moment, whether or not a crash follows
+numbers of records that may be lost are never used again, and the log says that they are missing
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class Sent:
     """One message that a client has sent.
 
     :ivar copies: returns how often the message may be stored by now
-    :ivar order: which of the messages of one publisher it is; None where the protocol promises no order
+    :ivar order: its ordinal among the messages of its publisher; None where the protocol promises no order
     """
 
     publisher: str
@@ -35,18 +37,18 @@ class Sent:
 class History:
     """The messages that were sent, stored, acknowledged and received, by stream.
 
-    :ivar truth: what each number belongs to, from 1 on; None where that was lost, or never was
-    :ivar lost: what was durable and was lost since, as was allowed
-    :ivar deleted: the last number of each stream that retention did not keep
-    :ivar unseen: streams of which retention deleted records as soon as they were durable
-    :ivar disk: what is synced; None while the server is down
+    :ivar truth: the payload of each number, from 1 on; None for a number whose record was lost or never existed
+    :ivar lost: payloads that were durable and were lost since in a way that the settings allow
+    :ivar deleted: the last number of each stream that retention has deleted
+    :ivar unseen: streams of which retention deleted records before the history could read them
+    :ivar disk: the simulated disk; None while the server is down
     :ivar synced: whether nothing may be durable that is not synced
-    :ivar may_be_lost: whether a crash or damage since the server ran last may have taken a record
-    :ivar right_time: whether a record may have been written at this time, microseconds since 1970 UTC
-    :ivar unsynced: (since when, stream, number) of what is durable without being synced, where it may
-    :ivar checked: how many records were found to be synced as soon as they were durable
-    :ivar internal: streams that the server itself writes, which no client sent
-    :ivar foreign: what streams of hostile peers begin with, of which nobody keeps a record
+    :ivar may_be_lost: whether a crash or damage since the server last ran may have taken a record
+    :ivar right_time: returns whether a record may have been written at this time, in microseconds since 1970 UTC
+    :ivar unsynced: (since when, stream, number) of durable records that are not synced yet, in modes that allow this
+    :ivar checked: how many records were synced at the moment when they became durable
+    :ivar internal: streams that the server itself writes
+    :ivar foreign: prefix of the streams of hostile peers, whose records are not checked
     """
 
     foreign = "hostile"
@@ -73,16 +75,16 @@ class History:
         self.problems: list[str] = []
 
     def wrong(self, what: str) -> NoReturn:
-        """Record the violation, because a caller may catch every exception."""
+        """Record a violation and raise it; it is recorded because the caller may catch every exception."""
         self.problems.append(what)
         raise Violation(what)
 
     def attach(self, name: str, journal: Any, disk: Any) -> None:
-        """The server *name* has opened its journal, on this disk."""
+        """Record that the server *name* has opened *journal* on *disk*."""
         self.journal, self.disk = journal, disk
 
     def detach(self, name: str) -> None:
-        """The server *name* does not run any more."""
+        """Record that the server *name* has stopped."""
         self.journal = None
 
     def send(self, stream: str, payload: bytes, sent: Sent) -> None:
@@ -112,7 +114,7 @@ class History:
                 self._store(stream, run)
 
     def _skip(self, stream: str, seq: int) -> None:
-        """Check numbers without a record in front of *seq*: a gap notes them, or retention has deleted them."""
+        """Check that the numbers before *seq* that have no record are noted as a gap or were deleted by retention."""
         truth = self.truth[stream]
         first, oldest = len(truth) + 1, self.journal.bounds(stream)[0]
         self.deleted[stream] = max(self.deleted.get(stream, 0), oldest - 1)
@@ -130,7 +132,7 @@ class History:
         self.checked += sum(payload is not None for payload in self.truth[stream][known:end])
 
     def oldest_unsynced(self) -> float | None:
-        """Return since when the oldest record waits to be synced; None if there is none."""
+        """Return since when the oldest durable record waits for a sync; None if all are synced."""
         ends = self.disk.ends()
         while self.unsynced and ends.get(self.unsynced[0][1], 0) >= self.unsynced[0][2]:
             self.unsynced.popleft()
@@ -162,7 +164,7 @@ class History:
         stored[payload] += 1
         if stored[payload] > sent.copies():
             self.wrong(f"{stream}: {payload[:40]!r} is stored {stored[payload]} times, sent {sent.copies()}")
-        # What retention deleted before it was seen may be stored again, behind what followed it.
+        # A record that retention deleted before it was read here may be stored again, after later records.
         known = payload not in self.lost.get(stream, ()) and stream not in self.unseen
         if sent.order is not None and stored[payload] == 1 and known:
             before = self.newest.get((stream, sent.publisher), -1)
@@ -171,7 +173,7 @@ class History:
             self.newest[stream, sent.publisher] = sent.order
 
     def acknowledge(self, stream: str, payload: bytes) -> None:
-        """Record that a publisher got an acknowledgement of *payload*, which must be durable."""
+        """Check that *payload*, whose publisher got an acknowledgement, is durable."""
         self.look()
         known = self.stored.get(stream, Counter())[payload] or payload in self.lost.get(stream, ())
         if not known and stream not in self.unseen:
@@ -179,7 +181,7 @@ class History:
         self.acked.setdefault(stream, set()).add(payload)
 
     def release(self, stream: str, seq: int, payload: bytes) -> None:
-        """Check a record that leaves the server or reaches a client: it must be durable under number ``seq``."""
+        """Check that a record that the server sends or a client receives is durable with this number."""
         truth = self.truth.setdefault(stream, [])
         if seq > len(truth):
             self.look()
@@ -190,17 +192,17 @@ class History:
             self.wrong(f"{stream} {seq} is {shown!r}, and was said to be {payload[:40]!r}")
 
     def note_deleted(self) -> None:
-        """Remember how far retention has come."""
+        """Record the last number of each stream that retention has deleted."""
         for stream in self.truth:
             self.deleted[stream] = max(self.deleted.get(stream, 0), self.journal.bounds(stream)[0] - 1)
 
     def note_deletion(self, ends: Mapping[str, int]) -> None:
-        """Remember that retention deletes a segment, which ends with these numbers of its streams."""
+        """Record that retention deletes a segment; *ends* has the last number of each of its streams."""
         for stream, last in ends.items():
             self.deleted[stream] = max(self.deleted.get(stream, 0), last)
 
     def missing(self, stream: str, first: int, last: int) -> bool:
-        """Return whether a reader may lack these numbers, because they have no records, or no longer kept ones."""
+        """Return whether all these numbers have no records or were deleted, so that a reader may lack them."""
         self.look()
         truth = self.truth.get(stream, ())
         if self.journal is not None:
@@ -210,7 +212,7 @@ class History:
         return all(seq <= len(truth) and truth[seq - 1] is None for seq in range(first, last + 1))
 
     def follows(self, stream: str, position: int, first: int) -> bool:
-        """Return whether *first* is what a reader gets that has everything up to *position*."""
+        """Return whether *first* is the number that a reader must get next if it has everything up to *position*."""
         return first == position + 1 or (first > position and self.missing(stream, position + 1, first - 1))
 
     def is_complete(self, stream: str, position: int) -> bool:
@@ -220,13 +222,16 @@ class History:
         )
 
     def recovered(self) -> None:
-        """After a start: what was durable is there, unchanged, but for what may be lost; what is there besides was
-        sent, and no number belongs to something else."""
+        """Check the journal after a start.
+
+        Everything durable must be there unchanged, except what may be lost; everything else in the journal must have
+        been sent, and every number must have the same record as before.
+        """
         self.unsynced.clear()
         for stream, truth in self.truth.items():
             oldest, end = self.journal.bounds(stream)
             if stream not in self.journal.ends():
-                oldest = 1  # nothing tells of it any more, so retention cannot have deleted it
+                oldest = 1  # no record is left that tells the first number, so retention cannot have deleted any
             if end < len(truth):
                 self.wrong(f"{stream} ended with {len(truth)} and ends with {end} after the start: numbers come again")
             there = self._reread(stream, oldest)
@@ -247,7 +252,7 @@ class History:
         self.look()
 
     def _reread(self, stream: str, oldest: int) -> set[int]:
-        """Read what is known again; the numbers that are there."""
+        """Compare records of *stream* from *oldest* on with the truth; return the numbers that the journal has."""
         truth, there, seq = self.truth[stream], set(), max(1, oldest)
         while seq <= len(truth) and (runs := self.journal.read(stream, seq, 1 << 20)):
             for run in runs:
@@ -259,7 +264,7 @@ class History:
         return there
 
     def _forget(self, stream: str) -> None:
-        """Count the stored copies again, because some records were lost."""
+        """Count the stored copies of *stream* again after some of its records were lost."""
         self.stored[stream] = stored = Counter()
         self.times.pop(stream, None)
         for key in [key for key in self.newest if key[0] == stream]:
@@ -275,7 +280,7 @@ class History:
 
 @attrs.define(eq=False)
 class Reader:
-    """Checks the records of one subscriber: in rising order, without a gap, as the journal has them.
+    """Checks that a subscriber gets the records of the journal in rising order and without a gap.
 
     :ivar position: the number of the last record that it got; None before the first
     """

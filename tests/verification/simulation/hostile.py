@@ -1,10 +1,10 @@
 """Hostile peers of herds.py, all at one address.
 
-Hostile          a TCP peer: says nothing, announces what it never sends, asks for very much, or is refused and comes
-                 back at once
-HostileDatagrams keeps a subscriber's place from many ports, or asks for everything without having shown that it is
-                 there: it may get no more than three times what it sent
-HostileDealer    asks the event bus for everything, and reads none of it
+Hostile           a TCP peer that sends nothing, announces data that it never sends, asks for very much, or
+                  reconnects at once whenever it is refused
+HostileDatagrams  a UDP peer that keeps subscriptions alive from many ports, or requests everything without having
+                  proved its address, and then must be sent no more than three times what it sent
+HostileDealer     an event bus client that requests everything and reads none of it
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.figg.frames import HEADER, Attach, Publish
 
 ADDRESS = "10.9.9.9"
-#: What peers of each protocol say; a second element is sent again and again.
+#: The bytes that hostile peers of each protocol send; the second element, if any, is repeated without end.
 FIGG = (
     (b"", b""),
     (HEADER.pack(5, 1, 16 << 20), b"x"),
@@ -38,7 +38,7 @@ LUMBERJACK = (
     (b"2W\0\0\0\x012C\0\xff\0\0", b"x"),
     (b"9Z" + bytes(20), b""),
 )
-#: The second peer sends a body without end, the third reads none of its answers before it asks again.
+#: The second peer sends an endless body; the third requests more before it reads any answer.
 HTTP = (
     (b"", b""),
     (b"POST /subscriptions/workers/settle HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n{", b" "),
@@ -75,7 +75,7 @@ class Hostile:
         self.world.clock.callLater(0.05, self.connect)
 
     def check(self, history: History) -> None:
-        """Check nothing: how a hostile peer is served does not matter as long as honest ones are."""
+        """Do nothing: hostile peers may be served in any way, as long as honest clients are served."""
 
     def close(self) -> None:
         self.closed = True
@@ -117,7 +117,7 @@ class HostileHttp(Hostile):
 
 
 class HostileDatagrams:
-    """Half of them keep the places of ten subscribers each; the others send REQUESTs only."""
+    """Hostile UDP peers: half of them keep ten subscriptions each alive, the others only send REQUESTs."""
 
     host = None  #: it is never frozen
 
@@ -158,7 +158,7 @@ class HostileDatagrams:
 
 
 class HostileDealer:
-    """A hostile client of the event bus, which asks for everything whenever it is connected."""
+    """A hostile client of the event bus that requests everything whenever it is connected."""
 
     def __init__(self, world: World, side: Any, number: int) -> None:
         self.world, self.closed = world, False
@@ -184,7 +184,7 @@ class HostileDealer:
         self.world.clock.callLater(1.0, self.ask)
 
     def check(self, history: History) -> None:
-        """It gets what it reads: nothing."""
+        """Do nothing: it reads nothing that could be checked."""
 
     def close(self) -> None:
         self.closed = True

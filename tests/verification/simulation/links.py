@@ -1,5 +1,4 @@
-"""TCP connections of a simulation: bytes arrive later, in pieces cut anywhere; a connection is cut, reset, cut off, or
-read slowly."""
+"""Simulated TCP connections: bytes arrive late, in arbitrary pieces; connections break, stall, or are slow."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from twisted.python.failure import Failure
 from world import Host, World
 from zope.interface import implementer
 
-#: How long a client waits until it is connected, in seconds.
+#: How long a client waits for a connection, in seconds.
 PATIENCE = 3.0
 
 
 @implementer(IStreamClientEndpoint)
 @attrs.define(eq=False)
 class Endpoint:
-    """An endpoint with which the client on ``host`` connects to a port of a server.
+    """A client endpoint that connects the client on ``host`` to a port of a server.
 
-    :ivar tap: makes, for each connection, what sees the server write and read
-    :ivar address: where the server sees it come from
-    :ivar servers: names of the servers that it knows; each attempt is at the next one
+    :ivar tap: makes an observer of each connection, which sees what the server writes and reads
+    :ivar address: the address of the client that the server sees
+    :ivar servers: names of the servers that it knows; each attempt goes to the next one
     """
 
     world: World
@@ -73,7 +72,7 @@ class Endpoint:
 
 
 class End:
-    """One end of a link: the transport of its protocol, and the bytes on their way to the other."""
+    """One end of a link: the transport of its protocol, and the bytes on their way to the other end."""
 
     disconnecting = False
 
@@ -123,7 +122,7 @@ class End:
         self.disconnecting = True
         self.send()
 
-    #: What is not written yet is delivered, and then the end of it; a client then closes its side, too.
+    #: Closing first delivers unsent bytes, then the end of data; the client then closes its side, too.
     loseWriteConnection = loseConnection
 
     def abortConnection(self) -> None:
@@ -131,7 +130,7 @@ class End:
             self.link.world.clock.callLater(0, self.link.cut)
 
     def send(self) -> None:
-        """Deliver the bytes under way, or the end of the data, after a delay."""
+        """Deliver the bytes that are on their way, or the end of data, after a delay."""
         if self.timer is None and (self.flight or (self.disconnecting and not self.finished)):
             world = self.link.world
             delay = world.random.random() * (2.0 if self.link.slow else 0.02)
@@ -159,7 +158,7 @@ class End:
         self.send()
 
     def relieve(self) -> None:
-        """Resume the producer if there is room again; a frozen one is resumed when it continues."""
+        """Resume the producer if there is room again; a frozen process resumes it when the process continues."""
         link = self.link
         if not self.up or not self.paused or len(self.flight) >= link.world.high // 3:
             return
@@ -182,7 +181,7 @@ class End:
 
 
 class Link:
-    """A connection; ``ends[0]`` is the server's."""
+    """A simulated TCP connection; ``ends[0]`` is the server's end."""
 
     def __init__(
         self, world: World, host: str, server: Host, served: Any, client: Any, peer: IPv4Address, tap: Any
@@ -202,7 +201,7 @@ class Link:
             end.send()
 
     def cut(self, reason: Exception | None = None) -> None:
-        """Cut the connection: bytes under way are lost; both ends notice that, one a little later."""
+        """Cut the connection: bytes on their way are lost; both ends are told, one a little later than the other."""
         first, second = self.ends if self.world.random.random() < 0.5 else self.ends[::-1]
         self._forget()
         first.lost(reason or ConnectionLost())
@@ -210,12 +209,12 @@ class Link:
 
     def _second(self, end: End, reason: Exception) -> None:
         if end is self.ends[0] and self.server.dead:
-            end.up = False  # the process at this end is dead
+            end.up = False  # the process at this end has crashed
         else:
             end.lost(reason)
 
     def server_crashed(self) -> None:
-        """Drop the server's end at once; the client notices that after a delay."""
+        """Drop the server's end at once; the client is told after a delay."""
         end, client = self.ends
         end.up = False
         end.flight.clear()

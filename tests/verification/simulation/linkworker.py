@@ -1,8 +1,8 @@
-"""A worker of a shared subscription over Relink: jobs come by themselves, and consuming one settles it.
+"""A worker of a shared subscription over Relink: the server sends jobs, and consuming a job's message settles the job.
 
-records on channel 0 -> consumed: settled without a result
-                     -> a message: settled with a result, failed, not tried, rejected, extended; then consumed
-notices on channel 1: what was refused
+a record on channel 0 is consumed                      -> the job is settled without a result
+a record is answered by a message and then consumed    -> settled with a result, failed, untried, rejected or extended
+a notice on channel 1 names the jobs that were refused
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fyrehose.protocols.relink.names import share_name
 from fyrehose.protocols.relink.session import ConnectorSession, Linked
 
 PORT = 7734
-#: The channels of the server.
+#: The channels on which the server sends records and notices.
 RECORDS, NOTICES = 0, 1
-#: The head of a record: number, epoch, number of the delivery, failures, and seconds of the lease; then its stream.
+#: The header of a record: number, epoch, delivery, failures, and seconds of the lease; the name of the stream follows.
 HEAD = struct.Struct("<QQIII")
-#: How many jobs of a lost link a worker remembers, and settles over the next one.
+#: How many jobs of a lost link a worker remembers, to settle them over the next link.
 REMEMBERED = 5
 
 
 @attrs.define(eq=False)
 class Task:
-    """A record that has come: the number of its message, and what the worker knows of it.
+    """A record that has arrived: the number of its message, and what the worker knows about the job.
 
     :ivar over: whether the worker has decided, so that the message may be consumed
-    :ivar said: whether it has ended the job by a message, so that ``consumed`` says nothing of it
+    :ivar said: whether it has sent a message that ends the job, so that consuming the record has no effect on the job
     """
 
     message: int
@@ -53,11 +53,11 @@ class Task:
 
 @attrs.define(eq=False)
 class Request:
-    """A message of the worker that is not consumed.
+    """A message that the worker sent and that the server has not consumed.
 
     :ivar sent: when it was sent
-    :ivar tasks: the jobs that it is about; those of an earlier link are not among them
-    :ivar refused: those of which a notice says that they were refused
+    :ivar tasks: the jobs that the message is about, without those of earlier links
+    :ivar refused: the jobs that a notice has reported as refused
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Request:
 
 
 class LinkWorker:
-    """Gets jobs over one link after another, and does something with them."""
+    """A worker that receives jobs over one link after another, and answers them."""
 
     def __init__(self, side: Any, name: str) -> None:
         self.side, self.name, self.world, self.clock = side, name, side.world, side.world.clock
@@ -90,7 +90,7 @@ class LinkWorker:
 
     @property
     def held(self) -> dict[Place, Held]:
-        """The jobs that it has not ended."""
+        """Return the jobs that the worker has not ended."""
         return {task.place: task.held for task in self.tasks if not task.said}
 
     def later(self, seconds: float, what: Callable[..., None], *args: Any) -> None:
@@ -102,7 +102,7 @@ class LinkWorker:
         elif not self.closed:
             what(*args)
 
-    # The connection, whose client this is.
+    # The interface that the connection calls:
 
     def _connect(self) -> None:
         factory = Factory.forProtocol(partial(ConnectorConnection, self))
@@ -119,7 +119,7 @@ class LinkWorker:
         return Link(self.terms, True, epoch, link_id, self.limits)
 
     def connection_gone(self, connection: ConnectorConnection) -> None:
-        """The link is lost, and with it what was leased by it."""
+        """Forget the leases that were given over the lost link."""
         if self.connection is not connection:
             return
         self.connection = self.link = None
@@ -132,7 +132,7 @@ class LinkWorker:
         self.side.history.wrong(f"{self.name}: the server violates the protocol")
 
     def handle(self, found: Sequence[Any]) -> None:
-        """Take in events of the link."""
+        """Handle events of the link."""
         for event in found:
             match event:
                 case Linked():
@@ -148,14 +148,14 @@ class LinkWorker:
                 case events.Finished() if self.link is not None:
                     self.link.forget(event.channel)
 
-    # What the server sends.
+    # Messages from the server:
 
     def _record(self, message: int, parts: Sequence[bytes]) -> None:
         head, payload = bytes(parts[0]), b"".join(map(bytes, parts[1:]))
         seq, epoch, number, _, _ = HEAD.unpack_from(head)
         stream = head[HEAD.size :].decode() or self.side.streams[0]
         self.side.history.release(stream, seq, payload)
-        # How long was the record on its way?  The worker believes in its lease when it has extended it.
+        # How long the record was on its way is unknown, so the worker trusts the lease only after it has extended it.
         held = Held(f"{epoch}.{number}", 0.0, json.loads(payload)["bad"])
         self.tasks.append(Task(message, (stream, seq), held))
 
@@ -176,7 +176,7 @@ class LinkWorker:
                 task.held.token = each["token"]
 
     def _consumed(self, request: Request) -> None:
-        """Take in that the server has done what *request* asks, as far as it was not refused."""
+        """Record that the server has done what *request* asks, except for the jobs that it refused."""
         if request.again:
             self.later(0.3, self._again, self.link, request)
             return
@@ -194,14 +194,14 @@ class LinkWorker:
         else:
             self._send(request.kind, request.body, request.tasks)
 
-    # What the worker does.
+    # Actions of the worker:
 
     def _soon(self) -> None:
         dice, slow = self.world.random, 0.0 if self.side.patient else 2.0 * self.side.book.options["lease"]
         self.later(dice.choice((0.02, 0.05, 0.05, 0.3, 1.0, slow)) * (dice.random() + 0.01), self._act)
 
     def _act(self) -> None:
-        """Do the next thing with one of the jobs, and consume those that are over."""
+        """Do a random action with one of the jobs, then consume the records that are decided."""
         dice, patient = self.world.random, self.side.patient
         open_ = [task for task in self.tasks if not task.over]
         if self.link is not None and self.connection is not None and not self.link.over:
@@ -225,7 +225,7 @@ class LinkWorker:
             task.over = task.said = kind != "extend"
 
     def _say(self, kind: str, jobs: dict[Place, str], tasks: dict[Place, Task]) -> bool:
-        """Send a message about *jobs*, if there is room for one."""
+        """Send a message about *jobs*; return False if the link has no room for one."""
         body: dict[str, Any] = {kind: items(self.side, kind, jobs)}
         assert self.link is not None
         if not self.link.channel(0).room:
@@ -241,7 +241,7 @@ class LinkWorker:
         self.requests[0, message] = Request(kind, body, self.clock.seconds(), tasks)
 
     def _consume(self) -> None:
-        """Consume the messages before the first that is not over."""
+        """Consume the messages before the first one whose job is not decided."""
         assert self.link is not None
         book = self.side.book
         while self.tasks and self.tasks[0].over:
@@ -252,7 +252,7 @@ class LinkWorker:
             self.link.consume(RECORDS, task.message)
 
     def pause(self, paused: bool) -> None:
-        """Freeze the process, or let it continue."""
+        """Freeze the process of the worker, or let it continue."""
         if self.paused is not paused:
             self.paused = paused
             if self.connection is not None:

@@ -1,7 +1,8 @@
-"""Lumberjack's writers, and taps that check every byte between them and the server.
+"""Simulate Lumberjack writers, and check every byte between them and the server.
 
-A tap judges each connection by itself: an acknowledgement of n says that the first n of the oldest window are durable.
-In every other simulation events have an identity, and the server drops those that are sent again: none is stored twice.
+A tap checks each connection by itself: an acknowledgement of n says that the first n events of the oldest window are
+durable.  In half of the simulations events have an identity, and the server drops events that are sent again, so that
+none is stored twice.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
 PORT = 5044
 STREAM = "lumberjack"
-#: An event as Filebeat sends it: the process that has read it, and the place in its file.
+#: An event as Filebeat sends it: the agent process that has read the line, and the offset of the line in its file.
 IDENTIFIED = b'{"@timestamp":"t","agent":{"ephemeral_id":"%b"},"log":{"offset":%d,"file":{"path":"/x"}},"n":"%b"}'
-#: What a publish may end with: the client was closed, or what is wrong is noted.
+#: Errors with which a publish may end: the client was closed, or a violation was already recorded.
 EXPECTED = Closed, Violation
 
 
@@ -52,7 +53,7 @@ class Tap:
         del self._heard[: self._frames(bytes(self._heard))]
 
     def _frames(self, data: bytes) -> int:
-        """Read the complete frames in ``data``, and return where they end."""
+        """Check the complete frames at the start of ``data``; return the offset of their end."""
         at = 0
         while len(data) - at >= 6:
             kind, number = data[at + 1 : at + 2], int.from_bytes(data[at + 2 : at + 6], "big")
@@ -101,7 +102,7 @@ class Tap:
 
 @attrs.define(eq=False)
 class Writer:
-    """A client with one connection, whose messages must be stored in their order."""
+    """A client with one connection, whose messages must be stored in the order in which it sends them."""
 
     world: World
     history: History
@@ -153,7 +154,7 @@ class Writer:
         done.addCallback(lambda _: self._acked(payloads)).addErrback(lambda failure: failure.trap(*EXPECTED))
 
     def _copies(self, base: int) -> int:
-        """Return how often what was first sent on connection *base* may be stored by now."""
+        """Return how often a message that was first sent on connection *base* may be stored by now."""
         journal = self.history.journal
         kept = STREAM not in self.history.unseen and not self.history.deleted.get(STREAM)
         if self.dropping and kept and (journal is None or journal.bounds(STREAM)[0] <= 1):
@@ -169,16 +170,17 @@ class Writer:
 class Lumberjack:
     """All Lumberjack clients of a simulation.
 
-    :param herd: how many writers there are; 0: a few
+    :param herd: how many writers there are; 0 means a few
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = True
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
-        # Windows beyond this are refused, and arrive in several attempts; two events fit, or it takes longer than CALM.
+        # The server refuses larger windows, and a client then sends them in parts; two events must fit, or this
+        # outlasts CALM.
         largest = MAX_FRAME if world.large else world.random.choice((MAX_FRAME, 8_000, 20_000))
         dropping = world.seed % 2 == 1
         settings = LumberjackSettings(max_frame=largest, resent="drop" if dropping else "store")
@@ -205,7 +207,7 @@ class Lumberjack:
         """Do nothing: writers continue by themselves."""
 
     def settled(self) -> str:
-        """Return which messages clients still wait for; nothing if they have all."""
+        """Return which messages clients still wait for, or an empty string."""
         for writer in self.writers:
             if writer.unacked:
                 return f"{writer.name} waits for {len(writer.unacked)} acknowledgements"

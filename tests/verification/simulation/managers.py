@@ -1,4 +1,4 @@
-"""Somebody who creates, rewinds and deletes a shared subscription, and publishes its dead letters again."""
+"""A simulated operator who creates, rewinds and deletes a shared subscription and publishes its dead letters again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from webclient import Client
 
 
 class Manager(Client):
-    """Sends one change after another over HTTP, and each one again until it is answered."""
+    """An operator who sends one change after another over HTTP, and repeats each one until it is answered."""
 
     def __init__(self, side: Any, name: str) -> None:
         super().__init__(side, name)
         self._create()
 
     def _create(self) -> None:
-        """Create the subscription when no other change is under way."""
+        """Create the subscription unless another change is under way."""
         if self.request is not None:
             self.later(0.5, self._create)
         else:
@@ -25,7 +25,7 @@ class Manager(Client):
             self.ask("PUT", f"/subscriptions/{NAME}", body, self._changed)
 
     def act(self) -> None:
-        """Begin the next change, unless the one before is not answered."""
+        """Begin the next change, unless the last one has no answer yet."""
         if self.request is not None:
             return
         dice = self.world.random
@@ -39,7 +39,7 @@ class Manager(Client):
             self.ask("POST", f"/subscriptions/{NAME}/redrive", b"{}", self._changed)
 
     def _rewind(self) -> dict[str, Any]:
-        """Return where to: a number, the begin, the end, or a number in some of the streams."""
+        """Return the target of a rewind: a number, the begin, the end, or a number for some of the streams."""
         dice, side = self.world.random, self.side
         ends = {stream: len(side.history.truth.get(stream, ())) for stream in side.streams}
         if side.pattern and dice.random() < 0.4:
@@ -48,12 +48,12 @@ class Manager(Client):
         return {"seq": dice.choice(("start", "latest", dice.randint(0, min(ends.values()))))}
 
     def _deleted(self, status: int, answer: Any) -> None:
-        """Create it again later, as workers over HTTP do."""
+        """Create the deleted subscription again later; workers over HTTP create it, too."""
         self._changed(status, answer)
         self.later(3 * self.world.random.random(), self._create)
 
     def _changed(self, status: int, answer: Any) -> None:
-        """Take in an answer: there may be no subscription, or no such stream yet, or another change is under way."""
+        """Accept a refusal: the subscription or a stream may not exist yet, or another change may be under way."""
         self.world.note(f"{self.name} is answered with {status}")
         if status not in (200, 204, 404, 409, 410) and "a position in stream" not in str(answer):
             self.side.history.wrong(f"{self.name}: a change is answered with {status}: {answer}")

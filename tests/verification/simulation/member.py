@@ -1,8 +1,8 @@
-"""One whole server of a simulated cluster, and the rules that it has to keep.
+"""Simulate one complete server of a cluster, and check the rules that each server has to keep.
 
-the bytes that it has released are those that count in the shared log, at their positions
-it stops only for a reason: its disk failed, or it is too far behind and has nobody to copy from
-it opens its journal again in the same process when it was deposed, or has to be filled
+the bytes that it has released are the valid bytes of the shared log, at the same positions
+it stops only if its disk failed, or if it is too far behind and no other server offers a journal to copy
+when it was deposed or has to copy another journal, it opens its journal again in the same process
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from fyrehose.replication.role import State
 from fyrehose.replication.settings import ReplicationSettings
 from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
-#: Why a server may stop: its disk failed, the shared log begins behind its journal, or it is no member yet.
+#: Reasons for which a server may stop: its disk failed, the shared log begins behind its journal, or it is no member.
 REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed", "is not a member of the cluster")
-#: Why a server never opens its journal again, because the shared log loses nothing.
+#: A reason for which a server never opens its journal again: the simulated shared log loses no entries.
 LOST = "the shared log has lost entries"
-#: How long a leader may accept messages without an answer of the shared log, in seconds; a little more.
+#: How long a leader may accept messages without an answer of the shared log, in seconds, with a small margin.
 UNANSWERED = 8.0
 
 
 class Others(Protocol):
-    """The part of the cluster that a member uses; see :class:`cluster.Cluster`."""
+    """The methods of :class:`cluster.Cluster` that a member calls."""
 
     log: SharedLog
     settings: JournalSettings
@@ -66,12 +66,12 @@ class Others(Protocol):
 class Member(Server):
     """One server of a cluster.
 
-    :ivar thawed: when it was frozen last
-    :ivar pending_since: since when its appends wait for the shared log; None while none does
-    :ivar alias: its name as a member; a machine that has lost its disk comes back under another one
-    :ivar reopens: whether its journal is opened again when it is closed, by the same process
+    :ivar thawed: when it last continued after a freeze
+    :ivar pending_since: since when its appends wait for the shared log; None while none waits
+    :ivar alias: its name as a member; a machine that has lost its disk comes back under another name
+    :ivar reopens: whether the process opens its journal again once it is closed
     :ivar is_behind: whether the journal of another server is copied before the next start
-    :ivar mark: up to here its released bytes were compared with what counts
+    :ivar mark: its released bytes were compared with the shared log up to this position
     """
 
     def __init__(self, world: World, history: ClusterHistory, root: Path, name: str, cluster: Others) -> None:
@@ -114,7 +114,7 @@ class Member(Server):
             incarnation=self.world.random.getrandbits(63),
         )
 
-    # Why it stops.
+    # Why it stops:
 
     def _reopen(self, reason: str) -> None:
         self.world.note(f"{self.name} is opened again: {reason}")
@@ -126,7 +126,7 @@ class Member(Server):
             self._leave()
 
     def _plain(self, text: str) -> str:
-        """Return *text* without the directory, which is another one in each run of a seed."""
+        """Return *text* without the path of the directory, which differs between two runs of one seed."""
         return text.replace(str(self.root), "")
 
     def _ended(self, reason: Exception) -> None:
@@ -140,7 +140,7 @@ class Member(Server):
             self.failures.append(reason)
 
     def _leave(self) -> None:
-        """Stop in order, as a process does that cannot continue, and start again."""
+        """Stop in order, like a process that cannot continue, and start again."""
         if not self.is_ending:
             self.is_ending = True
             self.host.callLater(0, self._stop)
@@ -179,7 +179,7 @@ class Member(Server):
             self.failures.append(failure.value)
 
     def _repair(self, damage: Damage) -> None:
-        """Repair damage as an operator does: put the file back, or copy another server's journal."""
+        """Repair damage as an operator does: restore the file, or copy another server's journal."""
         self.left, self.damage = what_stays(self.files, len(self.files.log)), None
         if self.world.random.random() < 0.5 and self.cluster.may_lose(self):
             self.cluster.lose()
@@ -190,10 +190,10 @@ class Member(Server):
         self._end()
         self.world.clock.callLater(self.world.random.random(), self.start)
 
-    # What happens to it.
+    # Faults:
 
     def start(self) -> None:
-        # Without a server to copy from, the shared log has to have everything that is missing.
+        # If no server can be copied, all that is missing must still be in the shared log; otherwise try again later.
         by_hand = self.is_behind and not self.cluster.fills_itself
         if by_hand and not self._fill() and self.certain_mark() < self.cluster.log.left():
             self.world.clock.callLater(1.0, self.start)
@@ -202,7 +202,7 @@ class Member(Server):
         super().start()
 
     def _fill(self) -> bool:
-        """Copy the durable part of another server's journal; return False if none has more than this one."""
+        """Copy the durable part of another server's journal; return False if no other server has more than this one."""
         others = [other for other in self.cluster.members if other is not self and other.open and not other.host.frozen]
         ours = self.certain_mark()
         others = [other for other in others if scan.read_mark(other.files.directory) > ours]
@@ -216,7 +216,7 @@ class Member(Server):
         return True
 
     def _copy(self, name: str, directory: Path, files: Files, identity: bytes, stopping: Event) -> int:
-        """Copy the journal that the server *name* offers, as a server does by itself when it starts."""
+        """Copy the journal that the server *name* offers, as a starting server does; return the copied length."""
         other = next(each for each in self.cluster.members if each.name == name)
         if other.host.dead:
             raise JournalUnreachable(f"{name} is down")
@@ -231,12 +231,12 @@ class Member(Server):
     def _hurt(self, directory: Path) -> None:
         super()._hurt(directory)
         damage = self.damage
-        if damage is not None and damage.matters:  # what lies beyond the mark is set aside, whatever it is
+        if damage is not None and damage.matters:  # bytes beyond the mark are set aside at the start, damaged or not
             position = int(damage.name.removesuffix(scan.SUFFIX), 16) + damage.offset
             damage.matters = position < self.certain_mark()
 
     def lose(self) -> None:
-        """Lose the machine with its disk; a new machine takes its place, under another name."""
+        """Lose the machine with its disk, and replace it by a new machine with another name."""
         self.world.note(f"{self.name} loses its disk")
         self.cluster.lose()
         self.cluster.wipes += 1
@@ -269,14 +269,14 @@ class Member(Server):
             self._stop()
 
     def break_disk(self, fault: int, after: int) -> None:
-        """Let the disk fail soon."""
+        """Let a call of the disk fail with *fault* after *after* further calls."""
         if not self.host.dead:
             self.faulted = True
             self.cluster.faults += 1
             self.world.note(f"the disk of {self.name} is about to fail: {fault}, after {after} calls")
             self.files.break_soon(fault, after)
 
-    # What must be true.
+    # Rules:
 
     @property
     def role(self) -> Any:
@@ -287,11 +287,11 @@ class Member(Server):
         return self.role is not None and self.role.state is State.LEADER
 
     def durable_end(self) -> int:
-        """Return up to where the journal may be copied."""
+        """Return the position up to which the journal may be copied."""
         return scan.read_mark(self.files.directory)
 
     def certain_mark(self) -> int:
-        """Return the durable mark that a start would find whatever a power cut takes."""
+        """Return the durable mark that a start would find after any power cut."""
         return mark_of(self.left.synced) if not self.lives or self.host.dead else self.files.certain_mark
 
     def check(self) -> None:
@@ -303,19 +303,19 @@ class Member(Server):
         self._check_answers()
 
     def _check_bytes(self) -> None:
-        """Compare the bytes that were released since the last look with those that count."""
+        """Compare the bytes that were released since the last call with the bytes of the shared log."""
         mark, truth = self.journal.writer.marked, self.cluster.log.truth
         if mark <= self.mark:
             return
         if mark > len(truth):
-            raise Violation(f"{self.name} has released up to {mark}, and {len(truth)} bytes count")
+            raise Violation(f"{self.name} has released up to {mark}, but the shared log ends at {len(truth)}")
         found = bytes_between(self.files.directory, self.mark, mark)
         if found != truth[self.mark : mark]:
-            raise Violation(f"{self.name} differs from what counts between {self.mark} and {mark}")
+            raise Violation(f"{self.name} differs from the shared log between {self.mark} and {mark}")
         self.mark = mark
 
     def _check_answers(self) -> None:
-        """Rule 8: without an answer of the shared log the leader does not accept messages for long."""
+        """Check that a leader does not accept messages for long without an answer of the shared log (rule 8)."""
         now = self.world.clock.seconds()
         waits = self.leads and self.role.pending and not self.host.frozen
         self.pending_since = (self.pending_since or now) if waits else None
@@ -323,4 +323,4 @@ class Member(Server):
             return
         silent = now - max(self.journal.gate.cluster.log.answered, self.thawed, self.pending_since)
         if silent > UNANSWERED:
-            raise Violation(f"{self.name} accepts messages, and has had no answer for {silent:.1f} s")
+            raise Violation(f"{self.name} accepts messages although the shared log has not answered for {silent:.1f} s")

@@ -1,4 +1,4 @@
-"""A publisher of jobs over HTTP, each request with a key: all of them are stored once, in order."""
+"""A simulated publisher of jobs over HTTP; idempotency keys ensure that each job is stored once, in order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from book import DEAD
 from history import Sent
 from webclient import Client
 
-#: As often a job may be stored, as far as the history knows; the book counts its dead letters.
+#: How often the history lets a job be stored; a smaller limit, which depends on its dead letters, is checked by the
+#: book.
 OFTEN = 1_000
 
 
 class Publisher(Client):
-    """Publishes jobs to the streams of the subscription."""
+    """A client that publishes jobs to the streams of the subscription."""
 
     def __init__(self, side: Any, name: str) -> None:
         super().__init__(side, name)

@@ -1,9 +1,9 @@
-"""Relink's clients: links that outlive connections and the server.
+"""Simulate Relink clients, whose links outlive connections and the server, and check what becomes of their messages.
 
-a message is stored once at the most, whatever breaks; what was rolled back, or refused, never
-a channel is in its order; a transaction is there whole or not at all
-a link that was ever used is not lost, and by one link a subscriber gets each record once
-the position of a named subscription never falls back, and is never ahead of what its consumer has taken
+a message is stored at most once, and never if its transaction was rolled back or it was refused
+the messages of a channel are stored in their order; a transaction is stored completely or not at all
+a link that was used is never lost, and over one link a subscriber gets each record once
+the position of a named subscription never goes back, and never passes what its consumer has accepted
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from fyrehose.records import Run
 
 PORT = 7733
 STREAM = "relink"
-#: Where the server keeps its links.
+#: The stream in which the server keeps its links.
 LINKS = ".relink/links"
-#: Where the server keeps the positions of named subscriptions.
+#: The stream in which the server keeps the positions of named subscriptions.
 POSITIONS = ".subscriptions"
 
 
 @attrs.define(eq=False)
 class Group:
-    """The messages of one transaction, or one by itself.
+    """The messages of one transaction, or a single message.
 
-    :ivar may_be_stored: False when it was rolled back, or refused
+    :ivar may_be_stored: False if it was rolled back or refused
     """
 
     payloads: list[bytes] = attrs.field(factory=list)
@@ -78,7 +78,9 @@ class Client:
 
     def lost(self, unsettled: list[Unsettled]) -> None:
         if self.used:
-            self.side.history.wrong(f"{self.name}: its link was lost, with {len(unsettled)} messages")
+            self.side.history.wrong(
+                f"{self.name}: its link was lost although it was used, with {len(unsettled)} messages"
+            )
 
     def close(self) -> None:
         self.closed = True
@@ -86,7 +88,7 @@ class Client:
 
 
 class Publisher(Client):
-    """A client that publishes messages, by themselves or in transactions."""
+    """A client that publishes single messages or transactions."""
 
     def __init__(self, side: Relink, number: int) -> None:
         dice = side.world.random
@@ -119,7 +121,7 @@ class Publisher(Client):
         )
 
     def _failed(self, failure: Failure) -> None:
-        # Who waits to begin when its client is closed has come too late.
+        # A transaction that waits to begin when its client is closed fails with LocalProtocolError.
         failure.trap(UnknownOutcome, Closed, Violation, *((LocalProtocolError,) if self.closed else ()))
 
     async def _transaction(self, channel: int) -> None:
@@ -139,12 +141,12 @@ class Publisher(Client):
         except Uncommitted:
             group.may_be_stored = False
             if any(self.side.history.stored.get(STREAM, {}).get(payload) for payload in group.payloads):
-                self.side.history.wrong(f"{self.name}: {group.payloads[0][:40]!r} was refused, and is stored")
+                self.side.history.wrong(f"{self.name}: {group.payloads[0][:40]!r} was refused, but is stored")
             return
         self._acknowledged(group)
 
     def _message(self, channel: int, group: Group) -> bytes | tuple[bytes, ...]:
-        """Return the next one, noted in ``group``."""
+        """Return the parts of the next message, after adding its payload to ``group``."""
         dice = self.side.world.random
         self.published += 1
         whole = f"{self.name}:{self.published}:".encode() + b"." * self.side.world.size()
@@ -161,7 +163,7 @@ class Publisher(Client):
             self.side.history.acknowledge(STREAM, payload)
 
     def owed(self) -> str:
-        """Return what it still waits for."""
+        """Return what this publisher still waits for, or an empty string."""
         stored = self.side.history.stored.get(STREAM, {})
         for group in self.groups:
             found = sum(payload in stored for payload in group.payloads)
@@ -183,7 +185,7 @@ class Subscriber(Client):
     def lost(self, unsettled: list[Unsettled]) -> None:
         if not self.side.server.was_full:
             super().lost(unsettled)
-        # As long as the disk is full, links of readers are made that a restart does not find: they begin again.
+        # A link that was made while the disk was full is lost in a restart; its reader begins again.
         self.reader.position = self.after
 
     def _take(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
@@ -203,7 +205,7 @@ class Subscriber(Client):
         (self.client.pause if self.side.world.random.random() < 0.3 else self.client.resume)()
 
     def owed(self) -> str:
-        """Return what it still waits for."""
+        """Return what this subscriber still waits for, or an empty string."""
         end = len(self.side.history.truth.get(self.reader.stream, ()))
         if self.closed or (self.connected and self.reader.position == end):
             return ""
@@ -211,9 +213,9 @@ class Subscriber(Client):
 
 
 class Numbered:
-    """A reader that knows the numbers of records: whatever becomes of its links, it gets each record once."""
+    """A reader that knows the numbers of records, so that it gets each record once even if its links are lost."""
 
-    #: the named subscription that it consumes
+    #: the name of its subscription, or None
     subscription: str | None = None
 
     def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
@@ -245,13 +247,13 @@ class Numbered:
         dice = self.side.world.random
         connection = self.client._connection
         if dice.random() < 0.2 and self.client.link is not None and connection is not None:
-            self.client.protocol_broken()  # as if the listener had violated the protocol
+            self.client.protocol_broken()  # act as if the listener had violated the protocol
             connection.abort()
             return
         (self.client.pause if dice.random() < 0.3 else self.client.resume)()
 
     def owed(self) -> str:
-        """Return what it still waits for."""
+        """Return what this reader still waits for, or an empty string."""
         end = len(self.side.history.truth.get(self.read.stream, ()))
         if self.closed or (self.connected and self.read.position == end):
             return ""
@@ -263,7 +265,7 @@ class Numbered:
 
 
 class Consumer(Numbered):
-    """A reader whose position the server keeps, too."""
+    """A reader with a named subscription, whose position the server keeps."""
 
     def __init__(self, side: Relink, number: int, stream: str, after: int) -> None:
         self.subscription = f"relink-{number}"
@@ -278,15 +280,15 @@ class Consumer(Numbered):
         return taken.addCallback(lambda _: setattr(self, "done", run.last_seq))
 
     def check(self, broker: Any) -> None:
-        """Compare the position on the server with what was taken."""
+        """Check that the position on the server has not gone back and does not pass the records that were accepted."""
         named = broker.table.entries.get(self.subscription)
         if named is None or named.stored is None:
             if self.known:
-                self.side.history.wrong(f"{self.name}: its subscription is gone, which was at {self.known}")
+                self.side.history.wrong(f"{self.name}: its subscription is lost, whose position was {self.known}")
             return
         if not self.known <= named.stored.seq <= self.done:
             self.side.history.wrong(
-                f"{self.name}: its position is {named.stored.seq}, was {self.known}, and it has taken {self.done}"
+                f"{self.name}: its position is {named.stored.seq} after {self.known}, and it accepted up to {self.done}"
             )
         self.known = named.stored.seq
 
@@ -301,11 +303,11 @@ class Consumer(Numbered):
 class Relink:
     """All Relink clients of a simulation.
 
-    :param topics: what may be read besides what Relink's own clients publish
-    :param herd: how many clients there are, of a server with default options; 0: a few
+    :param topics: further streams that clients read, which clients of other protocols publish
+    :param herd: how many clients there are, of a server with default options; 0 means a few
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = False
     topics = (STREAM,)
 
@@ -339,13 +341,13 @@ class Relink:
         stream = dice.choice(self.readable)
         known, leading = len(self.history.truth.get(stream, ())), self.server.leading_broker()
         if leading is not None:
-            # A follower may show a record moments before the leader does, which docs/cluster.md says.
+            # A follower may show a record moments before the leader does (docs/cluster.md).
             known = min(known, leading.bounds(stream)[1])
         kind = dice.choice((Subscriber, Numbered, Consumer))
         self.clients.append(kind(self, self.made, stream, dice.choice((0, dice.randint(0, known)))))
 
     def _check_positions(self) -> None:
-        """Check the positions of named subscriptions while the server runs."""
+        """Check the positions of named subscriptions while a server accepts messages."""
         broker = self.server.leading_broker()
         if broker is not None:
             for client in self.clients:
@@ -365,7 +367,7 @@ class Relink:
             dice.choice(living).act()
 
     def everybody(self) -> None:
-        """Let every publisher of a herd publish."""
+        """Publish a message with every publisher of a herd."""
         for client in self.clients:
             if isinstance(client, Publisher):
                 client.act()
@@ -375,7 +377,7 @@ class Relink:
             client.client.resume()
 
     def settled(self) -> str:
-        """Return which messages clients still wait for; nothing if they have all."""
+        """Return which messages clients still wait for, or an empty string."""
         self._check_positions()
         return next(filter(None, (client.owed() for client in self.clients)), "")
 

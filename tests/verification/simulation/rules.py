@@ -1,8 +1,7 @@
-"""Bugs of replication: each rule of a cluster, taken away from the code that runs; a simulation has to notice.
+"""Bugs of replication: each one removes a rule of the cluster from the running code, and a simulation has to notice.
 
-Those that tests/verification/torture/replication.py takes away from a role are the same here; rules that a role does
-not know are taken away from the journal, from the member that carries out what its role decides, or from how a server
-is filled.
+The rules of a role are removed as in tests/verification/torture/replication.py.  The other rules are removed from the
+journal, from the member that carries out a role's decisions, or from the copying of journals.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Simulates servers, clients and bad networks, one seed after the other.
+"""Simulate servers, clients and bad networks, one seed after the other.
 
     run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS | --servers N] [--trace]
            [--acknowledge both|local] [--bug NAME | --bugs]
 
-Prints how many simulations broke what must be true, and their seeds; the status is 1 if any did.  A seed replays
-exactly: `run.py --seed S --protocol P --trace` says what happened in it.  With --bug there is one in the code, and with
---bugs each in turn: then it is said after how many simulations it was noticed, and the status is 1 if it was not.  With
---herd there are that many clients, which restart together beside hostile peers (herds.py).  With --servers there is a
-cluster of so many servers and a shared log, and clients know all of them (clusters.py); --bugs then are those of
-replication, and with --acknowledge local leaders acknowledge what is on their own disk alone.  With --steps each has so
-many steps, such as 3000 for a long run: by default most have 5 to 40.
+Prints how many simulations broke a rule, and their seeds; the exit status is 1 if any did.  A seed replays exactly:
+`run.py --seed S --protocol P --trace` prints what happens in it.
+
+--bug NAME       put this bug into the code; print how many simulations it took to notice it; the status is 1 if none
+--bugs           the same with each known bug in turn
+--herd CLIENTS   simulate so many clients that lose their server together, beside hostile peers (herds.py)
+--servers N      simulate a cluster of N servers with a shared log (clusters.py), and --bugs those of replication
+--acknowledge    when a cluster's leader acknowledges; with `local`, as soon as the message is on its own disk
+--steps N        so many steps in each simulation, such as 3000 for a long run; by default most have 5 to 40
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ import simulation
 from twisted.logger import globalLogBeginner
 from world import Violation
 
-#: Simulations that one process takes before the next begins, and how long one may take, in seconds of processor time.
+#: How many simulations one process runs before the next begins; how long one may take, in seconds of processor time.
 SHARE = 500
 PATIENCE = 60.0
-#: What is printed of those that were wrong.
+#: How many violations are printed.
 SHOWN = 20
 ALL = bugs.BUGS | rules.BUGS
-#: Errors of a bug, or of the simulation, that does not fit the code any more: nothing was noticed then.
+#: Errors that show that a bug or the simulation no longer fits the code, so that nothing was noticed.
 UNFIT = ("AttributeError: ", "NameError: ")
 
 
@@ -102,11 +104,11 @@ class Tally:
 
 @attrs.frozen
 class Kind:
-    """The kind of a simulation, besides the seed and the protocol.
+    """The kind of a simulation, besides its seed and protocol.
 
-    :ivar herd: how many clients restart together; 0: no herd
-    :ivar servers: how many servers a cluster has; 0: one server alone
-    :ivar steps: how many steps there are; None: as the seed says
+    :ivar herd: how many clients restart together; 0 if there is no herd
+    :ivar servers: how many servers the cluster has; 0 for one server alone
+    :ivar steps: how many steps there are; None if the seed decides
     :ivar acknowledge: when the leader of a cluster acknowledges: both or local
     """
 
@@ -124,7 +126,7 @@ class Kind:
 
 
 def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
-    """Run one simulation; report any violation with its seed."""
+    """Run one simulation; record a violation with its seed in *tally*."""
     signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + kind.herd + (kind.steps or 0) / 10)
     tally.simulations += 1
     try:
@@ -138,7 +140,7 @@ def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
         return
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    gc.collect()  # what is left of it might still complain, and in another's time
+    gc.collect()  # otherwise objects of this simulation would report errors during the next one
 
 
 def _endless(*_: Any) -> None:
@@ -151,11 +153,11 @@ def quiet() -> None:
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     signal.signal(signal.SIGVTALRM, _endless)
     gc.freeze()
-    gc.disable()  # each simulation collects its own
+    gc.disable()  # each simulation collects its own garbage
 
 
 def share(first: int, count: int, protocol: str, at: Any, tell: Connection, kind: Kind) -> None:
-    """Run ``count`` seeds from ``first`` on, in a process of its own; ``at`` holds the present seed."""
+    """Run ``count`` seeds from ``first`` on, in a process of its own; set ``at`` to the present seed."""
     quiet()
     tally = Tally()
     for seed in range(first, first + count):
@@ -168,7 +170,7 @@ def share(first: int, count: int, protocol: str, at: Any, tell: Connection, kind
 
 @attrs.define(eq=False)
 class Share:
-    """A process and its seeds; if the process dies, the seed that it was at is known."""
+    """A process and its seeds; if the process dies, the seed that killed it is known."""
 
     protocol: str
     first: int
@@ -189,7 +191,7 @@ class Share:
         mouth.close()
 
     def end(self, total: Tally) -> Share | None:
-        """Take in what it came to; the seeds that are left if it died."""
+        """Add the results of the process to *total*; return a share with the remaining seeds if the process died."""
         try:
             total.add(self.ear.recv())
             self.process.join()
@@ -225,7 +227,7 @@ def run(protocol: str, first: int, count: int, jobs: int, kind: Kind) -> Tally:
 
 
 def show(seed: int, protocol: str, kind: Kind) -> int:
-    """Print what happens in one simulation."""
+    """Print what happens in one simulation; return the exit status."""
     trace: list[str] = []
     try:
         end, status = str(kind.simulate(seed, protocol, trace)), 0
@@ -236,7 +238,7 @@ def show(seed: int, protocol: str, kind: Kind) -> int:
 
 
 def hunt(name: str, first: int, count: int) -> Tally:
-    """Run simulations with the bug ``name``, ``count`` at the most, until it is noticed."""
+    """Run at most ``count`` simulations with the bug ``name``, until one notices it."""
     bug, began = ALL[name], time.process_time()
     tally = Tally()
     with having(name):
@@ -260,18 +262,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="of each simulation; by default as its seed says")
+    parser.add_argument("--steps", type=int, help="steps of each simulation; by default its seed decides")
     parser.add_argument("--protocol", choices=sorted(simulation.PROTOCOLS), action="append")
     parser.add_argument("--jobs", type=int, default=1)
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--herd", type=int, default=0, metavar="CLIENTS", help="simulate herds of so many clients")
-    several.add_argument("--servers", type=int, default=0, choices=(2, 3), help="simulate clusters of so many servers")
-    parser.add_argument("--acknowledge", default="both", choices=("both", "local"), help="of a cluster's leader")
-    parser.add_argument("--trace", action="store_true", help="say what happens, and run one simulation only")
-    parser.add_argument("--bug", choices=sorted(ALL), help="put it into the code")
-    parser.add_argument("--bugs", action="store_true", help="put one after the other into the code")
+    several.add_argument(
+        "--herd",
+        type=int,
+        default=0,
+        metavar="CLIENTS",
+        help="simulate so many clients that lose their server together",
+    )
+    several.add_argument("--servers", type=int, default=0, choices=(2, 3), help="simulate a cluster of so many servers")
+    parser.add_argument(
+        "--acknowledge", default="both", choices=("both", "local"), help="when a cluster's leader acknowledges"
+    )
+    parser.add_argument("--trace", action="store_true", help="run one simulation, and print what happens")
+    parser.add_argument("--bug", choices=sorted(ALL), help="put this bug into the code")
+    parser.add_argument("--bugs", action="store_true", help="put each known bug into the code in turn")
     arguments = parser.parse_args()
-    # Where a take-over may lose what was settled, subscriptions are not shared.
+    # Shared subscriptions are left out if leaders acknowledge alone: a take-over may then lose what was settled.
     refused = {"workers"} if arguments.acknowledge == "local" else set()
     protocols = arguments.protocol or sorted(simulation.PROTOCOLS.keys() - refused)
     kind = Kind(arguments.herd, arguments.servers, arguments.steps, arguments.acknowledge)

@@ -1,8 +1,8 @@
-"""The server of a simulation: the real service, broker and journal, on a disk that loses unsynced data in a crash.
+"""Simulate a server: the real service, broker and journal, on a disk that loses unsynced data in a power cut.
 
-What blocks is done at once and answered later, so that everything else happens in between.  A crash leaves one of the
-states that a power cut may leave, no older than the last answer: what was answered may have been told to somebody.  Or
-only the process is killed: then everything is left, and what was not synced can still be lost by a power cut later.
+Blocking calls are executed at once and answered later, so that other events happen in between.  A power cut leaves one
+of the states of the disk that are possible after the last answered call, because clients may know of that answer.  If
+only the process is killed, all data is left, and a later power cut can still take what was not synced.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.server.service import Fyrehose
 from tests.doubles.disk import Kept, Tree, image, what_stays
 
-#: Room that the journal leaves free, in bytes.
+#: Bytes of the disk that the journal leaves free.
 MIN_FREE = 1 << 20
-#: How long a sync that is due may wait for the worker's other jobs, in seconds.
+#: How long a due sync may wait for other jobs of the worker thread, in seconds.
 QUEUE = 3.0
-#: How long a wall clock has to run steadily after a large step to be believed, in seconds; a little less.
+#: How long a wall clock must run steadily after a large step until the server trusts it, in seconds, less a margin.
 SETTLED = 590.0
 
 
 class Disk(SyncedFiles):
-    """A disk that has free space, or none."""
+    """A disk that is either full or has enough free space."""
 
     def __init__(self, directory: Path, kept: Kept, server: Server) -> None:
         super().__init__(directory, kept, server.world.clock.seconds, server.written, server.check_deletion)
         self.server = server
 
     def free(self, directory: Path) -> int:
-        # Enough for the copy of another server's journal, too.
+        # The free space suffices for a copy of another server's journal, too.
         return 0 if self.server.full else 64 * MIN_FREE
 
 
 class SimulatedWorker:
-    """The journal's thread: one job after the other, each answered after a while."""
+    """A worker thread of the journal that executes one job after the other and answers each after a delay."""
 
     def __init__(self, host: Host, files: SyncedFiles) -> None:
         self.host, self.files = host, files
         self.jobs: deque[tuple[Callable[[], Any], Deferred[Any]]] = deque()
         self.busy = False
-        #: how much of what the disk was told somebody may know of
+        #: how many calls of the disk are answered, so that clients may know of them
         self.answered = len(files.log)
-        #: what of that no power cut can take: the last number of each stream
+        #: the last number of each stream that survived any power cut at the time of the last answer
         self.certain = dict(files.ends())
 
     def call(self, job: Callable[[], Any]) -> Deferred[Any]:
@@ -100,20 +100,20 @@ class SimulatedWorker:
     def _known(self, told: int) -> None:
         self.answered, self.certain = told, dict(self.files.ends())
 
-    # The journal's pace: a disk that is fast at times, so that commits run here and there.
+    # The interface of the journal's pace; at random the disk counts as fast, so that the reactor itself commits:
 
     @property
     def near(self) -> bool:
         return bool(self.host.world.random.random() < 0.5)
 
     def took(self, seconds: float) -> None:
-        if not self.busy:  # the reactor did it, and what was told to the disk is known at once
+        if not self.busy:  # the reactor executed the call itself, so its result is known at once
             self._known(len(self.files.log))
 
 
 @attrs.frozen
 class Watcher:
-    """The observer of a journal, and somebody else who looks at each commit before it."""
+    """A journal's observer that calls *look* before it passes each commit on to *observer*."""
 
     observer: Any
     look: Callable[[], None]
@@ -129,13 +129,13 @@ class Watcher:
 class Server:
     """One journal, and the server that is started on it again and again (its *lives*).
 
-    :ivar name: of the server
-    :ivar names: of all servers that clients know
-    :ivar listeners: make the service of a protocol in each life: (host, broker) -> service; and whether it is for a
-        leader only
+    :ivar name: the name of this server
+    :ivar names: the names of all servers that clients know
+    :ivar listeners: functions (host, broker) -> service that open a protocol's listener in each life, and whether only
+        a leader opens it
     :ivar on_crash: called with the name of the server when a life has ended
     :ivar written: when the last record of each segment was synced, by the segment's base
-    :param gaps: whether numbers may be lost, by the options, by damage, or by retention
+    :param gaps: whether records may be lost, by the options, by damage, or by retention
     """
 
     def __init__(self, world: World, history: History, root: Path, gaps: bool = False, name: str = "") -> None:
@@ -159,10 +159,10 @@ class Server:
         self.watching = False
         self.damage: Damage | None = None
         self.to_be_damaged = self.quarantine = False
-        #: whether the power went since the server ran last, and what no power cut could take by then
+        #: whether the power was cut since the server last ran, and the last numbers that survived it for certain
         self.power_cut = False
         self.certain: dict[str, int] = {}
-        #: whether it began with a clock that may be wrong, and no log that tells the time, or had to believe it later
+        #: whether records may have a wrong time: the server began with a wrong clock, or came to trust one
         self.misled = False
         history.may_be_lost, history.right_time = self._may_be_lost, self._is_right_time
         history.seconds = world.clock.seconds
@@ -181,7 +181,7 @@ class Server:
         return attrs.evolve(settings, durability=durability(mode), **retention)
 
     def retain(self, dice: Random) -> None:
-        """Choose how retention deletes, of a server that loses nothing else; no record is deleted unseen."""
+        """Choose options of retention for a server that loses no other records; the history sees each record before."""
         self.watching = True
         kept = dice.choice(({}, {}, {"keep_bytes": 3 << 10}, {"keep_bytes": 16 << 10}, {"keep_age": 3.0}))
         waiting = dice.choice(({}, {"subscription_timeout": 2.0}, {"subscription_bytes": 1 << 10}))
@@ -190,12 +190,12 @@ class Server:
     def listen(self, make: Callable[[Host, Any], Any], only_leading: bool = False) -> None:
         """Add a listener that each life of the server opens.
 
-        :param only_leading: whether it is closed on a server that follows another one
+        :param only_leading: whether a server that follows another one closes it
         """
         self.listeners.append((make, only_leading))
 
     def start(self) -> None:
-        """A new life, on what the last one left."""
+        """Start the next life, on the files that the last one has left."""
         self.lives += 1
         untold = not any(name.endswith(SUFFIX) for name in self.left.files())
         self.misled = self.misled or (untold and abs(self.world.lie) > BELIEVED)
@@ -212,7 +212,7 @@ class Server:
             self.host.callLater(0, self.crash)
 
     def _serve(self) -> None:
-        """Open the journal, and the listeners."""
+        """Open the journal and the listeners."""
         self.worker = SimulatedWorker(self.host, self.files)
         self.journal = self._make_journal(self.files.directory)
         self.service = Fyrehose(self.host, self.journal, policy=OPEN, on_open=self._opened, on_failure=self._ended)
@@ -241,11 +241,11 @@ class Server:
         )
 
     def _ended(self, reason: Exception) -> None:
-        """Handle the end of a server that cannot continue."""
+        """Record that the server cannot continue, which is a failure of the simulation."""
         self.failures.append(reason)
 
     def _hurt(self, directory: Path) -> None:
-        """Change bits in one of the files in *directory*, which the last life has left."""
+        """Change bits in one of the files in *directory* that the last life has left."""
         self.to_be_damaged = False
         tree = self.left.synced
         self.damage = flip(tree, read_mark(directory), self.world.random)
@@ -255,7 +255,7 @@ class Server:
             directory.joinpath(self.damage.name).write_bytes(tree.contents[tree.names[self.damage.name]])
 
     def _opened(self) -> None:
-        """Check the recovered journal, before any listener is open."""
+        """Check the recovered journal before any listener is open."""
         self.open = self.files.running = True
         self.history.attach(self.name, self.journal, self.files)
         if self.watching:
@@ -279,8 +279,8 @@ class Server:
         if self.quarantine:
             self.failures.append(Violation(f"quarantine of {self.damage}: {failure.getErrorMessage()}"))
             return
-        # Somebody looks at it: the file is put back, or what is damaged is given up.
-        why = failure.getErrorMessage().replace(f"{self.files.directory}/", "")  # another one in each run of a seed
+        # The simulated operator restores the file, or starts with --quarantine and gives the damaged records up.
+        why = failure.getErrorMessage().replace(f"{self.files.directory}/", "")
         self.world.note(f"the server does not start: {why}")
         self.left = what_stays(self.files, len(self.files.log))
         if self.gaps and self.world.random.random() < 0.7:
@@ -292,11 +292,11 @@ class Server:
         self.world.clock.callLater(self.world.random.random(), self.start)
 
     def leading_broker(self) -> Any:
-        """Return the broker that accepts messages; None if there is none."""
+        """Return the broker that accepts messages; None if the server is down."""
         return self.service.broker if self.open else None
 
     def crash(self) -> None:
-        """Cut the power, even while the server starts or stops; it comes back a little later."""
+        """Cut the power or kill the process, even while the server starts or stops; it starts again a little later."""
         if self.host.dead:
             return
         if self.open:
@@ -307,7 +307,7 @@ class Server:
         self.crashes += 1
         killed = dice.random() < 0.3 and not self.to_be_damaged
         self.world.note(f"{'kill' if killed else 'power cut'}, {upto} of {len(files.log)} steps")
-        # Killed: the kernel has everything. Else the disk has what was synced, and whatever it likes of the rest.
+        # After a kill all written data is left; after a power cut, the synced data and a random part of the rest.
         self.left = what_stays(files, upto) if killed else Kept(Tree.of(image(files, upto, dice)))
         self.power_cut = self.power_cut or not killed
         if self.open or self.lives == 1:
@@ -316,7 +316,7 @@ class Server:
         self.world.clock.callLater(dice.random() * dice.choice((0.1, 3.0)), self.start)
 
     def hurt(self) -> None:
-        """Cut the power, and change bits of durable data before it comes back."""
+        """Cut the power, and change bits of durable data before the server starts again."""
         self.to_be_damaged = True
         self.crash()
 
@@ -355,7 +355,7 @@ class Server:
             self.journal._lock = -1
         shutil.rmtree(self.files.directory)
 
-    # What must be true.
+    # Rules:
 
     def check(self) -> None:
         """Check the rules after a step."""
@@ -368,7 +368,9 @@ class Server:
             since = self.history.oldest_unsynced()
             late = 0.0 if since is None else self.world.clock.seconds() - since
             if late > self.settings.durability.seconds + QUEUE:
-                raise Violation(f"a record is not synced {late:.1f} s after it was durable: {self.settings.durability}")
+                raise Violation(
+                    f"a record is still not synced {late:.1f} s after it became durable: {self.settings.durability}"
+                )
 
     def _may_be_lost(self, stream: str, seq: int) -> bool:
         if self.damage is not None and self.damage.has(stream, seq):
@@ -377,7 +379,7 @@ class Server:
         return self.power_cut and not batch and seq > self.certain.get(stream, 0)
 
     def _believed(self) -> bool:
-        """Return whether the time of records can be told: no large step of the clock may have been believed."""
+        """Return whether times of records can be checked: the server cannot have trusted a wrong clock."""
         world = self.world
         settled = world.clock.seconds() - world.steady_since > SETTLED
         self.misled = self.misled or (world.leapt and settled)
@@ -388,19 +390,19 @@ class Server:
         return not self._believed() or abs(time - world.honest()) <= world.stepped + 2 * BELIEVED
 
     def check_deletion(self, seen: Seen, end: int) -> None:
-        """A segment is about to be deleted.
+        """Check that retention may delete the segment *seen* of a log that ends at *end*.
 
-        :raises Violation: it is to be kept
+        :raises Violation: the options say that the segment must be kept
         """
         settings, seconds, end = self.settings, self.world.clock.seconds(), max(end, self.journal.status().position)
-        # A server that stops says so nowhere else: its journal is closed when its last records are looked at.
+        # While the server stops this is the only report: its journal is already closed when the history reads it last.
         self.history.note_deletion(seen.ends)
         if settings.keep_bytes and end - seen.base > settings.keep_bytes:
             return
         age = seconds - self.written.get(seen.base, 0.0) + (self.world.stepped + BELIEVED * self.world.leapt) / 1e6
         if settings.keep_age and (age >= settings.keep_age or not self._believed() or not self.history.synced):
             return
-        raise Violation(f"the segment at {seen.base} of {end} is deleted, {age:.1f} s old: it is to be kept")
+        raise Violation(f"the segment at {seen.base} of {end} is deleted after {age:.1f} s although it must be kept")
 
     def close(self) -> None:
         """End the simulation."""

@@ -1,11 +1,11 @@
-"""The shared log of a simulated cluster: replicated and durable by definition; the way to it is neither.
+"""Simulate the shared log of a cluster: the log is replicated and durable, but the network to it is unreliable.
 
     SharedLog.connect(host, name) -> a Connection for one life of a server (ISharedLog)
 
-Requests and answers take any time, are lost, repeated, or overtake each other; a request that was given up may still
-arrive.  A server may be cut off from it, and it may be without a quorum: then nothing is answered, and what was asked
-meanwhile happens later, or never.  What is asked about its extent and entries may be answered by a machine that is a
-little behind.  It also is the judge of what counts: the bytes of all entries that do, in their order.
+Requests and answers take any time, are lost, repeated, or overtake each other; a request that timed out may still
+arrive.  A server may be cut off from the log, and the log may lack a quorum: then it answers nothing, and executes
+requests later or never.  Reads may be answered by a machine that is a little behind.  The shared log also defines which
+bytes are valid: those of all entries that were not void, in their order.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Una
 
 #: How long a server waits for an answer, in seconds.
 TIMEOUT = 2.0
-#: How late a request may arrive that was given up, in seconds: behind a take-over.
+#: How late a request that timed out may arrive, in seconds: later than a take-over takes.
 LATE = 9.0
-#: So many answers of a machine that is behind may follow on each other.
+#: How many answers in sequence may come from a machine that is behind.
 STALE = 3
 
 
 class SharedLog:
-    """All entries of the shared log, and the bytes that count.
+    """All entries of the shared log, and its valid bytes.
 
-    :ivar entries: all that there ever were; those before number ``first`` were purged
-    :ivar truth: the bytes that count
-    :ivar away: names of the servers that do not reach it
-    :ivar mute: names of the servers whose appends do not reach it; everything else of them does
-    :ivar loss: how often a request, or an answer, is lost
-    :ivar quorum: whether it does anything at the moment
+    :ivar entries: all entries, including those before number ``first``, which were purged
+    :ivar truth: the bytes of the valid entries
+    :ivar away: names of the servers that do not reach the log
+    :ivar mute: names of the servers whose appends do not reach the log, while their other requests do
+    :ivar loss: how often a request or an answer is lost
+    :ivar quorum: whether the log executes requests at the moment
     :ivar connections: by the names of the servers
-    :ivar on_purge: called with the position before which the bytes are about to be only on the servers
+    :ivar on_purge: called with the position before which only the servers will have the bytes
     """
 
     def __init__(self, world: World, on_purge: Callable[[int], None]) -> None:
@@ -67,7 +67,8 @@ class SharedLog:
     def append(self, entry: LogEntry, expect: int) -> int:
         last = len(self.entries)
         known = self.numbers.get((entry.ident, expect))
-        if known is not None and self.world.random.random() < 0.8:  # it forgets what was repeated after a while
+        # a repeated append is sometimes no longer recognised, as after the log's duplicate window
+        if known is not None and self.world.random.random() < 0.8:
             return known
         if last != expect:
             raise Refused(last)
@@ -102,12 +103,12 @@ class SharedLog:
         return self._validity.epoch
 
     def admits(self, name: str) -> bool:
-        """Return whether this server is a member, or may become one by itself."""
+        """Return whether the server *name* is a member, or may become one without an operator."""
         members = self._validity.members
         return members is None or members.admits(name)
 
     def left(self) -> int:
-        """Return the position at which what is left begins."""
+        """Return the position of the first entry that was not purged."""
         return self._ends[self.first - 1] if self.first <= len(self._ends) else len(self.truth)
 
     def read(self, number: int, most: int, behind: int) -> list[tuple[int, LogEntry]]:
@@ -124,7 +125,7 @@ class SharedLog:
             self.past.append(EntryRange(self.first, len(self.entries)))
 
     def arrives(self, act: Callable[[], None]) -> None:
-        """Let a request arrive; without a quorum, some requests wait for one."""
+        """Execute a request that arrives; without a quorum, some requests wait for one and the others are lost."""
         if self.quorum:
             act()
         elif self.world.random.random() < 0.5:
@@ -146,7 +147,7 @@ class SharedLog:
 class Connection:
     """The connection of one life of a server to the shared log; answers wait while the server is frozen.
 
-    :ivar answered: when an answer has come last, by the world's clock
+    :ivar answered: when the last answer came, by the world's clock
     """
 
     log: SharedLog
@@ -166,7 +167,8 @@ class Connection:
         asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         def opened() -> list[str]:
-            # It may arrive late, when the server has closed this connection, or was killed, and has opened another one.
+            # The request may arrive after the server has closed this connection or was killed, and has opened another
+            # one.
             if not (self.closed or self.host.dead):
                 self.heard, self.writer, self.asked = heard, writer, asked
                 self.log.connections[self.name] = self
@@ -188,7 +190,7 @@ class Connection:
         return self.log.world.random.choice(past)
 
     def _is_behind(self) -> bool:
-        """Return whether a machine that is behind answers, which does not happen for long."""
+        """Return at random, but not often in sequence, whether the answering machine is behind."""
         behind = self.log.world.random.random() < 0.05 and self.stale < STALE
         self.stale = self.stale + 1 if behind else 0
         return behind
@@ -206,7 +208,7 @@ class Connection:
                 world.clock.callLater(self._delay(), other.tell, message)
 
     def ask(self, request: bytes) -> None:
-        """A request of an operator arrives, if the server is not cut off; a frozen server finds it later."""
+        """Deliver an operator's request unless the server is cut off; a frozen server reads it when it continues."""
         if self.name not in self.log.away:
             self.host.callLater(0, self.asked, request)
 
@@ -214,14 +216,14 @@ class Connection:
         return self._ask(lambda: self._is_here(writer))
 
     def _is_here(self, writer: EntryWriter) -> bool:
-        """Return whether the life of a server that has this name goes on; the answer is wrong now and then."""
+        """Return whether the life *writer* of a server still runs; now and then return the wrong answer."""
         other, dice = self.log.connections.get(writer.name), self.log.world.random
         here = other is not None and other.writer == writer and not other.host.dead
         cut_off = writer.name in self.log.away and dice.random() < 0.5
         return (here and not cut_off) != (dice.random() < 0.03)
 
     def tell(self, message: bytes) -> None:
-        """A message of another server arrives; a frozen server finds it later."""
+        """Deliver a message of another server; a frozen server reads it when it continues."""
         self.host.callLater(0, self._hear, message)
 
     def _hear(self, message: bytes) -> None:
@@ -244,9 +246,10 @@ class Connection:
         return self.name in self.log.away or self.log.world.random.random() < self.log.loss
 
     def _ask(self, act: Callable[[], Any], repeats: bool = False, lost: bool = False) -> Deferred[Any]:
-        """Ask for *act*; a request that changes something may arrive twice.
+        """Send a request that calls *act*; return its answer.
 
-        :param lost: whether it does not arrive at all
+        :param repeats: whether the request changes something, so that it may arrive twice or late
+        :param lost: whether the request must not arrive
         """
         log, clock = self.log, self.log.world.clock
         done: Deferred[Any] = Deferred()
@@ -277,6 +280,6 @@ class Connection:
         for _ in range(2 if repeats and dice.random() < 0.05 else 1):
             if not (lost or self._is_lost()):
                 clock.callLater(self._delay(), log.arrives, arrive)
-            elif repeats and dice.random() < 0.5:  # something on the way has kept it
+            elif repeats and dice.random() < 0.5:  # delayed in the network
                 clock.callLater(dice.random() * LATE, log.arrives, arrive)
         return done

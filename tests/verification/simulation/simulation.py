@@ -1,4 +1,4 @@
-"""One simulation: a server, clients of some protocols, and the faults that happen to them, all from one seed."""
+"""Run one simulation: a server, clients of some protocols, and faults that happen to them, all chosen by one seed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from world import Violation, World
 
 from fyrehose.journal import writer
 
-#: How many steps a simulation has before it is left alone: many short ones find more than a few long ones.
+#: How many steps a simulation may have before all faults end: many short ones find more than a few long ones.
 STEPS = (5, 10, 10, 20, 20, 40)
-#: One in so many is long all the same.
+#: One simulation in RARELY has LONG steps.
 RARELY, LONG = 100, 150
-#: How many numbers the journal sets aside at once.
+#: How many sequence numbers the journal reserves at once.
 RESERVE = 40
 #: How long clients may wait for missing messages after the last fault, in seconds.
 CALM = 240.0
@@ -43,7 +43,7 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
     "lumberjack": (Lumberjack,),
     "relink": (Relink,),
     "workers": (Workers,),
-    # Clients of Figg and Relink read what the others publish: one order for all.
+    # The clients of Figg and Relink read also the streams that the other protocols' clients publish.
     "mixture": (
         Backbone,
         EventBus,
@@ -58,7 +58,7 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
 class Outcome:
     """The result of a simulation.
 
-    :ivar digest: of everything that happened: the same for the same seed
+    :ivar digest: a checksum of everything that happened, the same in each run of a seed
     :ivar synced: records that were found to be synced when they were released
     :ivar damages: how often the files were damaged
     """
@@ -92,7 +92,7 @@ class Simulation:
         kinds = self._kinds()
         self.troubles = dice.sample(kinds, dice.randint(1, len(kinds)))
         if self.world.large:
-            self.troubles.append(self._damage)  # large bodies are rare
+            self.troubles.append(self._damage)  # such simulations are rare, so each of them damages files, too
         self.server.start()
 
     def _make_history(self) -> History:
@@ -102,7 +102,7 @@ class Simulation:
         return Server(self.world, self.history, root, gaps)
 
     def _retain(self) -> None:
-        """Let retention delete what nobody needs, and what was not settled in time."""
+        """Let retention delete old records, and jobs that were not settled in time."""
         self.server.retain(self.world.random)
 
     def _kinds(self) -> list[Callable[[], None]]:
@@ -192,11 +192,11 @@ class Simulation:
         self.settle(CALM)
 
     def settle(self, most: float) -> None:
-        """Wait until no client waits for a message or an acknowledgement, at most ``most`` seconds."""
+        """Wait until no client waits for a message or an acknowledgement, for at most ``most`` seconds."""
         until = self.world.clock.seconds() + most
         while owed := ("the server is down" if not self.server.up else self.owed()):
             if self.world.clock.seconds() > until:
-                raise Violation(f"{most:g} s later: {owed}")
+                raise Violation(f"{most:g} s after the last fault: {owed}")
             self.pass_time(0.25)
 
     def owed(self) -> str:
@@ -237,10 +237,10 @@ def simulate(
 ) -> Outcome:
     """Run the simulation of ``seed``.
 
-    :param steps: how many it has; None: as the seed says
-    :param trace: takes what happens
-    :param make: another kind of simulation, such as those of herds.py
-    :raises Violation: something was not as it must be
+    :param steps: how many steps it has; None if the seed decides
+    :param trace: a list that receives a line for each event
+    :param make: the class of the simulation, such as those of herds.py
+    :raises Violation: a rule was broken
     """
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     root = Path(tempfile.mkdtemp(prefix="fyrehose-simulation-", dir=base))
@@ -249,13 +249,13 @@ def simulate(
         simulation.world.trace = trace
     globalLogPublisher.addObserver(simulation.observe)
     try:
-        # Fewer numbers are set aside at once, or the gaps would be too long to be looked at one by one.
+        # With fewer reserved numbers, gaps are short enough for the checks to visit each number.
         with patch.object(writer, "RESERVE", RESERVE):
             simulation.run(steps)
             simulation.calm()
             outcome = simulation.outcome()
             simulation.close()
-        gc.collect()  # a Deferred that failed and that nobody looked at says so when it goes
+        gc.collect()  # a failed Deferred that nobody handled logs its error when it is collected
         simulation.check_errors()
         return outcome
     except Violation as violation:

@@ -1,9 +1,10 @@
-"""The disk of a simulation: it knows at each moment which records no power cut can take.
+"""Simulate a disk that knows at each moment which records would survive a power cut.
 
-    SyncedFiles.ends()  -> {stream: the last number that is synced}      .lost -> numbers that the log says are missing
+    SyncedFiles.ends()                        -> {stream: the last number that is synced}
+    SyncedFiles.is_lost(stream, first, last)  -> whether the log says that these numbers are missing
 
-After each sync of a segment the batches that have become certain are read from it, by code that shares only the headers
-with the journal.  What counts is a chain of segments: each has its name synced and begins where the one before ends.
+After each sync of a segment its newly synced batches are read, by code that shares only the headers' format with the
+journal.  Only a chain of segments counts: the name of each is synced, and it begins where the one before it ends.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Seen:
     """The synced part of a segment.
 
     :ivar end: the position behind the last batch
-    :ivar ends: the last number of each stream there
-    :ivar gaps: (stream, first, last) of numbers that it says are missing; "" stands for every other stream
+    :ivar ends: the last number of each stream in the segment
+    :ivar gaps: (stream, first, last) of numbers that the segment says are missing; "" stands for every other stream
     """
 
     base: int = -1
@@ -39,7 +40,7 @@ class Seen:
     gaps: list[tuple[str, int, int]] = attrs.field(factory=list)
 
     def go_on(self, read: Read) -> bool:
-        """Take in the batches that are synced by now; return whether there are records among them.
+        """Read the batches that were synced since the last call; return whether they contain records.
 
         :param read: (size, offset) -> bytes of the file
         """
@@ -70,7 +71,7 @@ class Seen:
 
 
 def batch_at(read: Read, base: int, position: int) -> tuple[fmt.BatchHeader, bytes] | None:
-    """Return the batch at *position* of the segment at *base*; None if there is none that is whole."""
+    """Return the batch at *position* of the segment at *base*; None if there is no complete, valid one."""
     at = position - base
     try:
         header = fmt.BatchHeader.unpack(read(fmt.BATCH_HEADER.size, at), position)
@@ -83,12 +84,12 @@ def batch_at(read: Read, base: int, position: int) -> tuple[fmt.BatchHeader, byt
 
 
 class SyncedFiles(RecordingFiles):
-    """Files of one journal.
+    """The files of one journal.
 
-    :param seconds: the time
-    :ivar running: whether recovery is over: what it syncs is not new
-    :param written: takes when the last record of each segment was synced, by the segment's base
-    :param on_unlink: told of a segment before it is deleted: (base, what is known of it, the end of the log)
+    :param seconds: returns the time
+    :ivar running: whether recovery is over; what recovery syncs is not new
+    :param written: receives the time at which the last record of each segment was synced, by the segment's base
+    :param on_unlink: called before a segment is deleted, with its synced part and the end of the log
     """
 
     def __init__(
@@ -114,16 +115,17 @@ class SyncedFiles(RecordingFiles):
                 seen.go_on(lambda size, at, content=content: bytes(content[at : at + size]))
 
     def ends(self) -> dict[str, int]:
-        """Return the last number of each stream that no power cut can take."""
+        """Return the last number of each stream that survives any power cut."""
         if self._ends is None:
-            # A segment may begin with the streams that changed since a snapshot, so the others are in earlier ones.
+            # A segment may name only the streams that changed since a snapshot, so the others come from earlier
+            # segments.
             self._ends = dict(self._deleted)
             for seen in self._chain():
                 self._ends.update(seen.ends)
         return self._ends
 
     def is_lost(self, stream: str, first: int, last: int) -> bool:
-        """Return whether the log says of all these numbers that they are missing."""
+        """Return whether the log says that all numbers from *first* to *last* are missing."""
         gaps = [gap[1:] for seen in self._chain() for gap in seen.gaps if gap[0] in (stream, "")]
         for begin, end in sorted(gaps):
             if begin <= first <= end:
@@ -149,7 +151,7 @@ class SyncedFiles(RecordingFiles):
         super().sync(fd)
         inode = self._fds[fd]
         seen = self._seen.get(inode)
-        if seen is not None and self.log[-1:] == [Synced(inode)]:  # unless a bug skipped it
+        if seen is not None and self.log[-1:] == [Synced(inode)]:  # false if a bug has skipped the sync
             self._ends = None
             new = seen.go_on(lambda size, at: Files.read(self, fd, size, at))
             if new and self.running:
@@ -172,7 +174,7 @@ class SyncedFiles(RecordingFiles):
         inode = self._fds[fd]
         seen = self._seen.get(inode)
         if seen is not None and seen.end > max(seen.base, 0) + size:
-            self._seen[inode], self._ends = Seen(), None  # what follows is read when it is synced
+            self._seen[inode], self._ends = Seen(), None  # the rest of the file is read when it is synced again
 
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
@@ -187,11 +189,11 @@ class SyncedFiles(RecordingFiles):
     def _check_deletion(self, name: str) -> None:
         chain, seen = self._chain(), self._seen.get(self._names[name])
         if not chain or seen is not chain[0]:
-            raise Violation(f"{name} is deleted while an older segment is there")
+            raise Violation(f"{name} is deleted before an older segment")
         self._deleted.update(seen.ends)
         self.on_unlink(seen, chain[-1].end)
 
     def close_all(self) -> None:
-        """Close what a process that was killed had open."""
+        """Close the files that a killed process had open."""
         for fd in list(self._fds):
             self.close(fd)

@@ -1,4 +1,4 @@
-"""Some hundred simulations of each kind, and the bugs that they have to find; `make torture` runs many more."""
+"""Simulations of each protocol, and the bugs that they have to notice; `make torture` runs many more of both."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ import simulation
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_kept_for_a_log() -> None:
-    """Until a log begins Twisted keeps the latest events, each failure with the whole world that it happened in: what
-    is left of that would complain when it goes, in the time of a test that has nothing to do with it."""
+    """Drop the events that Twisted keeps until a log begins.
+
+    A failure among them keeps the whole simulated world alive, whose objects would log errors while an unrelated test
+    runs.
+    """
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
 
 
-#: Simulations of each protocol; one with workers lasts for many leases.
+#: How many simulations of each protocol a test runs; one with workers takes long, because it lasts for many leases.
 COUNTS = {"workers": 40}
 
 
@@ -64,7 +67,7 @@ def test_a_seed_replays_exactly(protocol: str) -> None:
     assert first == again
 
 
-#: Those that take more simulations than a test has time for; `run.py --bugs` looks for them, too.
+#: Bugs that simulations notice too seldom for a test; `run.py --bugs` looks for them, too.
 RARE = {
     "every 1,000th sync does nothing",
     "every 10,000th sync does nothing",
@@ -104,8 +107,8 @@ FIRST = {
 def test_a_bug_is_noticed(name: str, logged_errors: Any) -> None:
     tally = run.hunt(name, FIRST.get(name, 0), 60)
     assert "seed" in tally.problems[0]
-    logged_errors.take()  # what is noticed within the server or a client is an error to these
-    gc.collect()  # and what was kept by such an error complains when it goes
+    logged_errors.take()  # the server and the clients log what they notice as errors
+    gc.collect()  # what such an error kept alive would log errors of its own when a later test collects it
     logged_errors.take()
 
 

@@ -1,7 +1,7 @@
-"""A subscriber of the backbone that was written from the text of the protocol alone.
+"""A simulated subscriber of the backbone, written from the text of the protocol alone.
 
-It sends one KEEPALIVE a second and one REQUEST for each gap, when it finds the gap and again each second; it knows no
-rations, no pauses and no merging of gaps.
+It sends one KEEPALIVE a second and one REQUEST for each gap, when it finds the gap and again each second; it does not
+limit its requests, does not pause, and does not merge gaps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from history import Reader
 from world import World
 
 DELIVER, REQUEST, KEEPALIVE = 0x1, 0x4, 0x10
-#: How often it says that it is alive, in seconds.
+#: How often it sends a KEEPALIVE, in seconds.
 INTERVAL = 1.0
 LAST = (1 << 48) - 1
 
@@ -42,10 +42,10 @@ class TextPeer:
         return self.reader.position or 0
 
     def turn(self) -> None:
-        """Say that it is alive, and request what it lacks: each gap, and what may have come at the end."""
+        """Send a KEEPALIVE, and request each gap and what may have been published after the last record."""
         if self.dead:
             return
-        # ADDR and PORT 0 stand for its own.
+        # ADDR and PORT 0 stand for the sender's own address.
         self.send(struct.pack(">B6x6x", KEEPALIVE) + self.world.random.randbytes(16))
         below = self.position
         for seq in [*sorted(self.early), None]:
@@ -73,7 +73,7 @@ class TextPeer:
             self.reader.take(following, [self.early.pop(following)])
 
     def publish(self) -> None:
-        raise NotImplementedError("it publishes nothing")
+        raise NotImplementedError("TextPeer only subscribes: it cannot publish")
 
     def close(self) -> None:
         self.dead = True

@@ -1,6 +1,6 @@
-"""The clock of a simulation: timers in a heap, where Twisted's own test clock sorts all of them again for each call.
+"""The clock of a simulation: timers in a heap, because Twisted's own test clock sorts all of them again for each call.
 
-Timers.callLater(delay, what, ...) -> Timer      Timers.pass_time(seconds): one timer after the other, in order
+Timers.callLater(delay, what, ...) -> Timer      Timers.pass_time(seconds): run the due timers in their order
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from zope.interface import implementer
 class Timer:
     """One scheduled call.
 
-    :ivar turn: of its entries in the heap the one that counts; the others are left over from before a reset
-    :ivar owner: a process that may be frozen: its timers wait until it continues; None: nobody
+    :ivar turn: the version of its valid entry in the heap; entries with other versions are left over from before a
+        reset
+    :ivar owner: a process that may be frozen, so that its timers wait until it continues; None if there is none
     """
 
     __slots__ = ("called", "cancelled", "clock", "owner", "time", "turn", "what")
@@ -93,7 +94,7 @@ class Timers:
                 continue
             if timer.owner is not None and timer.owner.holds(timer):
                 continue
-            # A little more, as with every real clock: now + (due - now) may be a hair less than due.
+            # Real clocks run a little late, too; without this, now + (due - now) could be less than due.
             self.now = max(self.now, time) + 1e-9
             timer.called = True
             (what, args, kwargs), timer.what = timer.what, _NOTHING

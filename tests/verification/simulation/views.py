@@ -1,7 +1,7 @@
-"""The history of a cluster: one truth, and each server's view of it.
+"""The history of a cluster: one truth, and the view of it that each server has.
 
-What any server has released belongs to the truth from then on; every other server has to agree with it, record by
-record, as far as it goes, in every life.
+A record that any server has released belongs to the truth from then on; in every life, every server must have the same
+records, up to the last one that it has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fyrehose.records import Run
 class View:
     """The open journal of one server.
 
-    :ivar seen: how far each stream was compared with the truth
+    :ivar seen: the last number of each stream that was compared with the truth
     """
 
     name: str
@@ -30,10 +30,11 @@ class View:
 
 
 class ClusterHistory(History):
-    """What clients were promised by any server of a cluster; ``batch`` mode and no retention.
+    """What any server of a cluster promised to clients, in ``batch`` mode and without retention.
 
-    :ivar local: whether a leader acknowledges what is synced on its own disk, before the shared log has it
-    :ivar owed: what a leader has acknowledged so and nobody has released yet, and the journal of that leader
+    :ivar local: whether a leader acknowledges what is synced on its own disk before the shared log has it
+    :ivar owed: messages that a leader acknowledged in this way and that no server has released yet, with that leader's
+        journal
     """
 
     def __init__(self, local: bool = False) -> None:
@@ -64,7 +65,7 @@ class ClusterHistory(History):
         while known < end:
             runs = view.journal.read(stream, known + 1, 1 << 20)
             if not runs:
-                self.wrong(f"{view.name}: {stream} ends at {end}, and there is nothing behind {known}")
+                self.wrong(f"{view.name}: {stream} ends at {end}, but no record follows {known}")
             for run in runs:
                 if run.first_seq != known + 1:
                     self.wrong(f"{view.name}: {stream} {run.first_seq} follows {known}")
@@ -88,11 +89,11 @@ class ClusterHistory(History):
     def _check_durable(self, view: View, stream: str, known: int, end: int) -> None:
         certain = view.disk.ends().get(stream, 0)
         if certain < end:
-            self.wrong(f"{view.name}: {stream} is said to be durable up to {end}, and is synced up to {certain}")
+            self.wrong(f"{view.name}: {stream} is durable up to {end} for the journal, but synced only up to {certain}")
         self.checked += end - known
 
     def acknowledge(self, stream: str, payload: bytes) -> None:
-        """A publisher was told that it is stored: by all, or, if the cluster promises less, by the leader alone."""
+        """Check an acknowledged message: it is durable or, if leaders acknowledge alone, on the leader's disk."""
         self.look()
         if self.local and not self.stored.get(stream, Counter())[payload]:
             self._find_unconfirmed()
@@ -101,11 +102,11 @@ class ClusterHistory(History):
         super().acknowledge(stream, payload)
 
     def _find_unconfirmed(self) -> None:
-        """Take in what leaders have acknowledged alone; each of these messages is synced on the leader's disk."""
+        """Record what leaders have acknowledged alone; check that it is synced on the leader's disk."""
         for view in self.views.values():
             for run in view.journal.gate.unconfirmed:
                 if run.last_seq > view.disk.ends().get(run.stream, 0):
-                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged and not synced")
+                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged before it is synced")
                 if run.stream.startswith("."):
                     self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged by the leader alone")
                 for payload in map(bytes, run.payloads()):
@@ -113,7 +114,7 @@ class ClusterHistory(History):
                     self.owed[run.stream, payload] = view.journal
 
     def check_unconfirmed(self) -> None:
-        """What a leader has acknowledged alone is kept, unless that leader has crashed, failed, or was deposed."""
+        """Check that no message that a leader acknowledged alone is lost while that leader still leads."""
         if not self.local:
             return
         self._find_unconfirmed()
@@ -139,13 +140,13 @@ class ClusterHistory(History):
             del self.owed[stream, payload]
 
     def note_deleted(self) -> None:
-        """Nothing is deleted."""
+        """Do nothing: clusters are simulated without retention."""
 
     def missing(self, stream: str, first: int, last: int) -> bool:
-        """Nothing may be missing."""
+        """Return False unless the range is empty: a cluster loses no records."""
         self.look()
         return first > last
 
     def recovered(self) -> None:
-        """After the start of a server: what it has agrees with the truth."""
+        """Compare the journal of a server that has started with the truth."""
         self.look()

@@ -1,7 +1,7 @@
-"""What sees a shared subscription as Relink's listener uses it: leases as they are given, and what its workers ask.
+"""Observe a shared subscription as Relink's listener uses it: the leases it gives, and the requests of its workers.
 
-A packet of Relink cannot be understood without the state of its link, so this stands between the listener and the
-broker; what links do to it is noticed by comparing it with what their workers (linkworker.py) have done.
+A packet of Relink cannot be understood without the state of its link, so the observer stands between the listener and
+the broker.  The effects of links are checked by comparison with what their workers (linkworker.py) have done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fyrehose.broker.consumers.sharing import Sharing
 
 @attrs.define(eq=False)
 class Watched:
-    """Another object, of which some attributes are others."""
+    """A proxy of an object that replaces some of its attributes."""
 
     other: Any
     changed: dict[str, Callable[[], Any]]
@@ -28,7 +28,7 @@ class Watched:
 
 
 def watched(broker: Any, book: Book) -> Any:
-    """Return *broker*, whose shared subscriptions tell *book* of what is done with them."""
+    """Return a proxy of *broker* whose shared subscriptions report each request to *book*."""
 
     def named() -> Watched:
         real = broker.named
@@ -45,7 +45,7 @@ def watched(broker: Any, book: Book) -> Any:
 
 @attrs.frozen(eq=False)
 class WatchedSharing(Sharing):
-    """The shared subscriptions, as the listener of Relink uses them for one worker."""
+    """The shared subscriptions of one Relink worker, which report each request and answer to the book."""
 
     book: Book = attrs.field(kw_only=True)
 

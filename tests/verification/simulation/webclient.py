@@ -1,4 +1,4 @@
-"""HTTP clients of simulations, written from docs/protocols/http.md alone, and what sees their bytes at the server."""
+"""HTTP clients of simulations, written from docs/protocols/http.md alone, and a tap on their bytes at the server."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from truth import numbers
 from twisted.internet.protocol import Factory, Protocol
 
 PORT = 8117
-#: Refusals that may pass by themselves.
+#: Status codes of temporary refusals, after which a client tries again.
 TEMPORARY = (429, 503)
-#: How long a client waits for an answer beside the time that it lets the server wait, in seconds.
+#: How long a client waits for an answer, in seconds, in addition to the time that it lets the server wait.
 PATIENCE = 5.0
 #: How often the connection of a request breaks before its answer comes.
 LOSSES = 0.1
-#: The end of the head of a message.
+#: The end of the head of an HTTP message.
 END = b"\r\n\r\n"
-#: What a worker may say of a job.
+#: The verdicts that a worker may send about a job.
 KINDS = ("done", "failed", "untried", "reject", "extend")
 
 
 def messages(buffer: bytearray) -> Iterator[tuple[str, bytes]]:
-    """Take the whole messages of HTTP from *buffer*, and yield the first line and the body of each."""
+    """Remove the complete HTTP messages from *buffer*; yield the first line and the body of each."""
     while (end := buffer.find(END)) >= 0:
         first, *headers = bytes(buffer[:end]).decode().split("\r\n")
         sizes = [int(line.split(":")[1]) for line in headers if line.lower().startswith("content-length:")]
@@ -40,12 +40,12 @@ def messages(buffer: bytearray) -> Iterator[tuple[str, bytes]]:
 
 
 def place_of(listed: Any, stream: str) -> Place:
-    """Return the job of an object that has its number, and its stream if there are several."""
+    """Return the job that *listed* describes by its number and, if the subscription has several streams, its stream."""
     return listed.get("stream", stream), listed["seq"]
 
 
 def settled_by(answer: dict[str, Any], stream: str) -> Iterator[Place]:
-    """Yield the jobs that are settled, according to *answer*."""
+    """Yield the jobs that are settled according to *answer*."""
     for each in answer.get("settled", ()):
         if isinstance(each, dict):
             yield place_of(each, stream)
@@ -54,7 +54,7 @@ def settled_by(answer: dict[str, Any], stream: str) -> Iterator[Place]:
 
 
 def verdicts_of(body: dict[str, Any], stream: str) -> Iterator[Verdict]:
-    """Yield what the body of a request to settle says of each job."""
+    """Yield the verdict on each job in the *body* of a request to settle."""
     for kind in KINDS:
         for item in body.get(kind, ()):
             of, seq, token = (item if isinstance(item[0], str) else [stream, *item])[:3]
@@ -62,7 +62,7 @@ def verdicts_of(body: dict[str, Any], stream: str) -> Iterator[Verdict]:
 
 
 class Tap:
-    """One connection, as seen at the server."""
+    """A connection as the server sees it; it reports what a worker asks and what the server answers."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -83,7 +83,7 @@ class Tap:
         self.said += data
         for line, body in messages(self.said):
             status, answer = int(line.split()[1]), json.loads(body or b"{}")
-            # A server that closes may refuse a request of which it has only a part.
+            # A server that closes may refuse a request of which it has read only a part.
             path, fields, about = self.asked.popleft() if self.asked else ("", {}, {})
             self.book.check(bool(path) or status >= 400, f"an answer with {status} to no request: {answer}")
             if path.endswith("/lease") and status == 200:
@@ -102,7 +102,7 @@ class Tap:
 
 
 class Connection(Protocol):
-    """One connection of a client."""
+    """A connection of a client."""
 
     transport: Any
 
@@ -122,10 +122,10 @@ class Connection(Protocol):
 
 
 class Client:
-    """Sends one request after another, and each one again until it is answered.
+    """A client that sends one request after another, and repeats each until it is answered.
 
     :ivar paused: whether its process is frozen
-    :ivar sent: when the last request was sent, the last time
+    :ivar sent: when the last request was sent, including repetitions
     """
 
     def __init__(self, side: Any, name: str) -> None:
@@ -138,7 +138,7 @@ class Client:
         self._connect()
 
     def later(self, seconds: float, what: Callable[..., None], *args: Any) -> None:
-        """Call *what* in a while, unless the client is closed; one that is frozen does it when it continues."""
+        """Call *what* after *seconds*, unless the client is closed then; a frozen client calls it when it continues."""
         self.world.clock.callLater(seconds, self._run, what, *args)
 
     def _run(self, what: Callable[..., None], *args: Any) -> None:
@@ -148,7 +148,7 @@ class Client:
             what(*args)
 
     def ask(self, method: str, path: str, body: bytes, then: Callable[[int, Any], None], headers: str = "") -> None:
-        """Send a request; *then* takes status and object of the answer."""
+        """Send a request; call *then* with the status and the object of the answer."""
         head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{PORT}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
         self.request = head.encode() + body, then
         self._send()
@@ -169,7 +169,7 @@ class Client:
     def answered(self, status: int, answer: Any) -> None:
         self.turn += 1
         if status in TEMPORARY and self.connection is not None:
-            self.connection.transport.abortConnection()  # It is sent again, to the next server.
+            self.connection.transport.abortConnection()  # the request is sent again, to the next server
         elif self.request is not None:
             then, self.request = self.request[1], None
             then(status, answer)
@@ -193,7 +193,7 @@ class Client:
         self.endpoint.connect(factory).addErrback(lambda _: self.later(0.3, self._connect))
 
     def pause(self, paused: bool) -> None:
-        """Freeze the process, or let it continue."""
+        """Freeze the process of the client, or let it continue."""
         if self.paused is not paused:
             self.paused = paused
             if self.connection is not None:

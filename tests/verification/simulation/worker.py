@@ -1,4 +1,4 @@
-"""A worker of a shared subscription over HTTP: it leases, settles with results, returns, extends, and is late."""
+"""A simulated worker of a shared subscription over HTTP: it leases, settles, returns and extends, and is often late."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from book import NAME, RESULTS, Place
 from history import Sent
 from webclient import Client, place_of, settled_by
 
-#: What a worker does with a job that can be done, and how often; what is dropped comes again when its lease ends.
+#: What a worker does with a good job, with weights; a dropped job comes again when its lease ends.
 KINDS = (("done", 12), ("failed", 2), ("untried", 1), ("reject", 1), ("extend", 3), ("drop", 2))
-#: The same with a job that cannot be done.
+#: What a worker does with a job that always fails, with weights.
 BAD_KINDS = (("failed", 7), ("untried", 1), ("extend", 2))
-#: The subscription does not exist (any more).
+#: Status codes that say that the subscription does not exist, or no longer.
 GONE = (404, 410)
 
 
 @attrs.define
 class Held:
-    """A job that a worker believes to have.
+    """A job that a worker believes to have leased.
 
-    :ivar until: when that ends
-    :ivar bad: whether the job cannot be done
+    :ivar until: when the lease ends
+    :ivar bad: whether the job always fails
     """
 
     token: str
@@ -38,7 +38,7 @@ def item(side: Any, place: Place, token: str, *more: Any) -> list[Any]:
 
 
 def items(side: Any, kind: str, jobs: dict[Place, str]) -> list[list[Any]]:
-    """Return the items that say *kind* of *jobs*, of which the tokens are given."""
+    """Return the items that send the verdict *kind* on *jobs*, which have their tokens."""
     dice = side.world.random
     options: dict[str, Any] = {"failed": {"delay": dice.choice((0, 0, 0.5, 3))}, "reject": {"why": "no"}}
     return [
@@ -48,7 +48,7 @@ def items(side: Any, kind: str, jobs: dict[Place, str]) -> list[list[Any]]:
 
 
 def results(side: Any, name: str, jobs: dict[Place, str]) -> list[dict[str, str]]:
-    """Return the results of *jobs*, which the worker *name* publishes."""
+    """Return the results of *jobs* that the worker *name* publishes."""
     found = []
     for (stream, seq), token in jobs.items():
         result = json.dumps({"stream": stream, "of": seq, "by": name, "token": token})
@@ -63,9 +63,9 @@ def choose(dice: Any, weighted: tuple[tuple[str, int], ...]) -> str:
 
 
 class Worker(Client):
-    """Leases jobs, one request after another, and does something with them.
+    """A worker that leases jobs, one request after another, and answers them.
 
-    :ivar held: the jobs that it believes to have, and some of which it knows that it has them no more
+    :ivar held: the jobs that it believes to have leased, and some whose leases it knows to have ended
     """
 
     def __init__(self, side: Any, name: str) -> None:
@@ -74,7 +74,7 @@ class Worker(Client):
         self._create()
 
     def _create(self) -> None:
-        """Create the subscription, which may be there."""
+        """Create the subscription, which may already exist."""
         self.ask("PUT", f"/subscriptions/{NAME}", json.dumps(self.side.creation()).encode(), self._created)
 
     def _created(self, status: int, answer: Any) -> None:
@@ -83,16 +83,16 @@ class Worker(Client):
         self._soon()
 
     def _soon(self) -> None:
-        """Act in a while; a slow worker does so when its leases may be over."""
+        """Act after a while; a slow worker waits until its leases may have ended."""
         dice, slow = self.world.random, 0.0 if self.side.patient else 2.0 * self.side.book.options["lease"]
         self.later(dice.choice((0.0, 0.0, 0.05, 0.05, 0.3, 1.0, slow)) * (dice.random() + 0.01), self._act)
 
     def _act(self) -> None:
-        """Do the next thing."""
+        """Send the next request."""
         now, dice, patient = self.world.clock.seconds(), self.world.random, self.side.patient
         late = 0.0 if patient else 0.9
         self.held = {place: held for place, held in self.held.items() if held.until > now or dice.random() < late}
-        # What is not its own any more it seldom speaks of, so that another worker may have that.
+        # It seldom answers jobs whose leases have ended, so that other workers get them.
         mine = [place for place, held in self.held.items() if held.until > now or dice.random() < 0.15]
         if not mine or (not patient and dice.random() < 0.3):
             self._lease()
@@ -138,7 +138,7 @@ class Worker(Client):
         self.side.believes(self, place, held)
 
     def _settle(self, parts: dict[str, list[Place]]) -> None:
-        """Send one request for the jobs in *parts*, by what is to become of them, with the results of those done."""
+        """Send one request to settle the jobs in *parts*, grouped by verdict, with the results of those done."""
         for place in parts.pop("drop", ()):
             del self.held[place]
         if not parts:
@@ -167,7 +167,7 @@ class Worker(Client):
             self.side.history.wrong(f"{self.name}: {asked} is answered with {status}: {answer}")
         if status == 200 and set(settled_by(answer, stream)) | refused < done:
             self.side.history.wrong(f"{self.name}: {answer} says nothing of {done}")
-        if status == 409:  # Nothing was done, so the others go on.
+        if status == 409:  # nothing was done, so send the other jobs again
             self.held |= {place: held for place, held in asked.items() if place not in refused}
         until = self.sent + self.side.book.options["lease"]
         for each in answer.get("extended", ()):

@@ -1,11 +1,11 @@
-"""Workers that share a subscription, over HTTP and Relink: they lease, settle, return, extend, repeat, and crash.
+"""Simulate workers that share a subscription over HTTP and Relink; they settle jobs, return them, and crash.
 
     publishers -> jobs -> leases -> workers -> settle with a result in ``done``, fail, reject, or let the lease end
 
-The subscription has one stream, or the pattern ``jobs.*``.  Meanwhile a manager rewinds it, deletes it, and publishes
-its dead letters again (managers.py), and retention may delete jobs that nobody has settled.  What has to be true is in
-book.py.  Workers are written from docs/protocols/http.md and relink.md (worker.py, linkworker.py, over a link of
-Relink's client).
+The subscription has one stream, or the pattern ``jobs.*``.  Meanwhile an operator rewinds it, deletes it, and publishes
+its dead letters again (managers.py), and retention may delete jobs that are not settled.  The rules are in book.py.
+Workers are written from docs/protocols/http.md and relink.md (worker.py; linkworker.py, over a link of Relink's
+client).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.service import RelinkFactory, RelinkService
 from fyrehose.protocols.relink.settings import RelinkSettings
 
-#: Where the server keeps the links of workers.
+#: The stream in which the server keeps the links of workers.
 LINKS = ".relink/workers"
-#: So many jobs are published and no more: with a window of 1 some networks let two of them be settled a second.
+#: How many jobs are published at most: with a window of 1, slow networks allow only two settled jobs a second.
 MOST_JOBS = 200
 
 
 class Workers:
-    """All of them.
+    """The publishers, the workers and the operator of a shared subscription.
 
-    :param herd: how many workers there are; 0: a few
+    :param herd: how many workers there are; 0 means a few
     """
 
-    #: whether its clients can do without what is lost or not kept
+    #: whether its clients cope with records that were lost or deleted
     gaps = False
-    #: whether retention may delete what they have not settled
+    #: whether retention may delete jobs that are not settled
     retention = True
     topics = ("jobs",)
 
@@ -83,7 +83,7 @@ class Workers:
             self.workers.append(self._worker())
 
     def creation(self) -> dict[str, Any]:
-        """Return the body of a request that creates the subscription, which begins somewhere."""
+        """Return the body of a request that creates the subscription, from a random first number."""
         return {**self.body, "from": self.world.random.choice((1, 1, 3)) if self.changes else 1}
 
     def _worker(self, name: str = "") -> Worker | LinkWorker:
@@ -104,7 +104,7 @@ class Workers:
         return RelinkService(host, f"tcp:{LINK_PORT}", factory)
 
     def _keeps(self) -> bool:
-        """Return whether retention waits for workers for so long that it deletes nothing before it is settled."""
+        """Return whether retention waits for workers so long that it deletes no job before it is settled."""
         if not self.book.alone:
             return True
         settings = self.server.settings
@@ -135,24 +135,24 @@ class Workers:
             dice.choice(self.publishers).publish()
 
     def _crash(self, worker: Worker | LinkWorker) -> None:
-        """A worker dies, and another one begins, under its name or a new one."""
+        """Crash a worker, and start another one under the same or a new name."""
         self.world.note(f"{worker.name} dies with {sorted(worker.held)}")
         worker.close()
         name = worker.name if self.world.random.random() < 0.5 else ""
         self.workers[self.workers.index(worker)] = self._worker(name)
 
     def everybody(self) -> None:
-        """All publishers of a herd publish."""
+        """Publish a job with every publisher."""
         for publisher in self.publishers:
             publisher.publish()
 
     @property
     def patient(self) -> bool:
-        """Whether workers settle everything that they can, and no connection breaks."""
+        """Return whether workers settle all good jobs and no connection breaks any more."""
         return self.world.clock.seconds() >= self.patient_from
 
     def calm(self) -> None:
-        """For some lease times workers still behave badly by themselves: most simulations are shorter than a lease."""
+        """End the faults, except that workers lose leases for some lease times: most simulations are shorter."""
         lasting = 3 * self.book.options["lease"] * self.world.random.random()
         self.patient_from = min(self.patient_from, self.world.clock.seconds() + lasting)
         for worker in self.workers:
@@ -172,11 +172,11 @@ class Workers:
         left = [(stream, seq) for stream, end in ends for seq in range(1, end + 1)]
         left = [place for place in left if place not in self.book.truth.final]
         if left:
-            return f"jobs {left} are never settled"
+            return f"jobs {left} are not settled"
         return self._miscounted()
 
     def _miscounted(self) -> str:
-        """Return how the counters of the server differ from what happened to the jobs; empty if they do not."""
+        """Return how the counters of the server differ from what happened to the jobs, or an empty string."""
         broker = self.server.leading_broker()
         shared = None if broker is None else broker.shares.entries.get(NAME)
         if shared is None:
@@ -185,7 +185,7 @@ class Workers:
         for stream, lane in shared.work.lanes.items():
             counted |= {(stream, how): count for how, count in lane.progress.counts.items()}
         true = self.book.truth.counts
-        return "" if +counted == +true else f"the server counts {counted}, and it is {true}"
+        return "" if +counted == +true else f"the server counts {counted}, but {true} is right"
 
     def counts(self) -> int:
         return sum(publisher.published for publisher in self.publishers)

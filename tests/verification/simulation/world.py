@@ -1,10 +1,10 @@
 """The world of a simulation: one process, one clock, one random generator, hosts that crash, and unreliable links.
 
-    World   seed -> Random, Timers, the wall clock, which steps
+    World   seed -> Random, Timers, and a wall clock that steps
     Host    the reactor of a server: its timers are dropped when the server crashes, and wait while it is frozen
-    Lane    datagrams: lost, doubled, late and out of order
+    Lane    a datagram network that loses, duplicates, delays and reorders
 
-Nothing here knows a protocol.
+This module knows no protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zope.interface import implementer
 LARGE = 0.04
 #: The largest step of the wall clock that a server follows at once, in microseconds.
 BELIEVED = 3600 * 1_000_000
-#: The largest step that does not make a clock count as unsteady, in microseconds.
+#: The largest step after which a wall clock still counts as steady, in microseconds.
 STEADY = 60 * 1_000_000
 
 
@@ -36,13 +36,13 @@ class World:
 
     :ivar trace: a list of what happened, to examine a seed, and to compare two runs of one seed
     :ivar wall_offset: microseconds since 1970 UTC less the monotonic clock
-    :ivar stepped: by how much small steps moved the wall clock at the most, in microseconds; small ones are believed
-    :ivar leapt: whether there was a large one
-    :ivar steady_since: when the clock stepped by more than a minute last
+    :ivar stepped: the largest sum of small steps of the wall clock, in microseconds; servers follow small steps at once
+    :ivar leapt: whether there was a large step
+    :ivar steady_since: when the clock last stepped by more than a minute
     :ivar bursts: how many messages are published at once: few, or now and then many
-    :ivar sizes: how many bytes they are filled up with
+    :ivar sizes: how many bytes of filling messages have
     :ivar large: whether there are messages of hundreds of KiB, too
-    :ivar high: what a connection holds in one direction before its producer is paused, in bytes
+    :ivar high: how many bytes a connection buffers in one direction before its producer is paused
     """
 
     def __init__(self, seed: int) -> None:
@@ -62,11 +62,11 @@ class World:
         self._ports = 40_000
 
     def now(self) -> int:
-        """Return the wall clock."""
+        """Return the time of the wall clock in microseconds, which may be wrong."""
         return self.wall_offset + int(self.clock.seconds() * 1_000_000)
 
     def turn_clock(self, step: int) -> None:
-        """Step the wall clock by so many microseconds."""
+        """Step the wall clock by *step* microseconds."""
         self.note(f"the clock steps by {step / 1e6:g} s")
         self.wall_offset += step
         if abs(step) <= BELIEVED:
@@ -82,11 +82,11 @@ class World:
         return self.wall_offset - self._began
 
     def honest(self) -> int:
-        """Return what the wall clock would say without steps, in microseconds since 1970 UTC."""
+        """Return the right time, in microseconds since 1970 UTC."""
         return self._began + self.monotonic()
 
     def size(self) -> int:
-        """Return how many bytes the next message is filled up with."""
+        """Return how many bytes of filling the next message has."""
         if self.large and self.random.random() < 0.15:
             return int(70_000 * 30 ** self.random.random())
         return self.random.choice(self.sizes)
@@ -114,9 +114,9 @@ class World:
 
 
 class Host:
-    """The reactor of one life of a server: the world's clock, until it crashes.
+    """The reactor of one life of a server: the world's clock, until the server crashes.
 
-    :ivar name: of the server; its port numbers are its own
+    :ivar name: the name of the server, which has its own port numbers
     :ivar frozen: whether the process is stopped: no timer runs and no data arrives; the kernel keeps its connections
     """
 
@@ -148,7 +148,7 @@ class Host:
         self.frozen = True
 
     def go_on(self) -> None:
-        """Continue after :meth:`freeze`: everything that was due meanwhile happens now, in its order."""
+        """Continue after :meth:`freeze`, and run everything that became due meanwhile, in its order."""
         self.frozen = False
         held, self._held = self._held, []
         for timer in held:
@@ -192,11 +192,12 @@ class Port:
 
 @attrs.define(eq=False)
 class Lane:
-    """Datagrams between addresses.
+    """An unreliable network that carries datagrams between addresses.
 
-    :ivar loss: how often one is lost; :ivar double: how often it comes twice
-    :ivar delay: how late one may be, in seconds: one that is later than the next has lost its place
-    :ivar names: of servers, by their addresses
+    :ivar loss: how often a datagram is lost
+    :ivar double: how often a datagram arrives twice
+    :ivar delay: how late a datagram may be, in seconds; a datagram that is later than the next one arrives out of order
+    :ivar names: names of servers, by their addresses
     """
 
     world: World
@@ -207,7 +208,7 @@ class Lane:
     names: dict[str, str] = attrs.field(factory=dict)
 
     def name(self, address: tuple[str, int]) -> str:
-        """Return by which name the host at *address* is cut off."""
+        """Return the name by which the host at *address* can be partitioned."""
         return self.names.get(address[0], address[0])
 
     def carry(self, datagram: bytes, source: tuple[str, int], destination: tuple[str, int]) -> None:
@@ -222,6 +223,7 @@ class Lane:
         if port is None:
             return
         if port.host is not None and port.host.frozen:
-            self.world.clock.callLater(0.2, self._arrive, datagram, source, destination)  # its kernel keeps it
+            # the kernel of the frozen host keeps the datagram
+            self.world.clock.callLater(0.2, self._arrive, datagram, source, destination)
             return
         port.arrived(datagram, source)

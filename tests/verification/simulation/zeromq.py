@@ -1,10 +1,11 @@
-"""ZeroMQ's sockets, as the event bus sees them: whole messages, in order, as long as a connection lives.
+"""Simulate ZeroMQ's sockets as the event bus uses them: complete messages, in order, as long as a connection lives.
 
     ClientPort (DEALER, SUB) ---- Channel ---- ServerPort (ROUTER, PUB)
 
-What libzmq does, and nobody is told: what is on its way is lost with its connection; what a DEALER has not read is,
-too, what others have not read is not; a new connection is a new peer to a ROUTER; subscriptions travel, and are taken
-in by a later call; a PUB drops what a slow subscriber has no room for; a monitor speaks a little later.
+The sockets do what libzmq does without telling anybody: messages on their way are lost with their connection, and so
+are messages that a DEALER has not read, but not those that other sockets have not read; a new connection is a new peer
+of a ROUTER; subscriptions take time to arrive, and a later call on the socket processes them; a PUB drops messages for
+which a slow subscriber has no room; a monitor reports events a little later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Message = list[bytes]
 
 @attrs.define(eq=False)
 class Parcel:
-    """A message under way; ``done`` is set when the socket does not need it any more."""
+    """A message under way; ``done`` is set when the sending socket no longer uses its memory."""
 
     frames: Message
     done: bool = False
@@ -72,7 +73,7 @@ class Way:
 
 
 class Channel:
-    """A connection of two sockets; the world handles it like any other link."""
+    """A connection of two sockets, with the interface of the world's other links."""
 
     def __init__(self, world: World, client: ClientPort, server: ServerPort) -> None:
         self.world, self.host, self.server = world, client.host, server.host
@@ -90,7 +91,7 @@ class Channel:
         self.to_client.go()
 
     def cut(self, reason: Exception | None = None) -> None:
-        """Cut the connection; each end notices that after a delay."""
+        """Cut the connection; each end is told after a delay."""
         self._down()
         clock, dice = self.world.clock, self.world.random
         clock.callLater(dice.random() * 0.2, self.listener.left, self)
@@ -109,7 +110,7 @@ class Channel:
 
 
 class Port:
-    """A socket whose messages are read in turns of the reactor, unless it is paused.
+    """A socket that reads messages in turns of the reactor, unless it is paused.
 
     :ivar later: the reactor's callLater
     """
@@ -135,11 +136,12 @@ class Port:
 
 
 class ServerPort(Port):
-    """A ROUTER, or with ``subscribers`` a PUB: what :class:`fyrehose.protocols.eventbus.server.Port` describes.
+    """A ROUTER or, with ``subscribers``, a PUB with the interface of :class:`fyrehose.protocols.eventbus.server.Port`.
 
-    :ivar receive: and ``turn_over``, as those of :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`
-    :ivar wrote: is told of each message that the server sends: for a ROUTER with the routing id in front
-    :ivar waiting: messages that wait for one peer, at the most
+    :ivar receive: called with each message, as in :class:`fyrehose.protocols.eventbus.zmqport.ZMQPort`
+    :ivar turn_over: called after each turn, as in ``ZMQPort``
+    :ivar wrote: called with each message that the server sends; for a ROUTER the routing id comes first
+    :ivar waiting: how many messages may wait for one peer
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class ServerPort(Port):
         self.heard: deque[tuple[bytes, Message]] = deque()
         self.lent: list[Parcel] = []
 
-    # What the server calls.
+    # The interface that the server calls:
 
     def process_commands(self) -> None:
         """Let a PUB socket process subscriptions that have arrived."""
@@ -210,7 +212,7 @@ class ServerPort(Port):
     def _publish(self, parcel: Parcel) -> None:
         self.wrote(parcel.frames)
         if self.host.world.random.random() < 0.5:
-            self.process_commands()  # a call on the socket may do that, and need not
+            self.process_commands()  # any call on the socket may process them
         parcel.done = True
         for identity, prefixes in self.subscribed.items():
             channel = self.peers[identity]
@@ -236,7 +238,7 @@ class ServerPort(Port):
         if self.heard:
             self.schedule_turn()
 
-    # What the network calls.
+    # The interface that the network calls:
 
     def is_full(self) -> bool:
         """Return False: senders never wait for this socket, which reads or keeps all that arrives."""
@@ -255,11 +257,11 @@ class ServerPort(Port):
 
 
 class ClientPort(Port):
-    """A DEALER, or with ``subscribes`` a SUB: what a client asks of a ZMQPort.
+    """A DEALER or, with ``subscribes``, a SUB with the interface of a client's ZMQPort.
 
-    :ivar listener: the server's port, where there is one
-    :ivar happened: what a monitor would be told
-    :ivar room: messages that wait to be read, or to be sent, at the most
+    :ivar listener: the server's port; None if no server is reached
+    :ivar happened: called with the events that a monitor reports
+    :ivar room: how many messages may wait to be read, or to be sent
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class ClientPort(Port):
         self.closed = False
         self._reach_soon()
 
-    # What the client calls.
+    # The interface that the client calls:
 
     def setsockopt(self, option: int, prefix: bytes) -> None:
         self.prefixes.append(prefix)
@@ -305,7 +307,7 @@ class ClientPort(Port):
         if self.channel is not None and self.channel.up:
             self.channel.cut(ConnectionLost())
 
-    # What the network calls.
+    # The interface that the network calls:
 
     def is_full(self) -> bool:
         return len(self.unread) >= self.room
@@ -324,7 +326,7 @@ class ClientPort(Port):
         self._say(DISCONNECTED)
         self._reach_soon()
 
-    # Inside.
+    # Internal:
 
     def _reach_soon(self) -> None:
         self.world.clock.callLater(self.world.random.random() * 0.2, self._reach)
@@ -343,7 +345,8 @@ class ClientPort(Port):
         self._say(CONNECTED)
 
     def _say(self, event: int) -> None:
-        self.world.clock.callLater(0.01, self._said, event)  # always the same: a monitor keeps the order
+        # a constant delay, because a monitor keeps the order of events
+        self.world.clock.callLater(0.01, self._said, event)
 
     def _said(self, event: int) -> None:
         if not self.closed:

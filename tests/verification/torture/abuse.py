@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Abuse a server, and measure how long honest clients wait meanwhile.
+"""Abuse a server in several ways, and measure how long honest clients wait meanwhile.
 
     abuse.py [--part crowd|flood|slow|deaf|heavy|bombs|datagrams ...] [--connections N] [--seconds S]
 
-    crowd      N connections are held, one in a hundred publishes once a second
-    flood      connections are opened and dropped as fast as they come, many more than may be open
-    slow       N connections send a byte of a frame now and then
-    deaf       readers that never read, of a stream that grows and grows
+    crowd      N open connections, of which one in a hundred publishes once a second
+    flood      connections are opened and dropped as fast as possible, many more than may be open
+    slow       N connections send a byte of a frame every second
+    deaf       subscribers that never read, of a stream that grows all the time
     heavy      500 clients send 16 MiB each at once
-    bombs      windows of lumberjack that inflate to hundreds of times their size, past every limit
-    datagrams  the backbone's port is flooded from one address
+    bombs      lumberjack windows that inflate to hundreds of times their size, beyond every limit
+    datagrams  one address floods the port of the backbone
 
-Meanwhile one honest client pings and another publishes, each in a process of its own, ten times a second or more often.
-Prints for each part how long the honest clients waited, and how much memory, how many descriptors and how much CPU
-the server used.  The status is 1 if the server ended, logged a failure of its own, lost an acknowledged message, used
-more than 1 GiB, or kept an honest client waiting for more than --patience seconds.  Times are meaningful on a quiet
-machine only.
+Meanwhile one honest client pings and another publishes, each in a process of its own, at least ten times a second.
+Prints for each part how long they waited, and the server's memory, descriptors and CPU.  The exit status is 1 if the
+server ended, logged an unexpected failure, lost an acknowledged message, used more than 1 GiB, or kept an honest client
+waiting for more than --patience seconds.  The times mean something only on an idle machine.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 
-#: How many connections are made from one address: fewer than a server accepts from one.
+#: How many connections are opened from one address, which is below the server's limit.
 PER_ADDRESS = 150
-#: Limit of the server's memory, in KiB: 512 MiB for received messages, and the rest for the server itself.
+#: The largest memory that the server may use, in KiB: 512 MiB of received data, and the rest of the process.
 LARGEST = 1 << 20
 
 
 class Honest:
-    """A client in a process of its own that repeats a request, and records how long each answer takes."""
+    """A client in a process of its own that repeats one request, and measures how long each answer takes."""
 
     def __init__(self, port: int, publishes: bool, pause: float) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
@@ -84,7 +83,7 @@ class Honest:
     def waits(self) -> list[float]:
         """Return how long each answer took, in seconds.
 
-        :raises ValueError: the client was not served
+        :raises ValueError: a request was not answered
         """
         self._pipe.send("enough")
         if not self._pipe.poll(servers.PATIENCE):
@@ -99,7 +98,7 @@ class Honest:
 
 
 def connections(port: int, count: int) -> list[socket.socket]:
-    """Open ``count`` connections, from as many addresses as they need."""
+    """Return ``count`` connections, from as many addresses as their limit requires."""
     found = []
     for n in range(count):
         host = 2 + n // PER_ADDRESS
@@ -109,7 +108,7 @@ def connections(port: int, count: int) -> list[socket.socket]:
 
 
 def crowd(ports: dict[str, int], count: int, seconds: float) -> Iterator[str]:
-    """Open the crowd's connections; yield what was done once all of them are open."""
+    """Run the part ``crowd``: yield a text when all are connected, and another one with the result."""
     peers = connections(ports["figg"], count)
     yield f"{count} connections"
     active = peers[:: max(1, count // max(1, count // 100))][: max(1, count // 100)]
@@ -288,7 +287,7 @@ PARTS: dict[str, Callable[[dict[str, int], int, float], Iterator[str]]] = {
 
 
 class Usage:
-    """The resources that a process has used."""
+    """The memory, CPU time and descriptors that a process uses."""
 
     def __init__(self, pid: int) -> None:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -301,7 +300,7 @@ class Usage:
 
 
 def spread(waits: list[float]) -> str:
-    """Return the median, 99 %, 99.9 % and the longest of the waits as text, in milliseconds."""
+    """Return the median, 99 %, 99.9 % and the longest of *waits*, in milliseconds, as text."""
     ordered = sorted(waits)
     marks = [
         statistics.median(ordered),
@@ -313,9 +312,9 @@ def spread(waits: list[float]) -> str:
 def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
     """Run one part on a server of its own; return the problems."""
     options = ["journal.segment-size=4M", "journal.min-free=0", "journal.keep-bytes=256M"]
-    # There are 20,000 descriptors at most: Figg's listener gets those of the listeners that are not attacked.
+    # At most 20,000 descriptors are available, so listeners that are not crowded leave theirs to Figg.
     options += [f"{listener}.max-connections=3000" for listener in ("lumberjack", "relink", "eventbus")]
-    options += ["figg.timeout=1h"]  # the connections of the crowd must stay open, although most of them send nothing
+    options += ["figg.timeout=1h"]  # most connections of the crowd stay silent, and must not time out
     server = servers.Server(root / name, *[word for option in options for word in ("--option", option)])
     problems: list[str] = []
     try:
@@ -333,7 +332,7 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
         pings, acks = [client.waits() for client in honest]
         problems += look(server, len(acks))
         if after.largest > LARGEST:
-            problems.append(f"it took {after.largest >> 10} MiB")
+            problems.append(f"the server used {after.largest >> 10} MiB")
         if max(*pings, *acks) > arguments.patience:
             problems.append(f"an honest client waited for {max(*pings, *acks):.1f} s")
         print(
@@ -353,16 +352,16 @@ def abuse(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
 
 
 def look(server: servers.Server, acked: int) -> list[str]:
-    """Return the problems of the server after the abuse."""
+    """Check that the server logged no failure, stored what it acknowledged, and stops; return the problems."""
     problems = [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
     if server.process.poll() is not None:
         return [*problems, f"it ended with {server.process.returncode}"]
     kept = wire.read_all(server.port("figg"), [b"honest"])[b"honest"]
-    # The abuse may publish so fast that retention deletes the oldest of these messages.
+    # Retention may have deleted the oldest of these messages, because the abuse writes so much.
     removed = not server.directory.joinpath("data", f"{0:016x}.segment").exists()
     oldest = int(kept[0][1]) if kept and removed else 1
     if [data for _, data in kept[: acked - oldest + 1]] != [b"%d" % n for n in range(oldest, acked + 1)]:
-        problems.append(f"of {acked} acknowledged messages {len(kept)} are there, or not in order")
+        problems.append(f"{acked} messages were acknowledged, but {len(kept)} are stored, or out of order")
     if status := server.kill(servers.signal.SIGTERM):
         problems.append(f"status {status} after SIGTERM")
     return problems
@@ -372,7 +371,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each part goes on")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each part lasts")
     parser.add_argument("--patience", type=float, default=30.0, help="the longest that an honest client may wait")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,24 +1,21 @@
 #!/usr/bin/env python3
-"""Flip every bit of a segment, and cut it at every byte, and check the result of recovery.
+"""Flip every bit of a segment, and cut it at every byte, and check how recovery handles each damaged copy.
 
     bits.py [--count N] [--part K/N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
 
 A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams; and segments
-of two batches each, of 200 KiB, 1 MiB and 8 MiB, because load makes large ones.  Then, on a copy of it:
+of two batches each, of 200 KiB, 1 MiB and 8 MiB.  Each trial damages a copy of a segment:
 
-    checks    one bit each of what was written: the checksums of its batch, or of the segment's header, have to tell.
-    flips     one bit each.  Below the durable mark the journal must refuse to open, and must not be changed; behind it,
-              and in the last batch if the mark does not cover it, what is recovered is what was written before.
-    cuts      from each byte on the file ends, or has zeros, or garbage; with the mark, with one that does not cover
-              the last batch, and without: nine trials each.  Either the journal refuses to open, or what is recovered
-              is a beginning of what was written, up to the mark at least.
+    checks    flips one bit of what was written: the checksum of its batch, or of the segment's header, must detect it.
+    flips     flips one bit.  Below the durable mark the journal must refuse to open and must not be changed; behind the
+              mark, and in the last batch if the mark does not cover it, recovery must find everything before the batch.
+    cuts      ends the file at a byte, or continues it with zeros or garbage; with the mark, with one that does not
+              cover the last batch, and without a mark: nine trials for each byte.  The journal must refuse to open, or
+              recover a beginning of what was written that reaches at least to the mark.
 
-A recovered record is always one that was written, unchanged.
-
---count draws so many places of each kind and shape at random; 0 takes them all.  In large batches it takes the places
-where each header, body and 64 KiB of a body begin and end, and one random place for 50 of --count.
-
-Prints how many places were tried; the status is 1 if anything was wrong.
+A record that was not written must never appear.  --count chooses so many positions of each kind and shape at random; 0
+takes all.  In large batches it takes the beginning and the end of each header, of each body and of each 64 KiB of a
+body, and a random position for every 50 of --count.  Prints the number of trials; the exit status is 1 if any failed.
 """
 
 from __future__ import annotations
@@ -44,19 +41,19 @@ from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 
-#: The shapes that consist of large batches: the sizes of the payloads in each, in bytes.
+#: The shapes that consist of one large batch after the other: the size of each batch's payloads, in bytes.
 BATCHES = {"200 KiB": 200 << 10, "1 MiB": 1 << 20, "8 MiB": 8 << 20}
 SHAPES = ("tiny", "large", "streams", *BATCHES)
 KINDS = ("checks", "flips", "cuts")
 FILLS = ("cut", "zeros", "garbage")
-#: How many places one job tries at a time.
+#: How many positions one job tries.
 SHARE = 2000
-#: One random place of a large batch is tried for so many of --count: each trial reads and writes megabytes.
+#: One random position of a large batch for so many of --count, because each trial reads and writes megabytes.
 RARE = 50
 
 
 class NoSync(SteppedFiles):
-    """Files that are never synced: no power is cut here."""
+    """Files that are never synced, because no power is cut here."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -66,13 +63,13 @@ class NoSync(SteppedFiles):
 
 
 class Specimen:
-    """An undamaged segment, its records, and a directory for damaged copies of it."""
+    """A segment as it was written, its records, and a directory for damaged copies."""
 
     def __init__(self, directory: Path, shape: str, size: int, seed: int) -> None:
         self.directory, self.shape, self.files = directory, shape, NoSync()
         writer = Writer(directory, Recovered(directory=directory), size, True, self.files)
         writer.open(1)
-        #: where each batch begins, the last number of each stream there, and a digest of everything before
+        #: the position of each batch, the last number of each stream before it, and a digest of the records before it
         self.states: list[tuple[int, dict[str, int], bytes]] = []
         self._write(writer, random.Random(seed), size)
         self.end, self.last = writer.position, self.states[-2][0]
@@ -114,9 +111,9 @@ class Specimen:
         ]
 
     def damage(self, changed: bytes, mark: str) -> str:
-        """Return the result of recovery: refused or recovered.
+        """Write the *changed* segment and a mark, and recover; return "refused" or "recovered".
 
-        :raises AssertionError: the result is neither, or wrong
+        :raises AssertionError: recovery changed a refused file, or found something that was not written
         """
         self.path.write_bytes(changed)
         mark_path = self.directory / scan.MARK_NAME
@@ -127,7 +124,7 @@ class Specimen:
         try:
             found = recover(self.directory, self.files)
         except JournalCorrupt:
-            assert self.path.read_bytes() == changed, "it was refused and changed all the same"
+            assert self.path.read_bytes() == changed, "recovery refused the file, but changed it"
             return "refused"
         self._check(found, mark)
         for aside in self.directory.glob("torn-*"):
@@ -136,12 +133,12 @@ class Specimen:
 
     def _check(self, found: Recovered, mark: str) -> None:
         known = [state for state in self.states if state[0] == found.position]
-        assert known, f"it goes on at {found.position}, where nothing ended"
+        assert known, f"recovery continues at {found.position}, where no batch ends"
         position, ends, digest = known[0]
         least = {"mark": self.end, "old mark": self.last, "no mark": 0}[mark]
-        assert position >= least, f"{least - position} durable bytes were cut off"
-        assert found.streams.ends == ends, "the numbers are others"
-        assert self._reread(position) == digest, "the records are others"
+        assert position >= least, f"recovery cut off {least - position} durable bytes"
+        assert found.streams.ends == ends, "recovery found other sequence numbers than were written"
+        assert self._reread(position) == digest, "recovery found other records than were written"
 
     def _reread(self, stop: int) -> bytes:
         digest = hashlib.blake2b()
@@ -156,7 +153,7 @@ class Specimen:
         return digest.digest()
 
     def check(self, bit: int) -> list[str]:
-        """Check that the bytes around the flipped bit do not count as undamaged."""
+        """Check that the checksum of the header or batch around *bit* detects the flipped bit."""
         if bit // 8 >= self.end:
             return []
         changed = bytearray(self.whole)
@@ -172,7 +169,7 @@ class Specimen:
                 header.check(view[fmt.BATCH_HEADER.size : fmt.BATCH_HEADER.size + header.length])
         except fmt.Damage:
             return ["refused"]
-        raise AssertionError("nobody noticed")
+        raise AssertionError("no checksum has detected the flipped bit")
 
     def flip(self, bit: int) -> list[str]:
         changed = bytearray(self.whole)
@@ -194,7 +191,7 @@ class Specimen:
                 if mark == "mark" and at < self.end and changed[: self.end] != self.whole[: self.end]:
                     assert outcome == "refused", f"{fill}: {outcome}"
                 if at < fmt.SEGMENT_HEADER.size + 1:
-                    assert outcome == "refused", "without a beginning there is nothing"
+                    assert outcome == "refused", "a segment without its header was not refused"
                 outcomes.append(outcome)
         return outcomes
 
@@ -206,7 +203,7 @@ def _digest(digest: hashlib.blake2b, run: Run) -> None:
 
 
 def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) -> tuple[int, dict[str, int], list[str]]:
-    """Try ``places``; return how many there were, how often each result occurred, and the problems."""
+    """Try ``places``; return how many trials there were, how many had each outcome, and the failures."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-", dir=base))
     outcomes: dict[str, int] = {}
@@ -232,12 +229,12 @@ def share(kind: str, shape: str, size: int, seed: int, places: Iterable[int]) ->
 
 
 def size_of(shape: str, size: int) -> int:
-    """Return the size of the segment of a *shape*: two large batches, or *size* bytes (--size)."""
+    """Return the size of the segment of a *shape*: two large batches, or *size* bytes."""
     return 2 * BATCHES[shape] + (16 << 10) if shape in BATCHES else size
 
 
 def edges(shape: str, size: int, seed: int) -> list[int]:
-    """Return the offsets where a header, a body or 64 KiB of a body begins or ends, in a segment of large batches."""
+    """Return the bytes of a segment of large batches where a header, a body, or 64 KiB of a body begins or ends."""
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-bits-"))
     try:
         states = Specimen(directory, shape, size, seed).states
@@ -273,20 +270,20 @@ def shares(
 
 
 def part(text: str) -> tuple[int, int]:
-    """Parse ``K/N``: the K-th of N parts, counted from 1."""
+    """Parse ``K/N``, the K-th of N parts counted from 1."""
     number, _, of = text.partition("/")
     return int(number) - 1, int(of)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000, help="places of each kind and shape; 0: all")
+    parser.add_argument("--count", type=int, default=2000, help="positions of each kind and shape; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--size", type=int, default=64 << 10)
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--part", type=part, default=(0, 1), help="K/N: so many of the places, to go on another time")
+    parser.add_argument("--part", type=part, default=(0, 1), help="K/N: only the K-th of N parts of the positions")
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     failed = 0

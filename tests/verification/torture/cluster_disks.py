@@ -1,6 +1,6 @@
 """Slow down the disk of a running process: strace delays each of its syncs (Debian's package strace).
 
-strace stops the process at its other system calls, too, which costs it some CPU.
+strace also stops the process at its other system calls, which costs some CPU time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def has_strace() -> bool:
 class SlowDisk:
     """Let each sync of the process *pid* take *seconds* longer, from now until :meth:`stop`.
 
-    :param record: file for the syncs, and, with the suffix ``.said``, for what strace says
+    :param record: the file for the traced syncs; strace's messages go to the same name with the suffix ``.said``
     :raises RuntimeError: strace may not trace the process
     """
 
@@ -41,7 +41,7 @@ class SlowDisk:
             time.sleep(0.01)
 
     def stop(self) -> int:
-        """Stop delaying the syncs of the process, if it still runs.
+        """End the delays, if the process still runs.
 
         :return: how many syncs were delayed
         """

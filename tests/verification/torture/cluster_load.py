@@ -1,11 +1,12 @@
-"""Publishers and subscribers of a cluster; they know the addresses of all servers, and record every answer.
+"""Publishers and subscribers of a cluster, which know the addresses of all servers and record what servers tell them.
 
-    Notes        what subscribers of any server were handed, by stream and number; shared by all of them
-    Publisher    one of: Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client), event bus (pyzmq); goes
-                 to the next server when one does not acknowledge in time, and sends again what was not acknowledged
-    Subscriber   reads every stream from one server, with Figg, and resumes where it was
+    Notes        the messages that subscribers of any server received, by stream and number, shared by all threads
+    Publisher    publishes by Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client) or event bus
+                 (pyzmq); it moves to the next server when one does not acknowledge in time, and sends unacknowledged
+                 messages again
+    Subscriber   reads every stream from one server with Figg, and resumes after its last record
 
-They use no code of Fyrehose.  Each runs in a thread of its own.
+These clients share no code with the server.  Each runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ import pylogbeat
 import wire
 import zmq
 
-#: Seconds after which a server that acknowledges nothing is left for the next one.
+#: After how many seconds without an acknowledgement a publisher moves to the next server.
 PATIENCE = 2.0
 #: How long publishers pause between two steps, in seconds.
 REST = 0.04
-#: How many messages of a publisher may wait for an acknowledgement.
+#: How many messages may wait for an acknowledgement.
 WINDOW = 10
 LARGEST = 1 << 12
 #: The largest payload of each publisher.
@@ -42,7 +43,7 @@ TIME = b"2024-05-01T10:20:30.123Z"
 
 
 class Notes:
-    """The message of each number of each stream, as delivered; two messages for one number are a problem."""
+    """The message of each number of each stream, as subscribers received it; a contradiction is a problem."""
 
     def __init__(self) -> None:
         self.streams: dict[str, array[int]] = {}
@@ -55,7 +56,7 @@ class Notes:
         author = wire.whose(data, SIZES)
         with self._lock:
             if author is None or number < 1:
-                self.problems.append(f"{by}: {stream} {number} is nothing that anybody sent: {data[:40]!r}")
+                self.problems.append(f"{by}: {stream} {number} was never sent by a publisher: {data[:40]!r}")
                 return
             word = author[0] << 40 | author[1]
             known = self.streams.setdefault(stream, array("Q"))
@@ -67,7 +68,9 @@ class Notes:
                 kept.extend(bytes(max(0, author[1] + 1 - len(kept))))
                 kept[author[1]] = min(255, kept[author[1]] + 1)
             elif known[number - 1] != word:
-                self.problems.append(f"{by}: {stream} {number} is {author}, and was {known[number - 1]:x} for another")
+                self.problems.append(
+                    f"{by}: {stream} {number} is {author}, but another subscriber received {known[number - 1]:x}"
+                )
 
     def wrong(self, what: str) -> None:
         with self._lock:
@@ -75,11 +78,11 @@ class Notes:
 
 
 class Publisher(threading.Thread):
-    """A publisher: publishes until :meth:`stop`, and records when messages were acknowledged.
+    """A thread that publishes until :meth:`stop`, and records acknowledgements.
 
-    :ivar places: (host, port) of the listener of each server
+    :ivar places: the port of the listener of each server
     :ivar acks: when acknowledgements came, by the monotonic clock
-    :ivar times: how often each message was sent; not kept for messages that were sent once
+    :ivar times: how often each message was sent, for messages that were sent more than once
     """
 
     protocol = ""
@@ -90,7 +93,7 @@ class Publisher(threading.Thread):
         self.acked = self.sent = self.checked = 0
         self.times: dict[int, int] = {}
         self.acks: list[float] = []
-        #: whether a leader may lose messages that it has acknowledged alone, and how many were lost
+        #: whether a leader may lose what it acknowledged alone, and how many messages were lost so
         self.early, self.lost = False, 0
         self.tries = 0
         self._at = 0
@@ -130,16 +133,16 @@ class Publisher(threading.Thread):
             self.acks.append(time.monotonic())
 
     def session(self, port: int) -> None:
-        """Publish to one server until it fails."""
+        """Publish to the server at *port* until it fails."""
         raise NotImplementedError
 
     def was_delivered(self, number: int) -> bool:
-        """Return whether the message *number* was delivered to a subscriber, or was certainly lost."""
+        """Return whether a subscriber received the message *number*, or never will because the leader lost it."""
         kept = self.notes.kept.get(self.number, b"")
         return number == 0 or (number < len(kept) and (kept[number] > 0 or self.early))
 
     def check(self, acked: int) -> list[str]:
-        """Compare the acknowledged messages, up to *acked*, with those that were delivered."""
+        """Check that messages up to *acked* were received, at most as often as they were sent; return problems."""
         kept = self.notes.kept.get(self.number, bytearray())
         lost = [n for n in range(self.checked + 1, acked + 1) if n >= len(kept) or not kept[n]]
         again = [
@@ -154,14 +157,16 @@ class Publisher(threading.Thread):
         elif lost:
             problems.append(f"{self.protocol}: {len(lost)} acknowledged messages are LOST, {lost[0]} to {lost[-1]}")
         if again:
-            problems.append(f"{self.protocol}: (number, times there, times sent): {again[:5]}")
+            problems.append(f"{self.protocol}: stored more often than sent (number, stored, sent): {again[:5]}")
         if len(kept) > self.sent + 1:
-            problems.append(f"{self.protocol}: {len(kept) - 1} is there, {self.sent} was the last that was sent")
+            problems.append(
+                f"{self.protocol}: message {len(kept) - 1} is stored, but {self.sent} was the last one sent"
+            )
         return problems
 
 
 class _Windowed(Publisher):
-    """A publisher of :mod:`load` on one socket."""
+    """A publisher that uses a client of :mod:`load` on one socket."""
 
     made: Callable[..., Any]
 
@@ -195,7 +200,7 @@ class _Windowed(Publisher):
             inner.gone()
 
     def _count_resent(self) -> None:
-        """Count the messages that are sent again on this connection."""
+        """Count the messages that are about to be sent again on this connection."""
         for first, last in self.inner.resent:
             for n in range(first, last + 1):
                 self.times[n] = self.times.get(n, 1) + 1
@@ -208,7 +213,7 @@ class Figg(_Windowed):
 
 
 class _Connector(listeners.Relink):
-    """A connector that counts the links that it has begun."""
+    """A Relink connector that counts the links that it begins."""
 
     links = 0
 
@@ -218,7 +223,7 @@ class _Connector(listeners.Relink):
 
 
 class Relink(_Windowed):
-    """A Relink publisher: each message is stored once, because the link is resumed at the next leader."""
+    """A Relink publisher: messages are stored once, because the next leader resumes the link."""
 
     protocol = "relink"
     made = _Connector
@@ -239,7 +244,7 @@ class Lumberjack(Publisher):
 
     def session(self, port: int) -> None:
         client = pylogbeat.PyLogBeatClient("127.0.0.1", port, timeout=PATIENCE)
-        client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+        client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
         try:
             while not self._ended.is_set():
                 numbers = range(self.acked + 1, self.acked + 1 + WINDOW)
@@ -254,7 +259,7 @@ class Lumberjack(Publisher):
 
 
 class Http(Publisher):
-    """An HTTP publisher: each message has a key, so it is stored once however often it is sent."""
+    """A publisher by HTTP: each message has an idempotency key, so that it is stored once even if it is sent again."""
 
     protocol = "http"
 
@@ -307,7 +312,7 @@ class EventBus(Publisher):
             subscriber.close()
 
     def _talk(self, dealer: Any, subscriber: Any) -> None:
-        under_way: dict[int, float] = {}  # when each event was sent last
+        under_way: dict[int, float] = {}  # when each message was last sent
         done: set[int] = set()
         following = self.acked + 1
         while not self._ended.is_set():
@@ -321,7 +326,7 @@ class EventBus(Publisher):
                     dealer.send_multipart(self._event(number), zmq.NOBLOCK)
                     self.sending(number)
                 except zmq.Again:
-                    self.sent = max(self.sent, number)  # the event stays unacknowledged, and is sent again later
+                    self.sent = max(self.sent, number)  # the message is kept, and sent again later
                 under_way[number] = now
             subscriber.poll(20)
             while subscriber.poll(0):
@@ -341,7 +346,7 @@ class EventBus(Publisher):
 
 
 class Subscriber(threading.Thread):
-    """A subscriber that reads every stream from one server."""
+    """A thread that reads every stream from one server."""
 
     def __init__(self, name: str, port: int, streams: list[str], notes: Notes) -> None:
         super().__init__(name=f"subscriber of {name}", daemon=True)
@@ -372,7 +377,7 @@ class Subscriber(threading.Thread):
                 try:
                     chunk = peer.recv(1 << 18)
                 except TimeoutError:
-                    if time.monotonic() - quiet > 5:  # the server may be frozen, or lost without a FIN
+                    if time.monotonic() - quiet > 5:  # the server may be frozen, or lost without closing the connection
                         return
                     continue
                 if not chunk:

@@ -1,8 +1,9 @@
-"""A TCP proxy between NATS servers, which cuts one of them off from the others, or delays their messages.
+"""A TCP proxy between NATS servers, which cuts a server off from the others, or delays what they send to each other.
 
-    node 0 --> proxy of node 1 --> node 1        a connection between two nodes goes through the proxy of one of them
+    node 0 --> proxy of node 1 --> node 1        a connection between two nodes passes the proxy of one of them
 
-Which node has opened a connection is read from the first message that it sends, which has its name, ``n0``.
+The proxy learns which node has opened a connection from its first message, which contains the node's name, such as
+``n0``.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Any
 import attrs
 
 NAME = re.compile(rb'"server_name":"n(\d+)"')
-#: The name of a node is in so many first bytes of its connection.
+#: The name of the node is within so many bytes of a connection.
 HELLO = 8192
-#: How many reads of a connection are held at most.
+#: How many delayed reads of a connection are kept at most.
 PIECES = 1024
 
 
 @attrs.define(eq=False)
 class Link:
-    """One connection between two nodes.
+    """A connection between two nodes.
 
-    :ivar source: the node that has opened it, once it is known
+    :ivar source: the node that has opened it; None until its first message was read
     """
 
     target: int
@@ -50,14 +51,14 @@ class Routes:
     """The proxies of all nodes, in a thread of their own.
 
     :ivar targets: the ports of the nodes' routes
-    :ivar ports: the port of the proxy of each node, from :meth:`start` on
+    :ivar ports: the port of each node's proxy, set by :meth:`start`
     """
 
     targets: list[int]
     ports: list[int] = attrs.field(factory=list, init=False)
-    #: How long bytes between nodes are delayed in each direction, in seconds.
+    #: How long everything between nodes is delayed, in seconds, in each direction.
     _delay: float = attrs.field(default=0.0, init=False)
-    #: Nodes whose messages are dropped; nodes that get no messages; nodes without connections.
+    #: Nodes whose data reaches nobody; nodes that no data reaches; nodes whose connections are refused.
     _mute: set[int] = attrs.field(factory=set, init=False)
     _deaf: set[int] = attrs.field(factory=set, init=False)
     _closed: set[int] = attrs.field(factory=set, init=False)
@@ -93,20 +94,20 @@ class Routes:
         """Cut *node* off.
 
         :param how: ``closed``: connections are closed and refused, as by a firewall; ``mute``, ``deaf`` or both:
-            connections stay open, but carry no bytes from the node, or to it
+            connections stay open, but data from the node (mute) or to it (deaf) is kept back
         """
         for kind in how:
             {"closed": self._closed, "mute": self._mute, "deaf": self._deaf}[kind].add(node)
         self._call(self._change())
 
     def heal(self, node: int) -> None:
-        """Connect *node* again; delayed bytes arrive now."""
+        """Connect *node* again; data that was kept back arrives late."""
         for nodes in (self._closed, self._mute, self._deaf):
             nodes.discard(node)
         self._call(self._change())
 
     def delay(self, seconds: float) -> None:
-        """Delay all bytes by so many seconds from now on."""
+        """Delay all data between nodes by *seconds* from now on."""
         self._delay = seconds
 
     def _call(self, asked: Any) -> Any:
@@ -148,7 +149,7 @@ class Routes:
             link.abort()
 
     async def _pump(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: bool) -> None:
-        """Pass on the bytes of one side, each piece after the delay that was set when it was sent."""
+        """Copy data from one side to the other, each piece after the delay that was set when it was read."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(PIECES)
         sending = asyncio.ensure_future(self._send(link, pieces, writer, hello))
         seen = b""
@@ -162,7 +163,7 @@ class Routes:
                     return
                 await pieces.put((self._loop.time() + self._delay, data))
         except OSError:
-            pass  # the node, or the other one, has ended the connection
+            pass  # one of the two nodes has ended the connection
         finally:
             sending.cancel()
 

@@ -1,7 +1,7 @@
-"""Temporary file systems on loop devices, whose power can be cut.
+"""File systems on loop devices of our own whose power can be cut.
 
-``EXT4_IOC_SHUTDOWN`` without flushing the log has the effect of a power cut on a file system: everything that was not
-synced is lost, and nothing can be written any more; XFS has the same call.  Needs root.
+``EXT4_IOC_SHUTDOWN`` without flushing the log has the effect of a power cut on a file system: unsynced data is lost,
+and nothing can be written any more; XFS has the same call.  Needs root.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import struct
 import subprocess
 from pathlib import Path
 
-#: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
+#: The number of the ioctl, _IOR('X', 125, __u32), and its flag that discards the unwritten log of the file system.
 SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 MNT_DETACH = 2
-#: The smallest size of each file system, in bytes.
+#: The minimal size of each file system, in bytes.
 SIZES = {"ext4": 96 << 20, "xfs": 320 << 20}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotHere(Exception):
-    """This cannot be run on this machine; the text says why."""
+    """This test cannot run on this machine, for the reason in its message."""
 
 
 class LoopDisk:
     """A file system in a file, mounted at ``where``.
 
-    :raises NotHere: no root, no loop devices, or no such file system
+    :raises NotHere: there is no root, no loop device, or no such file system
     """
 
     def __init__(self, directory: Path, fs: str = "ext4", options: str = "", size: int = 0) -> None:
@@ -64,16 +64,16 @@ class LoopDisk:
             raise OSError(ctypes.get_errno(), f"unmounting {self.where}: {os.strerror(ctypes.get_errno())}")
 
     def cut(self) -> None:
-        """Cut the power: everything that was not synced is lost, and nothing reaches the disk from now on."""
+        """Cut the power: from now on nothing reaches the disk, and unsynced data is lost."""
         cut_power(self.where)
 
     def restart(self) -> None:
-        """Mount the file system again, as after the power is back."""
+        """Switch the power on again: mount the file system as the power cut left it."""
         self.unmount()
         self.mount()
 
     def close(self) -> None:
-        """Unmount the file system, and delete its image; a process with open files there loses them later."""
+        """Unmount the file system and remove its image; processes with open files there lose them later."""
         try:
             _libc.umount2(os.fsencode(self.where), MNT_DETACH)
         finally:
@@ -82,7 +82,7 @@ class LoopDisk:
 
 
 def cut_power(where: Path) -> None:
-    """Cut the power of the file system at ``where``, unless it is cut already."""
+    """Cut the power of the file system with the path ``where``, if it still has any."""
     try:
         fd = os.open(where, os.O_RDONLY)
     except OSError as error:

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Inject disk faults while the real server is under load; the checks are those of kill9.py.
+"""Let the disk of the real server fail under load, and check all promises as in kill9.py.
 
     faults.py [--count N] [--seed S] [--part syncs|full|limit|power|unsynced ...]
 
-    syncs     the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (strace injects it): the
-              server ends with status 4, and what it had acknowledged is there when it starts again
-    full      the disk fills up (a small tmpfs; needs root): the server takes nothing more, serves on, and takes
-              messages again when there is room
-    limit     the same by RLIMIT_FSIZE, which gives EFBIG after a short write
-    power     --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root): what
-              was not synced is gone, and nothing that was acknowledged is
-    unsynced  the same with --durability never: what was acknowledged may be gone, but no number is used twice
+    syncs     the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (injected by strace): the
+              server must end with status 4, and have all acknowledged messages when it starts again
+    full      the disk fills up (a small tmpfs; needs root): the server must refuse messages, serve subscribers, and
+              accept messages again when there is room
+    limit     the same with RLIMIT_FSIZE, which gives EFBIG after a short write
+    power     --count power cuts (ext4 on a loop device, EXT4_IOC_SHUTDOWN without flushing its log; needs root):
+              unsynced data is lost, but no acknowledged message may be
+    unsynced  the same with --durability never: acknowledged messages may be lost, but no number may be used twice
 
-Prints a line for each part; a part that cannot be run here says why.  The status is 1 if anything was violated.
+Prints a line for each part, with the reason if it cannot run here.  The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ import servers
 
 FULL = "the journal is read-only"
 AGAIN = "the journal is writable again"
-#: _IOR('X', 125, __u32), and its way of losing what the log of the file system has not written.
+#: The number of the ioctl, _IOR('X', 125, __u32), and its flag that discards the unwritten log of the file system.
 EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 
 
 class NotHere(Exception):
-    """This part cannot be run on this machine; the text says why."""
+    """This part cannot run on this machine, for the reason in its message."""
 
 
 class Bench:
@@ -68,7 +68,7 @@ class Bench:
             self.problems.append(said)
 
     def serve(self) -> servers.Server:
-        """Start the server; check that it serves everything that was acknowledged."""
+        """Start a server without faults, and check that it has everything that was promised."""
         server = self.life.start()
         try:
             server.wait_until_serving()
@@ -108,9 +108,9 @@ def _one_sync(bench: Bench, call: str, nth: int) -> int:
     except subprocess.TimeoutExpired:
         _end_child(server)
     except servers.ServerEnded:
-        pass  # while it opened its journal
+        pass  # the call failed while the server opened its journal
     status = server.process.wait(servers.PATIENCE)
-    # An index is only a cache, so a missing one is reported as a note, not as a problem.
+    # A failed sync of an index is harmless, because an index is only a cache; the server logs it and continues.
     fatal = "INJECTED" in trace.read_text() and "which will be rebuilt later" not in server.log
     bench.expect(fatal == (status == 4), f"{call} {nth}: status {status}, fatal: {fatal}\n{server.log}")
     again = bench.serve()
@@ -119,7 +119,7 @@ def _one_sync(bench: Bench, call: str, nth: int) -> int:
 
 
 def _end_child(server: servers.Server) -> None:
-    """Send SIGTERM to the server, not to the strace that runs it."""
+    """Send SIGTERM to the server, which is a child of strace."""
     pid = server.process.pid
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         os.kill(int(child), signal.SIGTERM)
@@ -166,7 +166,7 @@ def _stop_and_go(
         bench.life.load(server)
         server.wait_until(FULL)
         time.sleep(0.3)
-        bench.life.check(server)  # read everything: subscribers are still served
+        bench.life.check(server)  # reading everything shows that subscribers are served
         before = bench.acked
         bench.expect(before > 0, "nothing was acknowledged before the disk was full")
         bench.expect(server.process.poll() is None, "it ended when the disk was full")
@@ -236,7 +236,7 @@ def _cut_power(bench: Bench, image: Path, data: Path) -> int:
 
 
 def mount(*words: str) -> None:
-    """Call mount(8) with *words*.
+    """Mount a small tmpfs.
 
     :raises NotHere: mounting is not allowed, or fails
     """
@@ -256,7 +256,7 @@ PARTS: dict[str, tuple[Callable[[Bench, int], str], int]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=5, help="how many syncs fail, and how often the power is cut")
+    parser.add_argument("--count", type=int, default=5, help="how many syncs fail, and how many power cuts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", choices=PARTS, action="append")
     arguments = parser.parse_args()

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Plant generated bugs into modules, one at a time, and report those that no test notices.
+"""Put generated bugs (mutants) into modules, one at a time, and report those that no test notices.
 
     generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
 
---count mutants of the modules (see mutations.py for their kinds) are drawn at random; 0 takes all of them.  First
-every test file runs once without a bug, to learn which tests execute which lines; that is kept in --cache until the
-test or a module that it imports changes.  Then the tests that execute the line of a mutant run, those nearest to the
-module and the quickest first, up to --budget seconds of tests, until one fails.  For a line that is executed where its
-module is imported, such as a constant, those are all tests about the module or with a line of it.  A mutant that makes
-a test run ten times as long counts as noticed.
+--count mutants of the modules are drawn at random (mutations.py lists their kinds); 0 takes all of them.  First every
+test file runs once without a bug, to learn which tests execute which lines; the result is cached in --cache until the
+test or a module that it imports changes.  Then, for each mutant, the tests that execute its line run until one fails,
+up to --budget seconds; tests of the module and quick tests come first.  If the line is executed when its module is
+imported, such as a constant, all tests of the module and all that execute any of its lines run.  A mutant that makes a
+test run ten times as long counts as noticed.
 
-A mutant that is equivalent or harmless is named in explained.toml, with the reason, and is not planted.  The status is
-1 if more than --alive percent of the mutants were not noticed, if an explanation matches no mutant of its module any
-more, or if a test fails without any bug.
+Equivalent and harmless mutants are listed in explained.toml with a reason, and are not tried.  The exit status is 1 if
+more than --alive percent of the mutants were not noticed, if an explanation no longer matches a mutant of its module,
+or if a test fails without a bug.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mutations import Mutation, mutations
 
 ROOT = Path(__file__).parents[3]
 EXPLAINED = Path(__file__).with_name("explained.toml")
-#: The modules that are mutated by default, those that change most often last.
+#: The modules that are mutated by default; the modules that change most often come last.
 MODULES = (
     "fyrehose/broker/broker.py",
     "fyrehose/broker/fanout.py",
@@ -67,7 +67,7 @@ MODULES = (
     "fyrehose/journal/*.py",
     "fyrehose/journal/offline/*.py",
 )
-#: The tests that run: quick ones, which need one process only.
+#: The tests that may notice mutants: quick ones that run in one process.
 TESTS = (
     *(
         f"tests/{folder}test_*.py"
@@ -84,14 +84,14 @@ TESTS = (
     ),
     *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
-#: Files on which all tests depend, besides their own modules.
+#: Other files on which the results of the tests depend.
 HELPERS = (
     "tests/conftest.py",
     "tests/*/conftest.py",
     "tests/protocols/*/conftest.py",
     "tests/verification/simulation/*.py",
 )
-#: How many seconds of tests run first, in one round.
+#: How many seconds of tests run in the first round, in one process.
 FIRST = 1.5
 #: How many tests run for one mutant at most.
 MOST_TESTS = 400
@@ -99,9 +99,10 @@ MOST_TESTS = 400
 
 @attrs.frozen
 class Explanation:
-    """The reason why no test notices the mutants of ``kind`` in the statement ``old`` of ``function`` in ``file``.
+    """The reason why no test notices the mutants of one kind, in one statement of one function.
 
-    :ivar new: the statement with the bug; empty: any bug of this kind
+    :ivar old: the statement without the bug
+    :ivar new: the statement with the bug; empty if the reason applies to any
     """
 
     file: str
@@ -112,7 +113,7 @@ class Explanation:
     new: str = ""
 
     def fits(self, mutant: Mutation) -> bool:
-        """Return whether this explanation is about *mutant*."""
+        """Return whether this explanation applies to *mutant*."""
         return (
             (self.file, self.function, self.kind, self.old) == (mutant.file, mutant.function, mutant.kind, mutant.old)
         ) and self.new in ("", mutant.new)
@@ -120,14 +121,14 @@ class Explanation:
 
 @attrs.define
 class Knowledge:
-    """The lines that each test executes, and those that are executed when a module is imported."""
+    """The lines that each test executes, and the lines of each module that its import executes."""
 
     tests: dict[str, Learned] = attrs.field(factory=dict)
     imported: dict[str, set[int]] = attrs.field(factory=dict)
     failed: list[str] = attrs.field(factory=list)
 
     def add(self, learned: dict[str, Learned], failed: list[str]) -> None:
-        """Add the lines that the tests of a file execute."""
+        """Add the results of one test file."""
         for name, each in learned.items():
             if name:
                 self.tests[name] = each
@@ -137,10 +138,11 @@ class Knowledge:
         self.failed += failed
 
     def noticing(self, mutant: Mutation) -> list[tuple[str, float]]:
-        """Return the tests that may notice *mutant*, those nearest to the module first, then the quickest."""
+        """Return the tests that may notice *mutant*, with seconds: tests of the module first, then the quickest."""
         wanted = set(mutant.lines)
         found = [name for name, each in self.tests.items() if wanted & set(each.lines.get(mutant.file, ()))]
-        if wanted & self.imported.get(mutant.file, set()):  # a constant may matter to all users of the module
+        # the line may be a constant, which affects every user of the module
+        if wanted & self.imported.get(mutant.file, set()):
             found = [
                 name
                 for name, each in self.tests.items()
@@ -151,7 +153,7 @@ class Knowledge:
 
 
 def distance(test: str, module: str) -> int:
-    """Return 0 if the file of *test* is about *module*, 1 if it is about its folder, else 2."""
+    """Return 0 if the file of *test* tests *module*, 1 if it tests the same folder, else 2."""
     folder, _, name = module.removeprefix("fyrehose/").removesuffix(".py").rpartition("/")
     folder = folder.replace("kernels/pure", "kernels")
     path = test.partition("::")[0].removeprefix("tests/").removesuffix(".py")
@@ -162,7 +164,7 @@ def distance(test: str, module: str) -> int:
 
 
 def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple[str, float]]]:
-    """Divide the tests into rounds: first quick ones of one file, then the rest, up to *budget* seconds."""
+    """Divide *tests* into a short first round from one file and the rest, up to *budget* seconds in total."""
     first: list[tuple[str, float]] = []
     rest: list[tuple[str, float]] = []
     total = 0.0
@@ -178,18 +180,18 @@ def rounds(tests: Sequence[tuple[str, float]], budget: float) -> list[list[tuple
 
 
 def explanations(path: Path) -> list[Explanation]:
-    """Return the explanations in explained.toml.
+    """Return the entries of explained.toml.
 
-    :raises TypeError: an entry has other fields than those of an Explanation
+    :raises TypeError: an entry has other fields than an Explanation
     """
     return [Explanation(**entry) for entry in tomllib.loads(path.read_text()).get("explained", [])]
 
 
 def files(root: Path, patterns: Sequence[str], missing: bool = False) -> list[Path]:
-    """Return the files that the patterns name.
+    """Return the files below *root* that match the patterns.
 
-    :param missing: whether a pattern may name none
-    :raises SystemExit: a pattern names none
+    :param missing: whether a pattern may match no file
+    :raises SystemExit: a pattern matches no file
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
@@ -220,7 +222,7 @@ def _judge(work: tuple[Mutation, list[list[tuple[str, float]]]]) -> Verdict:
 
 
 def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache: Path) -> Knowledge:
-    """Return the lines that the *tests* execute; run only the tests that have changed since the cache was written."""
+    """Run the *tests* to learn which lines they execute, or read this from *cache* if nothing changed."""
     helpers = mutant_runs.digest(files(root, HELPERS, missing=True))
     cache.mkdir(parents=True, exist_ok=True)
     known = Knowledge()
@@ -246,7 +248,7 @@ def knowledge(root: Path, tests: Sequence[str], pool: ProcessPoolExecutor, cache
 
 
 def _digests(root: Path, modules: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the content of each module; that of no bytes for a module that is gone."""
+    """Return a digest of each module; of a deleted one, the digest of no file."""
     return {name: mutant_runs.digest([path] if (path := root / name).exists() else []) for name in sorted(modules)}
 
 
@@ -258,7 +260,7 @@ def _progress(text: str) -> None:
 def verdicts(
     pool: ProcessPoolExecutor, chosen: Sequence[Mutation], known: Knowledge, budget: float
 ) -> Iterator[tuple[Mutation, Verdict]]:
-    """Plant one mutant after the other, and yield the verdict on each."""
+    """Try one mutant after the other; yield each with its verdict."""
     work = [(mutant, rounds(known.noticing(mutant), budget)) for mutant in chosen]
     alive = 0
     for number, (mutant, verdict) in enumerate(zip(chosen, pool.map(_judge, work), strict=True), 1):
@@ -270,7 +272,7 @@ def verdicts(
 
 
 def report(results: Sequence[tuple[Mutation, Verdict]], explained: int, seconds: float) -> float:
-    """Print the counts of each module, and return the share of mutants that live unexplained, in percent."""
+    """Print the counts of each module; return the share of unexplained mutants that no test noticed, in percent."""
     outcomes = ("killed", "timed out", "alive", "uncovered")
     counts: dict[str, Counter[str]] = {}
     for mutant, verdict in results:
@@ -294,7 +296,7 @@ def report(results: Sequence[tuple[Mutation, Verdict]], explained: int, seconds:
 def draw(
     arguments: argparse.Namespace, known_reasons: Sequence[Explanation]
 ) -> tuple[list[Mutation], int, list[Explanation]]:
-    """Return the mutants to plant, how many were explained, and the explanations that match nothing any more."""
+    """Return the mutants to try, the number of explained ones, and the explanations that match no mutant any more."""
     named = [path for path in files(arguments.root, arguments.modules or MODULES) if path.name != "__init__.py"]
     every = [one for path in named for one in mutations(str(path.relative_to(arguments.root)), path.read_text())]
     mutated = {mutant.file for mutant in every}
@@ -314,34 +316,34 @@ def draw(
 
 
 def status(share: float, most: float, trouble: bool) -> int:
-    """Return the status of the run, of which a *share* lives where at most so many may, in percent."""
+    """Return the exit status: 1 if *share* exceeds *most* percent or there was *trouble*."""
     return int(share > most or trouble)
 
 
 def key_of(mutant: Mutation) -> tuple[str, str, str, str, str, int]:
-    """Return what names a mutant wherever its lines are."""
+    """Return a key of a mutant that does not depend on its line numbers."""
     return mutant.file, mutant.function, mutant.kind, mutant.old, mutant.new, mutant.nth
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="paths or patterns below the root")
-    parser.add_argument("--count", type=int, default=200, help="mutants to plant; 0: all")
+    parser.add_argument("--count", type=int, default=200, help="how many mutants to try; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=12, help="tests of one mutant take at most so many seconds")
+    parser.add_argument("--budget", type=float, default=12, help="seconds of tests for each mutant")
     parser.add_argument(
-        "--alive", type=float, default=5, help="the largest share that may live unexplained, in percent"
+        "--alive", type=float, default=5, help="the largest share that may go unnoticed without a reason, in percent"
     )
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATTERN", help="files with the tests to run")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree with the modules and their tests")
-    parser.add_argument("--cache", type=Path, help="what was learned of the tests (build/mutants)")
-    parser.add_argument("--json", type=Path, help="write the mutants that live here")
-    parser.add_argument("--again", type=Path, help="plant the mutants that lived, of a file of --json")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the directory with the modules and their tests")
+    parser.add_argument("--cache", type=Path, help="where to cache which lines tests execute (build/mutants)")
+    parser.add_argument("--json", type=Path, help="write the mutants that no test noticed to this file")
+    parser.add_argument("--again", type=Path, help="try only the mutants in a file written by --json")
     parser.add_argument("--explained", type=Path, default=EXPLAINED)
-    parser.add_argument("--bare", action="store_true", help="import nothing ahead: for a tree that needs little")
-    parser.add_argument("--list", action="store_true", help="only say which mutants would be planted")
+    parser.add_argument("--bare", action="store_true", help="import no packages ahead, for a small tree")
+    parser.add_argument("--list", action="store_true", help="only print which mutants would be tried")
     arguments = parser.parse_args(words)
     arguments.root = arguments.root.resolve()
     arguments.cache = arguments.cache or arguments.root / "build" / "mutants"

@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Test a server with default options: many honest clients reconnect at once, or hosts attack beside honest ones.
+"""Test a server with default options: herds of clients that reconnect at once, and hostile hosts beside honest ones.
 
     herd.py [--part herds|hostile]... [--clients N] [--protocol P]... [--attack A]... [--seconds S] [--patience S]
 
-    herds    N clients of one protocol after the other, or of all of them --together, come at once from one address,
+    herds    N clients of one protocol after the other, or of all of them --together, connect at once from one address,
              publish and read; the server is stopped (SIGTERM) and started again, and then killed (kill -9) and started
-             again.  A client is back when something that it sent or asked for on a new connection was acknowledged or
-             delivered.  All have to be back within --within seconds of the server's start.
-    hostile  each attack of herd_attacks.py for --seconds from 127.0.0.2, while one honest client of each protocol at
-             127.0.0.1, one that connects anew for each message, one that comes in the middle of the attack (into new
-             streams), and one at the attacker's own address publish and read.
-             No honest client at 127.0.0.1 may wait longer than --patience, and the server may not take more than
+             again.  A client has recovered when a message or request on a new connection was acknowledged or answered.
+             All must recover within --within seconds of the server's start.
+    hostile  each attack of herd_attacks.py for --seconds from 127.0.0.2.  Meanwhile honest clients publish and read:
+             one of each protocol at 127.0.0.1, one that reconnects for each message, one that first connects in the
+             middle of the attack (to new streams), and one at the attacker's own address.
+             No honest client at 127.0.0.1 may wait longer than --patience, and the server may not use more than
              --memory.
 
-Clients share no code with the server: raw sockets written from the texts, and pyzmq.  At the end of each part all
-streams are read: what was acknowledged is there, in order, and nothing is there twice that Relink had on one link.
-The status is 1 if anything of that is violated.  It stops by itself, after about 3 x --limit seconds for each round.
+The clients share no code with the server: they use raw sockets, written from the protocols' texts, and pyzmq.  At the
+end of each part all streams are read: acknowledged messages must be stored, in order, and messages of one Relink link
+only once.  The exit status is 1 if any rule was broken.  The program ends by itself, after about 3 x --limit seconds
+for each round.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ATTACKER = "127.0.0.2"
 
 
 def secured(root: Path) -> list[str]:
-    """Return the options of the listener that wants certificates."""
+    """Return the options of a listener that requires client certificates."""
     authority = Authority(servers.directory(str(root / "certificates")))
     own = authority.issue("server", "localhost")
     options = {
@@ -58,7 +59,7 @@ def secured(root: Path) -> list[str]:
 
 
 class Run:
-    """A journal, the servers that open it one after the other, and crowds of clients."""
+    """One journal, the servers that run on it one after the other, and crowds of clients."""
 
     def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
         self.root, self.options = root, [*options, *secured(root)]
@@ -67,7 +68,7 @@ class Run:
         self.crowds = [Crowd(each) for each in specs]
 
     def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
-        """Start the server on free ports; try other ports if another program takes one of them meanwhile."""
+        """Start a server on free ports; if another program takes one of them meanwhile, try other ports."""
         while True:
             self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.SECURED)), tries - 1
             try:
@@ -84,7 +85,7 @@ class Run:
         return server
 
     def end(self, *, strangers: bool) -> list[Outcome]:
-        """Disconnect all clients, and add what they found wrong to ``problems``."""
+        """Disconnect all clients, check the streams and stop the server; add what is wrong to ``problems``."""
         outcomes = [outcome for crowd in self.crowds for outcome in crowd.outcomes()]
         self.close_crowds()
         self.look()
@@ -111,9 +112,9 @@ class Run:
 
 
 def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[float, list[str]]]:
-    """Wait up to ``limit`` seconds until all clients are served.
+    """Wait until all clients are served, at most ``limit`` seconds.
 
-    :return: for each crowd when its last client was served, and the clients that were not
+    :return: for each crowd, when the last client was served, in seconds after *since*, and the clients that were not
     """
     while True:
         found = [crowd.back() for crowd in crowds]
@@ -123,13 +124,13 @@ def wait_for(crowds: list[Crowd], since: float, limit: float) -> list[tuple[floa
 
 
 def unserved(crowds: list[Crowd], patience: float, when: str) -> list[str]:
-    """Return the clients that get no acknowledgement and no delivery within ``patience`` seconds."""
+    """Return a problem for each client that gets no acknowledgement or delivery within ``patience`` seconds."""
     found = wait_for(crowds, time.monotonic(), patience)
     return [f"{name} was not served {when} within {patience:g} s" for _, away in found for name in away]
 
 
 def herds(protocols: list[str], arguments: argparse.Namespace, root: Path) -> list[str]:
-    """Connect all clients, and let them reconnect after a stop and after a kill of the server."""
+    """Let herds of clients connect, and reconnect after two restarts; return the problems."""
     specs = [[Spec(name, arguments.clients, pause=arguments.pause)] for name in protocols]
     run = Run(root / "-".join(protocols), specs, arguments.option)
     try:
@@ -177,7 +178,7 @@ def herds(protocols: list[str], arguments: argparse.Namespace, root: Path) -> li
 
 
 def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
-    """Return one honest client of each protocol (two of Relink: one subscribes); some of their messages are large."""
+    """Return the honest clients of an attack: one of each protocol (two of Relink); some messages are large."""
     large = {"figg": 1 << 20, "http": 300_000, "relink": 200_000, "eventbus": 8 << 10}
     specs = [
         Spec(
@@ -196,14 +197,14 @@ def honest(address: str, suffix: str, *, fresh: bool) -> list[list[Spec]]:
 
 
 def waits_of(outcome: Outcome) -> str:
-    """Return the median, 99 % and maximum of how long the messages of one client waited."""
+    """Return the median, 99 % and longest wait of the messages of one client, as text."""
     waits = sorted(outcome.waits)
     middle = f"{waits[len(waits) // 2] * 1e3:.0f}/{waits[len(waits) * 99 // 100] * 1e3:.0f} ms, " if waits else ""
     return f"{outcome.spec.protocol} {middle}{outcome.worst:.1f} s ({outcome.acked or len(outcome.read)})"
 
 
 def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
-    """Run one attack on a server of its own."""
+    """Run one attack on a server of its own; return the problems."""
     near, far = honest(ATTACKER, "near", fresh=False), honest("127.0.0.1", "honest", fresh=False)
     anew = honest("127.0.0.1", "fresh", fresh=True)[0]
     options = [*herd_attacks.OPTIONS.get(name, []), *arguments.option]
@@ -252,20 +253,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("herds", "hostile"), action="append")
     parser.add_argument("--clients", type=int, default=200, help="clients of each protocol in a herd")
-    parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="of the herds; all by default")
+    parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="protocol of the herds; all by default")
     parser.add_argument("--together", action="store_true", help="the herds of all protocols at the same time")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two messages of a client of a herd")
     parser.add_argument(
-        "--within", type=float, default=10.0, help="all of a herd are to be back within so many seconds"
+        "--within", type=float, default=10.0, help="seconds within which a whole herd must be served again"
     )
-    parser.add_argument("--limit", type=float, default=30.0, help="how long those who are not are waited for")
+    parser.add_argument("--limit", type=float, default=30.0, help="how long to wait for clients that are not served")
     parser.add_argument("--attack", choices=herd_attacks.ATTACKS, action="append", help="all by default")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long each attack lasts")
     parser.add_argument("--patience", type=float, default=10.0, help="the longest that an honest client may wait")
     parser.add_argument(
-        "--memory", type=int, default=768, help="the most that the server may take: 512, and slack (MiB)"
+        "--memory", type=int, default=768, help="the most memory that the server may use, in MiB: 512, and slack"
     )
-    parser.add_argument("--option", action="append", default=[], help="of the server, which has its defaults otherwise")
+    parser.add_argument(
+        "--option", action="append", default=[], help="option of the server, which has its defaults otherwise"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()

@@ -1,23 +1,23 @@
-"""The attacks of one hostile host, for herd.py: each runs in a process of its own, with raw sockets.
+"""The attacks of one hostile host for herd.py, each in a process of its own, by raw sockets.
 
-    nothing        no attack: what honest clients wait for on this machine anyway
+    nothing        no attack, to measure how long honest clients wait on this machine anyway
     trickle        200 connections announce a message of 16 MiB each, and send 8 KiB of it each second
-    streams        new streams, with names of 255 bytes, as fast as they are taken
+    streams        publishes to new streams, with names of 255 bytes, as fast as they are accepted
     subscriptions  300 connections with 1,000 subscriptions each
-    silent         connections that never say a word, 4,200 for each listener, from 40 addresses
+    silent         connections that never send anything, 4,200 to each listener, from 40 addresses
     keepalives     1,100 subscribers of the backbone
-    requests       a REQUEST for everything every 120 ms without a KEEPALIVE: at the most three times as much may come
-    gaps           40 clients of the backbone that REQUEST every other record by itself, 20,000 times a second together
-    deaf-subs      subscribers of the event bus that never read, of events of 1 MiB
-    deaf-dealers   clients of the event bus that ask for everything and never read it
-    deaf-readers   250 readers of records of 16 MiB that JSON makes six times as large, by HTTP, Figg and Relink
-    refusals       connections that are refused for what they say, and come back at once
-    patterns       named subscriptions of patterns, lists by the worst patterns, and streams that nearly match them
-    bombs          a large compressed frame of lumberjack that is refused near its end, again and again
-    handshakes     TLS handshakes without the certificate that the listener wants, again at once when they fail
-    keys           publishes with a new key each, while a client of another address repeats its own
+    requests       a REQUEST for everything every 120 ms without a KEEPALIVE: the answers may be three times as large
+    gaps           40 clients of the backbone that REQUEST every other record singly, 20,000 times a second together
+    deaf-subs      subscribers of the event bus that never read, with events of 1 MiB
+    deaf-dealers   clients of the event bus that request everything and never read it
+    deaf-readers   250 subscribers by HTTP, Figg and Relink that never read records of 16 MiB (96 MiB in JSON)
+    refusals       connections whose data is refused, and that reconnect at once
+    patterns       named subscriptions with patterns, lists by slow patterns, and streams that almost match them
+    bombs          a large compressed lumberjack frame that is refused near its end, again and again
+    handshakes     TLS handshakes without the required client certificate, repeated at once when they fail
+    keys           publishes with a new idempotency key each, while a client of another address repeats its own
 
-An attack reports what it did, and what it did although the server should have prevented it.
+An attack returns what it did, and what it could do although the server should prevent it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ import wire
 PATIENCE = 60.0
 Said = tuple[str, list[str]]
 Stopped = Callable[[float], bool]
-#: The addresses from which an attack fills streams, and reads them; honest clients use another one.
+#: The addresses that fill streams for an attack, and that read them; honest clients use neither.
 WRITER, STRANGER = "127.0.0.3", "127.0.0.4"
-#: The most events of 1 MiB that are written; how often in a second a peer that was refused may reconnect.
+#: How many events of 1 MiB are written at most, and how often a refused peer may reconnect in a second.
 MOST_EVENTS, MOST_RETURNS = 500, 10
-#: Options of the server without which an attack would take too long.
+#: Options of the server without which an attack has no effect in its time.
 OPTIONS = {"keys": ["server.memory=64MiB"]}
-#: The listener with TLS that requires client certificates.
+#: The listener that uses TLS and requires client certificates.
 SECURED = "figg/secured"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -72,7 +72,7 @@ class Attack:
         pipe.send(ATTACKS[name](ports, address, pipe.poll))
 
     def end(self) -> Said:
-        """Stop; return what the attack did, and what should not have been possible."""
+        """Stop the attack; return what it did, and what should not have been possible."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send("enough")
         try:
@@ -104,7 +104,7 @@ def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket |
 
 
 def living(peers: list[socket.socket]) -> int:
-    """Return how many connections the server has not closed; read and ignore the bytes that it has sent."""
+    """Return how many of the connections the server has not closed, after reading what they received."""
     count = 0
     for peer in peers:
         peer.setblocking(False)
@@ -262,7 +262,7 @@ def gaps(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> socket.socket | None:
-    """Return a ZeroMQ connection (ZMTP 3.0, NULL) after its handshake."""
+    """Return a ZeroMQ connection (ZMTP 3.0, NULL) after its handshake, or None if it was refused."""
     peer = connect(port, address, receive_buffer)
     if peer is None:
         return None
@@ -272,7 +272,7 @@ def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> so
     )
     try:
         peer.sendall(GREETING + b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties)
-        # Read all of it: a message that is sent before the server's READY ends the connection.
+        # Read the whole greeting: the server ends a connection that sends a message before the server's READY.
         exactly(peer, 64)
         exactly(peer, exactly(peer, 2)[1])
     except OSError:
@@ -336,7 +336,7 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     base = ports["eventbus"]
     writer, written = zmtp(base + 2, WRITER, b"DEALER"), 0
     if writer is not None:
-        with contextlib.suppress(OSError):  # this client answers no heartbeats
+        with contextlib.suppress(OSError):  # this peer answers no heartbeats
             while written < 3000 and not stopped(0):
                 writer.sendall(event(written, 8 << 10))
                 written += 1
@@ -357,7 +357,7 @@ def request(target: str) -> bytes:
 
 
 def question(way: str) -> tuple[str, bytes]:
-    """Return a listener, and the bytes by which a client asks it for the stream "deaf"."""
+    """Return the listener and the request with which a client of the kind *way* reads the stream "deaf"."""
     name = b"subscribe:deaf@0"
     hello = bytes((len(name),)) + name + bytes(3)
     return {
@@ -460,7 +460,7 @@ def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    """Check that a stored frame is acknowledged once, and not even inflated for a minute after that."""
+    """Send a bad frame again and again; check that a stored frame is acknowledged once, then not inflated."""
     events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
     body = zlib.compress(events + b"2A" + bytes(4), 0)
     frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
@@ -525,11 +525,11 @@ def answers(peer: socket.socket, count: int) -> bytes:
 
 
 def numbers_of(port: int, keys: list[str]) -> list[int]:
-    """Publish with *keys* from an address without attackers; return the numbers of the messages."""
+    """Publish with *keys* from another address than the attacker's; return the numbers that the server answers."""
     found: list[int] = []
     for key in keys:
         peer = connect(port, WRITER)
-        assert peer is not None, "the server takes no connections"
+        assert peer is not None, "the server accepts no connections"
         with peer:
             peer.sendall(keyed(key, key.encode()))
             found.append(int(re.findall(rb'"first": (\d+)', answers(peer, 1))[0]))

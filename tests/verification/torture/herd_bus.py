@@ -1,8 +1,8 @@
-"""Event bus clients for herd.py: each has three sockets of pyzmq, as the specification says; libzmq reconnects.
+"""Event bus clients for herd.py: three pyzmq sockets each, as in the protocol's text, with libzmq's own reconnects.
 
-A client subscribes to a topic of its own, asks for a snapshot of it, and publishes into it; its event is acknowledged
-when it is broadcast.  An event that does not come back in two seconds is sent again, and so is a SYNCSTART that was not
-answered in ten: the connection may have been lost with it, of which libzmq says nothing.
+A client subscribes to a topic of its own, asks for a snapshot of it, and publishes to it; an event is acknowledged when
+it is broadcast.  An event that is not broadcast within two seconds is sent again, and so is a SYNCSTART without an
+answer for ten: the connection may have been lost with it, which libzmq does not report.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Any
 from herd_clients import Client, Outcome, Spec
 
 TIME = b"2024-05-01T10:20:30.123Z"
-#: After how many seconds an event without a broadcast is sent again, and a request without an answer.
+#: After how many seconds an event that was not broadcast, and a request without an answer, are sent again.
 AGAIN, ASK_AGAIN = 2.0, 10.0
-#: A client also requests a snapshot after so many events.
+#: After how many acknowledged events a client asks for another snapshot.
 ASK_EVERY = 5
 
 
 class BusClient(Client):
     """One client.
 
-    :ivar asked: when it requested a snapshot; None: it needs none
-    :ivar last: the highest number that it has received; ``synced``: by this snapshot; ``broadcast``: by broadcasts
+    :ivar asked: when it asked for a snapshot; None if it waits for none
+    :ivar last: the highest number that it received
+    :ivar synced: the highest number of the present snapshot
+    :ivar broadcast: the highest number of a broadcast
     """
 
     def __init__(self, spec: Spec, number: int, bus: Bus) -> None:
@@ -58,7 +60,7 @@ class BusClient(Client):
             self.again_at = now
         if self.began is not None and now >= self.again_at:
             if self.again_at > self.began:
-                self.ask(now)  # it may have missed an event
+                self.ask(now)  # it may have missed a broadcast
             self.again_at = now + AGAIN
             made = str(uuid.UUID(int=self.number << 64 | self.sent, version=4)).encode()
             self.crowd.send(self.collector, [self.topic, b"null", b"herd", TIME, made, *self.under_way()])
@@ -66,7 +68,7 @@ class BusClient(Client):
     def heard_snapshot(self, message: list[bytes], now: float) -> None:
         if message[0] == b"SYNC":
             seq = int.from_bytes(message[2], "big")
-            if seq <= self.synced and self.asks == 1:  # the second request begins a new answer
+            if seq <= self.synced and self.asks == 1:  # the answer to a repeated request begins again
                 self.wrong.append(f"SYNC {seq} after SYNC {self.synced}")
             self.synced = seq
             self._event(seq, message[6], now)
@@ -78,12 +80,12 @@ class BusClient(Client):
             if self.sent == 0:
                 self.publish_at = now
         else:
-            self.wrong.append(f"it was sent {message[:1]!r}")
+            self.wrong.append(f"SNAPSHOT sent {message[:1]!r}")
 
     def heard_event(self, message: list[bytes], now: float) -> None:
         seq = int.from_bytes(message[1], "big")
         if message[0] != self.topic:
-            self.wrong.append(f"it was sent {message[0]!r}")
+            self.wrong.append(f"PUBLISHER sent the topic {message[0]!r}")
         else:
             if seq <= self.broadcast:
                 self.wrong.append(f"BROADCAST {seq} after BROADCAST {self.broadcast}")
@@ -96,7 +98,7 @@ class BusClient(Client):
         return found
 
     def _event(self, seq: int, data: bytes, now: float) -> None:
-        """Handle an event of a snapshot or a broadcast; discard one that came the other way before."""
+        """Record an event from a snapshot or a broadcast; the second copy of an event is ignored."""
         if seq <= self.last:
             return
         self.last = seq

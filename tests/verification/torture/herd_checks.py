@@ -1,4 +1,4 @@
-"""Check the streams against what the clients of herd.py have sent and received."""
+"""Check that the streams have what the clients of herd.py were told, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 import wire
 from herd_clients import PAYLOAD, Outcome
 
-#: The streams of protocols whose streams are not named after the clients.
+#: The stream of each protocol whose streams are not named after the clients.
 STREAMS = {"lumberjack": "lumberjack", "backbone": "backbone", "eventbus": "eventbus"}
 #: How many violations of one kind are listed.
 SHOWN = 3
@@ -17,7 +17,7 @@ Stored = list[tuple[int, bytes]]
 
 
 def streams_of(outcome: Outcome) -> str:
-    """Return the stream that a client publishes into."""
+    """Return the stream to which a client publishes."""
     label = outcome.spec.label
     if outcome.spec.protocol == "figg":
         return f"{label}-{outcome.number % 10}"
@@ -25,9 +25,9 @@ def streams_of(outcome: Outcome) -> str:
 
 
 def check(port: int, outcomes: list[Outcome], *, strangers: bool) -> list[str]:
-    """Return the problems.
+    """Compare the streams with what clients were told; return the problems.
 
-    :param strangers: whether other clients have published to the streams, too
+    :param strangers: whether other clients wrote to the streams, too
     """
     names = sorted({streams_of(outcome) for outcome in outcomes if outcome.acked})
     stored: dict[str, Stored] = {}
@@ -39,7 +39,7 @@ def check(port: int, outcomes: list[Outcome], *, strangers: bool) -> list[str]:
 
 
 def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers: bool) -> list[str]:
-    """Return the problems: acknowledged messages are stored in the order of sending, those of Relink once."""
+    """Check that acknowledged messages are stored, in order, and those of Relink once; return the problems."""
     numbers: dict[tuple[str, int], list[int]] = defaultdict(list)
     foreign = 0
     for records in stored.values():
@@ -66,13 +66,13 @@ def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers:
         "clients have messages that they never sent": unsent,
         "clients have messages out of order": disordered,
         "clients of Relink have messages twice": doubled,
-        "records are of nobody": [str(foreign)] * (foreign > 0),
+        "records were sent by no client": [str(foreign)] * (foreign > 0),
     }
     return [f"{len(each)} {what}, such as {each[:SHOWN]}" for what, each in counted.items() if each]
 
 
 def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
-    """Return the problems: deliveries are as stored, in rising order; a Relink link gets each record once."""
+    """Check that deliveries are as stored, in rising order, by a Relink link once each; return the problems."""
     sums = {name: {seq: zlib.crc32(data) for seq, data in records} for name, records in stored.items()}
     wrong: list[str] = []
     for outcome in outcomes:
@@ -80,9 +80,11 @@ def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:
         before = 0
         for stream, seq, checksum in outcome.read:
             if stream in sums and sums[stream].get(seq) != checksum:
-                wrong.append(f"{seq} of {stream} at {outcome.spec.label} {outcome.number} is something else")
-            # Datagrams may come late; a client that lacks one may ask for the gap, as the specification says.
+                wrong.append(
+                    f"{outcome.spec.label} {outcome.number} received another record as {seq} of {stream} than is stored"
+                )
+            # Datagrams may be delivered late, because a client may ask again for a gap between datagrams.
             if seq <= before and outcome.spec.protocol not in ("backbone",) and (relink or seq == before):
-                wrong.append(f"{seq} of {stream} after {before} at {outcome.spec.label} {outcome.number}")
+                wrong.append(f"{outcome.spec.label} {outcome.number} received {seq} of {stream} after {before}")
             before = seq
     return [f"{len(wrong)} deliveries are wrong, such as {wrong[:SHOWN]}"] if wrong else []

@@ -1,11 +1,11 @@
-"""The base of the clients of herd.py, for all protocols.
+"""The common part of the clients of herd.py, whatever protocol they speak.
 
-Every client has one message (lumberjack: one batch) under way at most, keeps it until it is acknowledged, and sends it
-again on its next connection.  Its payloads say whose they are: ``{"m":"NAME:CLIENT:NUMBER:....."}``.
+Each client has at most one unacknowledged message (lumberjack: one batch), keeps it until it is acknowledged, and sends
+it again on its next connection.  A payload names its client and its number: ``{"m":"NAME:CLIENT:NUMBER:....."}``.
 
-    Spec          clients of one kind: how many, from where, how often they publish
-    Client        a message under way, and how long it waits
-    StreamClient  the same with a TCP connection that is made again
+    Spec          clients of one kind: how many, from which address, how often they publish
+    Client        one client, its unacknowledged message, and how long it waits
+    StreamClient  the same with a TCP connection that is made again when it is lost
     Outcome       what became of one client
 """
 
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-#: Every so many messages one is large, where there are large ones.
+#: One in so many messages is large, if the client sends large ones.
 LARGE = 10
 PAYLOAD = re.compile(rb'\{"m":"([a-z-]+):(\d+):(\d+):\.*"\}')
 
@@ -27,9 +27,9 @@ PAYLOAD = re.compile(rb'\{"m":"([a-z-]+):(\d+):(\d+):\.*"\}')
 class Spec:
     """Clients of one kind.
 
-    :ivar name: with which their payloads begin: letters and dashes
-    :ivar pause: how long each client waits after an acknowledgement before it publishes again, about, in seconds
-    :ivar large: the size of every tenth message, in bytes; 0: none is large
+    :ivar name: the beginning of their payloads: letters and dashes
+    :ivar pause: about how long each client waits after an acknowledgement before it publishes again, in seconds
+    :ivar large: the size of every tenth message, in bytes; 0 if none is large
     :ivar fresh: whether they close their connection after each acknowledgement, and connect again for the next message
     """
 
@@ -50,10 +50,10 @@ class Spec:
 class Outcome:
     """The result of one client.
 
-    :ivar acked: the number of its last acknowledged message; they are 1, 2, 3 ...
-    :ivar worst: the longest that one message waited for its acknowledgement, in seconds
+    :ivar acked: the number of its last acknowledged message; they are numbered 1, 2, 3 ...
+    :ivar worst: the longest that a message waited for its acknowledgement, in seconds
     :ivar waits: how long each acknowledged message waited
-    :ivar read: (stream, seq, checksum) of each delivered record; seq is 0 if the protocol has no numbers
+    :ivar read: (stream, seq, checksum) of each delivered record; seq is 0 where the protocol does not tell it
     """
 
     spec: Spec
@@ -69,9 +69,9 @@ class Outcome:
 class Client:
     """The base of all clients.
 
-    :ivar at: when :meth:`wake` is due
-    :ivar mark: when the server ended last; bytes on connections that were made before do not count
-    :ivar back: when the client was first served after that; None: not yet
+    :ivar at: when :meth:`wake` must be called
+    :ivar mark: when the server last ended; what arrives on older connections does not count
+    :ivar back: when it was first served after that; None if it was not yet
     """
 
     #: How many messages are sent together.
@@ -103,7 +103,7 @@ class Client:
         return self.under_way()
 
     def acknowledged(self, now: float) -> None:
-        """Note that the messages under way are acknowledged."""
+        """Record that the messages that were sent are acknowledged."""
         assert self.began is not None
         self.waits.append(now - self.began)
         self.worst = max(self.worst, now - self.began)
@@ -119,11 +119,11 @@ class Client:
         self.read.append((stream, seq, zlib.crc32(data)))
 
     def marked(self, now: float) -> None:
-        """Note that the server has ended."""
+        """Record that the server has ended."""
         self.mark, self.back = now, None
 
     def wake(self, now: float) -> None:
-        """Do what is due at the time ``at``, and set the next time."""
+        """Act at the time ``at``, and set it to the next time."""
 
     def outcome(self, now: float) -> Outcome:
         worst = max(self.worst, 0.0 if self.began is None else now - self.began)
@@ -134,7 +134,7 @@ class StreamClient(Client):
     """A client with a TCP connection.
 
     :ivar made: when its connection was made
-    :ivar failures: connects, or connections without an acknowledgement, that failed in a row
+    :ivar failures: failed connects, or connections without an acknowledgement, in a row
     """
 
     sock: Any = None
@@ -149,7 +149,7 @@ class StreamClient(Client):
             self.crowd.connect(self)
             self.at = now + 30
             return
-        if self.connecting:  # for 30 s
+        if self.connecting:  # the connect has not finished within 30 s
             self.lost(now)
             return
         if self.ready() and self.began is None and now >= self.publish_at:
@@ -178,7 +178,7 @@ class StreamClient(Client):
             super().served(now)
 
     def lost(self, now: float, refused: bool = False) -> None:
-        """Note that the connection was lost or, with ``refused``, could not be made."""
+        """Close a lost connection, or one that could not be made (``refused``), and connect again later."""
         self.crowd.close(self)
         self.failures += 1
         self.crowd.wake_at(self, now + self.delay(refused))

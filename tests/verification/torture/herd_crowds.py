@@ -1,12 +1,12 @@
-"""A process that runs clients of herd.py, and the commands that it takes.
+"""A process with many clients of herd.py, and the commands that are sent to it.
 
-    Crowd(specs).serve(ports)     they begin, and go on until the process is told otherwise
-                .mark()           the server has ended: what is served from now on is served by the next one
-                .forget()         what was served up to now does not count any more
-                .back()           since then: when the last of those who were served was, and who was not
-                .outcomes()       what became of each
+    Crowd(specs).serve(ports)     the clients connect, and run until the process is told to stop
+                .mark()           the server has ended: from now on only service by the next server counts
+                .forget()         ignore how clients were served up to now
+                .back()           since then: when the last of the served clients was served, and which were not
+                .outcomes()       the result of each client
 
-Addresses of clients are those of the loopback network: 127.0.0.2 is another host than 127.0.0.1.
+Clients connect from addresses of the loopback network: 127.0.0.2 counts as another host than 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from herd_clients import Client, Outcome, Spec, StreamClient
 from herd_protocols import KINDS
 
 PATIENCE = 60.0
-#: IP_BIND_ADDRESS_NO_PORT: the socket gets its port when it connects, so that thousands can share one address.
+#: Lets a socket choose its port when it connects, so that thousands of one address can share the free ports.
 IP_BIND_ADDRESS_NO_PORT = 24
 
 
 class Crowd:
-    """Clients in a process of their own, which outlive the server."""
+    """Clients in a process of their own, which outlives the server."""
 
     def __init__(self, specs: list[Spec]) -> None:
         self.specs = specs
@@ -75,7 +75,7 @@ def _run(pipe: Connection, specs: list[Spec]) -> None:
             (word,) = pipe.recv()
             now = time.monotonic()
             if word == "mark":
-                loop.turn(0.0)  # earlier bytes are not of the next server
+                loop.turn(0.0)  # handle what the old server has sent
                 for client in loop.clients:
                     client.marked(time.monotonic())
                 pipe.send(True)
@@ -89,12 +89,12 @@ def _run(pipe: Connection, specs: list[Spec]) -> None:
                 pipe.send(True)
             else:
                 pipe.send([client.outcome(now) for client in loop.clients])
-                return  # nobody would record what they sent from now on
+                return  # end now, because later messages would not be recorded
         loop.turn(0.02)
 
 
 class Loop:
-    """Sockets and timers of many clients."""
+    """The sockets and timers of many clients."""
 
     def __init__(self, specs: list[Spec], ports: dict[str, int]) -> None:
         self.ports = ports
@@ -119,7 +119,7 @@ class Loop:
                 client.wake(now)
                 self.wake_at(client, client.at)
 
-    # Methods that clients call.
+    # The interface that clients call:
 
     def wake_at(self, client: Client, when: float) -> None:
         client.at = when
@@ -163,7 +163,7 @@ class Loop:
         except OSError:
             """Nobody listens at this moment."""
 
-    # Inside.
+    # Internal:
 
     def _flush(self, client: StreamClient) -> None:
         try:
@@ -172,7 +172,7 @@ class Loop:
         except BlockingIOError:
             pass
         except OSError:
-            client.out.clear()  # the next read reports the loss
+            client.out.clear()  # reading reports that the connection is lost
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out or client.connecting else 0)
         if self.selector.get_key(client.sock).events != wanted:
             self.selector.modify(client.sock, wanted, client)

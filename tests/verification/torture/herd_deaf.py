@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Subscribers of every protocol that never read, and honest clients beside them.
+"""Measure the server's memory with subscribers of every protocol that never read, and how long honest clients wait.
 
     herd_deaf.py [--way WAY]... [--size SIZE]... [--readers N] [--seconds S]
 
-A stream holds records of one size, of bytes that JSON escapes to six.  N readers at 127.0.0.2 ask for the stream from
-its beginning and read nothing, while honest clients at 127.0.0.1, of Figg and HTTP, publish 100 bytes every
-20 ms and wait for the acknowledgement.  Each line says how long these waited (median, 99 %, longest), and how much the
-memory of the server grew.  The status is 1 if it grew by more than --memory.  With --readers 0 the lines say what the
-honest clients wait for without readers: the ways http-pattern and eventbus publish meanwhile.
+A stream has records of one size, of bytes that JSON escapes to six each.  N subscribers at 127.0.0.2 ask for the stream
+from its beginning and read nothing, while honest clients at 127.0.0.1, of Figg and HTTP, publish 100 bytes every 20 ms
+and wait for the acknowledgement.  Each line says how long these waited (median, 99 %, longest), and how much the memory
+of the server grew.  The exit status is 1 if it grew by more than --memory.  --readers 0 shows the waits without
+subscribers; the ways http-pattern and eventbus publish meanwhile.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from abuse import Usage
 from herd_attacks import connect, event, question, zmtp, zmtp_message
 
 HONEST, ATTACKER = "127.0.0.1", "127.0.0.2"
-#: For each size of records: their bytes, and how many there are.
+#: The records of each size: their bytes, and how many there are.
 SIZES = {"large": (16 << 20, 4), "mib": (1_000_000, 40), "small": (100, 200_000)}
 WAYS = ("http-read", "http-live", "http-pattern", "admin-tail", "figg", "relink", "eventbus")
 
 
 def fill(port: int, size: int, count: int, topic: bytes = b"deaf") -> None:
-    """Publish the records by Figg."""
+    """Publish the records with Figg."""
     with contextlib.closing(socket.create_connection((HONEST, port), timeout=120)) as peer:
         frames, acked = wire.Frames(), 0
         step = max(1, min(count, (16 << 20) // size))
@@ -67,7 +67,7 @@ class Honest:
         result.close()
 
     def stop(self) -> None:
-        """End the client, and get its measurements."""
+        """End the client, and keep what it has measured."""
         self.over.set()
         self.waits: list[float] = self._result.recv()
         self._process.join()
@@ -97,7 +97,7 @@ class Honest:
 
 
 def deaf_bus(base: int, readers: int, size: int, count: int) -> list[socket.socket]:
-    """Subscribe to all topics without reading, and publish as many bytes as the other readers would read."""
+    """Subscribe to everything without reading, and publish *count* events of *size* bytes; return the sockets."""
     peers = [peer for _ in range(readers) if (peer := zmtp(base + 1, ATTACKER, b"SUB"))]
     for peer in peers:
         peer.sendall(zmtp_message([b"\1"]))
@@ -119,7 +119,7 @@ def trial(way: str, size: str, arguments: argparse.Namespace, root: Path) -> lis
         live = way in ("http-pattern", "eventbus")
         fill(ports["figg"], *SIZES[size], b"before" if live else b"deaf")
         with contextlib.closing(socket.create_connection((HONEST, ports["figg"]))) as reader:
-            reader.sendall(wire.attach(b"before" if live else b"deaf", 0))  # so that caches are full
+            reader.sendall(wire.attach(b"before" if live else b"deaf", 0))  # so that the caches are full
             reader.recv(1 << 20)
         base = Usage(server.process.pid).resident
         clients = [Honest(name, ports[name]) for name in ("figg", "http")]
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, action="append", help="all by default")
     parser.add_argument("--readers", type=int, default=250)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each trial lasts")
-    parser.add_argument("--memory", type=int, default=64, help="the most that the readers may take (MiB)")
+    parser.add_argument("--memory", type=int, default=64, help="how much the server's memory may grow, in MiB")
     parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

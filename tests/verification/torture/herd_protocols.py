@@ -1,11 +1,12 @@
-"""Clients for herd.py that reconnect as the real client of their protocol does; with sockets and struct alone.
+"""Clients for herd.py that reconnect like the real client of their protocol, written with sockets and struct alone.
 
-    Figg        Go's SDK: at once after a connection that was made; 1, 2, 4 ... 30 s after a connect that failed; pings
-    Lumberjack  Filebeat: 1, 2, 4 ... 60 s, half of that by chance; compression level 3; gives up after 30 s of silence
-    Http        one connection that is kept; 0.5, 1 ... 10 s
+    Figg        like Go's SDK: at once after a lost connection; 1, 2, 4 ... 30 s after a failed connect; pings
+    Lumberjack  like Filebeat: 1, 2, 4 ... 60 s, half of that at random; compression level 3; gives up after
+                30 s of silence
+    Http        one persistent connection; 0.5, 1 ... 10 s
     Backbone    a KEEPALIVE each second; a few of the clients push, and wait until the message is delivered to them
 
-Relink's are in herd_relink.py (0.1, 0.2 ... 30 s), those of the event bus in herd_bus.py (libzmq: 0.1 s).
+Relink's clients are in herd_relink.py (0.1, 0.2 ... 30 s), those of the event bus in herd_bus.py (libzmq: 0.1 s).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from herd_relink import Relink
 
 
 class Figg(StreamClient):
-    """It publishes into one of ten topics; one client in ten also reads its topic, from where it was."""
+    """A client that publishes to one of ten topics; one in ten also reads its topic, from its last position."""
 
     def __init__(self, spec: Spec, number: int, crowd: Any) -> None:
         super().__init__(spec, number, crowd)
@@ -62,7 +63,7 @@ class Figg(StreamClient):
                 self._came("ack", now)
             elif kind == wire.ATTACHED:
                 if self.position is not None and number != self.position:
-                    self.wrong.append(f"attached to {self.topic} at {number}, asked for {self.position}")
+                    self.wrong.append(f"attached to {self.topic} at {number}, but asked for {self.position}")
                 self.position = number
             elif kind == wire.DATA:
                 if self.position is None or number != self.position + 1:
@@ -79,12 +80,12 @@ class Figg(StreamClient):
 
     def delay(self, refused: bool) -> float:
         self.refusals = self.refusals + 1 if refused else 0
-        # Five milliseconds where the SDK waits for nothing: this is one process, and not a thousand of them.
+        # The SDK does not wait here; 5 ms, because this one process stands for a thousand.
         return min(30.0, 2.0 ** (self.refusals - 1)) * random.uniform(0.8, 1.2) if refused else 0.005
 
 
 class Lumberjack(StreamClient):
-    """Batches of ten events, compressed."""
+    """A client that sends batches of ten compressed events."""
 
     batch = 10
     answer = b""
@@ -102,7 +103,7 @@ class Lumberjack(StreamClient):
         self.answer += chunk
         while len(self.answer) >= 6:
             if self.answer[:2] != b"2A":
-                self.wrong.append(f"it was sent {self.answer[:6]!r}")
+                self.wrong.append(f"the server sent {self.answer[:6]!r}")
             if self.answer[2:6] == struct.pack(">I", self.batch) and self.began is not None:
                 self.acknowledged(now)
             self.answer = self.answer[6:]
@@ -117,7 +118,7 @@ class Lumberjack(StreamClient):
 
 
 class Http(StreamClient):
-    """POSTs on a connection that is kept."""
+    """A client that POSTs on one persistent connection."""
 
     answer = b""
 
@@ -140,14 +141,14 @@ class Http(StreamClient):
         if head.split()[1] == b"200" and self.began is not None:
             self.acknowledged(now)
         else:
-            self.lost(now)  # and later again, as after any answer that is none
+            self.lost(now)  # connect and send again later, as after any invalid answer
 
     def delay(self, refused: bool) -> float:
         return min(10.0, 0.5 * 2.0 ** (self.failures - 1))
 
 
 class Backbone(Client):
-    """A subscriber without a journal; one in fifty publishes, and again what is not back in a second."""
+    """A subscriber without a journal; one in fifty also publishes, and repeats what is not delivered in a second."""
 
     def __init__(self, spec: Spec, number: int, crowd: Any) -> None:
         super().__init__(spec, number, crowd)
@@ -179,7 +180,7 @@ class Backbone(Client):
             return
         found = wire.delivered(datagram)
         if found is None:
-            self.wrong.append(f"it was sent {datagram[:20].hex()}")
+            self.wrong.append(f"the server sent {datagram[:20].hex()}")
             return
         if self.publishes:
             self.delivered("backbone", *found)

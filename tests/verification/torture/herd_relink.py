@@ -1,7 +1,7 @@
-"""Relink's clients for herd.py, from the text of the protocol: they resume their links as it says.
+"""Relink clients for herd.py, written from the protocol's text: they resume their links.
 
 publishers   ``publish:NAME``, one channel without transactions
-subscribers  a few clients: ``subscribe:NAME@0``; each record by one link comes once
+subscribers  a few clients, ``subscribe:NAME@0``; over one link each record must come once
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from herd_clients import Outcome, Spec, StreamClient
 
-#: One client in so many subscribes, of the first so many.
+#: One in READERS clients subscribes, among the first AMONG clients.
 READERS, AMONG = 20, 200
 
 
 class Relink(StreamClient):
     """A connector whose channel ids have no bytes; one in twenty subscribes to what the others publish.
 
-    :ivar received: how many messages the peer has, or (a subscriber) we have
-    :ivar first: the number of the message that was the first on this link
+    :ivar received: how many messages the peer has received or, for a subscriber, how many this client has
+    :ivar first: the number of the first message on this link
     """
 
     PING, PONG, RESUME = (bytes((kind << 5, *bytes(7))) for kind in (1, 2, 3))
@@ -61,7 +61,7 @@ class Relink(StreamClient):
             self._packet(packet, now)
 
     def _whole(self) -> int:
-        """The size of the packet that has come in; 0: not yet."""
+        """Return the size of the first packet in the buffer, or 0 if it is not complete."""
         held = self.heard_of
         size = 16 if self.state == "reply" else 8
         if len(held) >= 8 and self.state in ("resync", "open") and held[0] & 0b0_111_01 == 0b0_100_01:
@@ -90,7 +90,7 @@ class Relink(StreamClient):
         elif packet[0] & 0b1_11 == 0b1_01 and packet[0] >> 5 in (0, 1):
             self._acknowledgement(packet, now)
         elif packet != self.PONG:
-            self.wrong.append(f"it was sent {packet[:16].hex()}")
+            self.wrong.append(f"the server sent {packet[:16].hex()}")
 
     def _linked(self, link: Any) -> None:
         if link == self.link:
@@ -115,18 +115,20 @@ class Relink(StreamClient):
         return struct.pack("<B3xI", self.CONSUMED_UP_TO, self.received - 1)
 
     def _acknowledgement(self, packet: bytes, now: float) -> None:
-        """``received`` or ``consumed``: everything up to a number, or the next one."""
+        """Handle ``received`` or ``consumed``, which acknowledge everything up to a number, or the next message."""
         numbered, consumed = packet[0] & 0b10_00, packet[0] >> 5 == 1
         done = self.acked - self.first + 1
         upto = struct.unpack_from("<I", packet, 4)[0] + 1 if numbered else (done if consumed else self.received) + 1
         self.received = max(self.received, upto)
         if upto > self.sent - self.first + 1:
-            self.wrong.append(f"{upto} messages are acknowledged, of {self.sent - self.first + 1}")
+            self.wrong.append(
+                f"the server acknowledged {upto} messages, but only {self.sent - self.first + 1} were sent"
+            )
         elif consumed and upto > done and self.began is not None:
             self.acknowledged(now)
 
     def _message(self, packet: bytes, now: float) -> None:
-        """A record for a subscriber: one part."""
+        """Handle a record for a subscriber, which has one part."""
         large = packet[0] & 1 << 6
         size, at = (struct.unpack_from("<Q", packet, 8)[0], 16) if large else (packet[2] | packet[3] << 8, 8)
         self.received += 1

@@ -3,23 +3,23 @@
 
     kill9.py [--count N] [--seed S] [--durability MODE] [--lives K] [--directory DIR] [--sabotage]
 
-A *cycle*: the server starts; everything is read back from offset 0; the load runs for a random time, from nothing
-to --busy milliseconds; ``kill -9``.  Before every tenth cycle one is killed while it starts, too.  After --lives
-cycles the journal is verified, removed, and a new one begun.
+A *cycle*: the server starts; everything is read from offset 0; the load runs for a random time of at most --busy
+milliseconds; ``kill -9``.  In one of ten cycles a first server is killed while it starts, too.  After --lives cycles
+the journal is verified and removed, and a new one begins.
 
-Checked each time, against the records of publishers and subscribers in processes of their own:
+Each time, the journal is checked against what publishers and subscribers recorded in processes of their own:
 
-  - every acknowledged message is stored, unchanged;
-- every stored message was sent, and is unchanged;
-- the messages of each publisher are in its order, each once, or again where it has sent them again after a reconnect;
-- a number that was ever delivered, by any listener, always has the same message;
-- numbers are consecutive (with another --durability than batch they may jump after a crash, but never go back);
+  - acknowledged messages are stored, unchanged;
+  - nothing is stored that was never sent;
+  - the messages of each publisher are stored in its order, and twice only if it sent them again after a reconnect;
+  - a number that any listener has delivered has the same message for ever;
+  - numbers follow on with --durability batch; in other modes they may jump after a crash, but never go back;
   - `fyrehose journal verify` finds nothing.
 
-Prints each violation and a summary; the status is 1 if there was any, and the directory is kept.
+Prints each violation and a summary; the exit status is 1 if there was any, and the directory is kept.
 
-With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice, which shows that
-this program does.
+With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice, to test that this
+program notices it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fyrehose.journal.offline import dump
 from fyrehose.journal.offline.verify import verify
 
 STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone", "lumberjack", "relink", "eventbus")
-#: listener, stream, window, largest payload
+#: (listener, stream, window, largest payload) of each publisher
 PLAN = (
     ("figg", "a", 1, 1 << 17),
     ("figg", "a", 10, 1 << 17),
@@ -60,7 +60,7 @@ PLAN = (
     ("relink", "relink", 100, 1 << 17),
     ("relink", "relink", 1, 1 << 17),
 )
-#: The publisher of the event bus.
+#: The number of the publisher of the event bus.
 BUS = 2000
 
 
@@ -68,7 +68,7 @@ class Life:
     """A journal from its first start to its last check, with its publishers and subscribers."""
 
     def __init__(self, directory: Path, dice: random.Random, durability: str, strangers: bool = False) -> None:
-        """``strangers``: whether others publish, too, whatever they like."""
+        """Create the clients; ``strangers`` says whether other clients publish arbitrary data, too."""
         self.directory, self.dice, self.durability, self.strangers = directory, dice, durability, strangers
         self.segment_size = dice.choice((64 << 10, 256 << 10, 1 << 20, 16 << 20))
         specs = [(listener, i, *rest) for i, (listener, *rest) in enumerate(PLAN)]
@@ -78,14 +78,14 @@ class Life:
         self.publishers = load.Publishers(specs)
         self.subscribers = load.Subscribers(STREAMS, 2, self.largest)
         self.bus = listeners.EventBus(BUS, self.largest)
-        #: what was delivered by any listener: for each stream the author of each number
+        #: by stream, the author of each number that any listener has delivered
         self.released: dict[bytes, dict[int, tuple[int, int]]] = {stream.encode(): {} for stream in STREAMS}
         self.problems: list[str] = []
         self.acked: dict[int, int] = {}
         self.kept = self.duplicates = self.datagrams = 0
-        #: acknowledged messages may be lost: the power was cut, and the durability does not promise a sync
+        #: whether acknowledged messages may be lost: the power was cut in a mode that does not sync them
         self.may_lose = False
-        #: bytes that retention keeps; 0: all
+        #: the option journal.keep-bytes; 0: keep everything
         self.keep = 0
 
     def by_listener(self) -> dict[str, int]:
@@ -112,13 +112,13 @@ class Life:
         )
 
     def load(self, server: servers.Server) -> None:
-        """Connect all publishers and subscribers, which continue until the next check."""
+        """Connect all clients, which run until the next check."""
         ports = {listener: server.port(listener) for listener in servers.LISTENERS}
         for worker in (self.subscribers, self.bus, self.publishers):
             worker.connect(ports)
 
     def check(self, server: servers.Server) -> None:
-        """Check everything against the records of the clients, which are disconnected; the server runs."""
+        """Check the journal against what the clients recorded; the server must run, and the clients disconnect."""
         publishers, pushed = self.publishers.report()
         ours, heard = self.bus.report()
         publishers.append(ours)
@@ -128,11 +128,11 @@ class Life:
             self.problems += [problem for problem in problems if not any(words in problem for words in allowed)]
             for stream, numbers in messages.items():
                 self._release(stream, numbers)
-            if self.durability == "batch" and not self.keep:  # otherwise retention may overtake a slow reader
+            if self.durability == "batch" and not self.keep:  # otherwise retention may overtake a slow subscriber
                 self.problems += [f"{stream!r} skips from {before} to {after}" for stream, before, after in skips]
         found = wire.read_all(server.port("figg"), list(self.released), self._ends())
         if self.keep:
-            # The server may have deleted segments while they were read.
+            # The server may have deleted old records while they were read.
             oldest: dict[bytes, int] = {}
             for run in dump.runs(self.directory / "data"):
                 oldest.setdefault(run.stream.encode(), run.first_seq)
@@ -152,7 +152,7 @@ class Life:
         self.problems += [f"verify: {problem}" for problem in report.problems]
 
     def _ends(self) -> dict[bytes, int] | None:
-        """Return the last record of each stream, where the last number may have been given out and lost."""
+        """Return the last record of each stream, or None in mode `batch`; other modes may lose the last numbers."""
         if self.durability == "batch":
             return None
         runs = dump.runs(self.directory / "data", everything=True)
@@ -163,7 +163,7 @@ class Life:
         for number, author in numbers.items():
             if known.setdefault(number, author) != author:
                 self.problems.append(
-                    f"{stream!r} {number} was {known[number]} and is {author}: a number was used twice"
+                    f"{stream!r} {number} was {known[number]} and is now {author}: a number was used twice"
                 )
 
     def _authors(self, stream: bytes, records: list[tuple[int, bytes]]) -> dict[int, tuple[int, int]]:
@@ -172,14 +172,14 @@ class Life:
         for number, data in records:
             begins = self.keep and not before
             if number <= before or (self.durability == "batch" and number != before + 1 and not begins):
-                self.problems.append(f"{stream!r} goes on from {before} to {number}")
+                self.problems.append(f"{stream!r} continues from {before} with {number}")
             before = number
             author = wire.whose(data, self.largest)
             if author is None:
                 if not self.strangers:
                     self.problems.append(f"{stream!r} {number} {load.NOBODYS} ({len(data)} bytes)")
             elif self.streams.get(author[0]) != stream:
-                self.problems.append(f"{stream!r} {number} was sent to {self.streams.get(author[0])!r}")
+                self.problems.append(f"{stream!r} {number} was published to {self.streams.get(author[0])!r}")
             else:
                 authors[number] = author
         return authors
@@ -204,7 +204,7 @@ class Life:
         highest = last
         seen: dict[int, int] = {}
         for n in order:
-            # ZeroMQ still delivers messages of a closed connection, mixed with those of the next one.
+            # ZeroMQ may still deliver events of a closed connection together with those of the next one.
             before = highest if number == BUS else last
             highest = max(highest, n)
             if n > before + 1 and not self.may_lose:
@@ -212,7 +212,7 @@ class Life:
             if n > sent:
                 self.problems.append(f"publisher {number}: {n} was never sent, {sent} is the last")
             if n <= last and not any(first <= n <= end for first, end in resent):
-                self.problems.append(f"publisher {number}: {n} is there again, and was sent once")
+                self.problems.append(f"publisher {number}: {n} is stored again, but was sent once")
             seen[n] = seen.get(n, 0) + 1
             last = n
         missing = [n for n in range(oldest, acked + 1) if n not in seen]
@@ -224,14 +224,14 @@ class Life:
         for n, times in seen.items():
             allowed = 1 + sum(first <= n <= end for first, end in resent)
             if times > allowed:
-                self.problems.append(f"publisher {number}: {n} is there {times} times, {allowed} are explained")
+                self.problems.append(f"publisher {number}: {n} is stored {times} times, but was sent {allowed} times")
 
     def _check_pushed(self, pushed: int, authors: dict[int, tuple[int, int]]) -> None:
         order = [n for _, (who, n) in sorted(authors.items()) if who == load.PUSHER]
         if len(set(order)) != len(order):
-            self.problems.append("a datagram has two numbers")
+            self.problems.append("a datagram is stored twice")
         if order and max(order) > pushed:
-            self.problems.append("a datagram is there that was never pushed")
+            self.problems.append("a datagram is stored that was never pushed")
 
     def close(self) -> None:
         for worker in (self.publishers, self.subscribers, self.bus):
@@ -239,7 +239,7 @@ class Life:
 
 
 def sabotage(data: Path) -> None:
-    """Remove the last durable bytes in a way that the server cannot notice."""
+    """Lose the last durable bytes in a way that the server cannot notice."""
     mark = data / "MARK"
     durable = int.from_bytes(mark.read_bytes()[:8], "little")
     last = max(path for path in data.glob("*.segment"))
@@ -251,7 +251,7 @@ def sabotage(data: Path) -> None:
 
 
 def cycle(life: Life, busy: float) -> float:
-    """Start, check and kill the server once; return how long the start took, in seconds."""
+    """Start the server, check, load and kill it; return how long the start took, in seconds."""
     dice = life.dice
     if dice.random() < 0.1:
         server = life.start()
@@ -271,7 +271,7 @@ def cycle(life: Life, busy: float) -> float:
 
 
 def run_life(life: Life, cycles: int, busy: float, told: Any, saboteur: bool) -> list[float]:
-    """Run ``cycles`` kills and a last check; return how many seconds each start took."""
+    """Run ``cycles`` kills and a last check; return how long each cycle took, in seconds."""
     times = []
     for _ in range(cycles):
         began = time.monotonic()
@@ -298,7 +298,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="kills")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--durability", default="batch")
-    parser.add_argument("--lives", type=int, default=10, help="kills that one journal sees")
+    parser.add_argument("--lives", type=int, default=10, help="kills of one journal")
     parser.add_argument(
         "--busy", type=float, default=200.0, help="the longest time between the load and the kill, in ms"
     )

@@ -1,9 +1,9 @@
-"""Publishers for the listeners of lumberjack, Relink and the event bus: with raw sockets and struct, or pyzmq.
+"""Publishers for the listeners other than Figg and the backbone, by raw sockets and struct, and by pyzmq.
 
-They are written from the specifications, and use no code of Fyrehose.
+They are written from the protocols' texts and share no code with the server.
 
-    Lumberjack    version 2: windows of J frames, every third one compressed, two of them under way
-    Relink        one channel without transactions, on a link that it resumes: what was sent on it is there once
+    Lumberjack    version 2: windows of J frames, every third one compressed, two of them unacknowledged at a time
+    Relink        one channel without transactions, on a link that it resumes: its messages are stored once
     EventBus      a DEALER and a SUB in a process of their own; the BROADCAST of an event is its acknowledgement
 """
 
@@ -21,11 +21,11 @@ from load import BUFFER, Publisher, Seen, Worker
 
 
 class Lumberjack(Publisher):
-    """One lumberjack writer; its events are no JSON documents, which the server accepts."""
+    """A lumberjack writer; its events are no JSON documents, which the server accepts."""
 
     def begin(self) -> None:
         self.heard_of = bytearray()
-        #: (first, count) of the windows under way
+        #: (first, count) of each unacknowledged window
         self.windows: list[tuple[int, int]] = []
         self.again()
 
@@ -52,7 +52,7 @@ class Lumberjack(Publisher):
             kind, sequence = bytes(self.heard_of[:2]), struct.unpack_from(">I", self.heard_of, 2)[0]
             del self.heard_of[:6]
             if not sequence and kind == b"2A":
-                continue  # the server is still at work on the window
+                continue  # an acknowledgement of 0 only says that the server is still at work on the window
             first, count = self.windows[0] if self.windows else (0, 0)
             self.acknowledged(first + sequence - 1, kind == b"2A" and sequence <= count)
             if sequence == count:
@@ -60,10 +60,10 @@ class Lumberjack(Publisher):
 
 
 class Relink(Publisher):
-    """A connector of ``publish:STREAM`` whose channel ids have no bytes: every packet that it gets has eight."""
+    """A connector of ``publish:STREAM`` whose channel ids have no bytes, so each packet it gets has eight bytes."""
 
     PING, PONG, RESUME = bytes((1 << 5, *bytes(7))), bytes((2 << 5, *bytes(7))), bytes((3 << 5, *bytes(7)))
-    #: channel bit, format (acknowledgement, with a number), type
+    #: bits of an acknowledgement: channel, format (with or without a number), type
     CONSUMED, CONSUMED_UP_TO, RECEIVED = 0b001_001_01, 0b001_011_01, 0b000_001_01
 
     link = (0, 0)
@@ -82,7 +82,7 @@ class Relink(Publisher):
 
     @staticmethod
     def _message(data: bytes) -> bytes:
-        """Return a message of one part, whose size has two bytes, or eight."""
+        """Return a message of one part, whose size takes two or eight bytes."""
         if len(data) < 1 << 16:
             head = struct.pack("<BBH4x", 0b0_100_01, 1, len(data))
         else:
@@ -107,7 +107,7 @@ class Relink(Publisher):
 
     def _linked(self, link: Any) -> None:
         if link == self.link:
-            # Report nothing about channels that the listener does not have.
+            # This side has nothing to report: the listener sends on no channel.
             self.state = "resync"
             self.out += self.RESUME
         else:
@@ -120,7 +120,7 @@ class Relink(Publisher):
             self.out += self.PONG
         elif packet == self.RESUME and self.state == "resync":
             self.state = "open"
-            self.next = self.acked + 1  # not stored a second time: the link knows it
+            self.next = self.acked + 1  # the link resends what was not acknowledged, so no message is sent again
         elif packet[0] == self.CONSUMED:
             self.acknowledged(self.acked + 1)
         elif packet[0] == self.CONSUMED_UP_TO:
@@ -130,17 +130,17 @@ class Relink(Publisher):
 
 
 class EventBus(Worker):
-    """``plan``: the publisher's number, the largest payload of each.
+    """A publisher of the event bus in its own process; ``plan``: its number, the largest payload of each publisher.
 
-    A new pair of sockets for each connection.  Where broadcasts do not come - the subscription is young - the window
-    moves on all the same: one that comes later says as much.
+    It opens a new pair of sockets for each connection.  A new subscription misses the first broadcasts; if none comes,
+    the window moves on, and a later broadcast acknowledges all events before it.
     """
 
     WINDOW, STALLED = 300, 0.3
     TIME = b"2024-05-01T10:20:30.123Z"
 
     def hang_up(self) -> None:
-        """Close the sockets: the server has ended, and another program may get its port."""
+        """Close the sockets: the server has ended, and another process may get its port."""
         self._pipe.send(("hang up",))
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
@@ -161,7 +161,7 @@ class EventBus(Worker):
             sockets = []
             for kind, offset in ((zmq.SUB, 1), (zmq.DEALER, 2)):
                 socket = context.socket(kind)
-                # With 0, libzmq aborts if a connection breaks within a message (libzmq issue 3442).
+                # With LINGER 0 libzmq aborts if a connection breaks in the middle of a message (libzmq issue 3442).
                 socket.setsockopt(zmq.LINGER, 200)
                 if kind == zmq.SUB:
                     socket.setsockopt(zmq.RCVHWM, 0)
@@ -199,7 +199,7 @@ class EventBus(Worker):
 
     @staticmethod
     def _heard(subscriber: Any, zmq: Any, sent_from: int, state: Publisher, seen: Seen) -> bool:
-        """Handle all BROADCASTs that have arrived; return whether one was of an event of this connection."""
+        """Read all broadcasts; return whether one was of an event that was sent on this connection."""
         ours = False
         while True:
             try:

@@ -1,11 +1,11 @@
-"""Publishers and subscribers of every listener, in processes of their own that outlive the server.
+"""Load from outside: publishers and subscribers of every listener, in processes of their own, which outlive the server.
 
-Each records in its own memory the acknowledgements that it got, and every message that was delivered to it.
+Each records in its own memory the acknowledgements and the messages that it received.
 
-    Publishers    connect(ports), and then publish as fast as their windows allow, until the server is gone; resend what
-                  was not acknowledged, as the text says, when they are connected again (listeners.py has those that
-                  do not speak Figg)
-    Subscribers   the same, reading every stream; resume where they left off
+    Publishers    connect(ports), then publish as fast as their windows allow until the server ends; when they are
+                  connected again, they resend what was not acknowledged, as the protocol says (listeners.py has those
+                  that do not speak Figg)
+    Subscribers   connect(ports), then read every stream; they resume where they left off
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any
 
 import wire
 
-#: The most bytes in a publisher's own buffer.
+#: How many bytes of unsent data a publisher keeps in its own buffer at most.
 BUFFER = 256 << 10
 #: How many datagrams are pushed at once; seconds between two such pushes.
 BURST, PAUSE = 20, 0.005
-#: The publisher that pushes datagrams.
+#: The number of the publisher that pushes datagrams.
 PUSHER = 1000
-#: The problem with a payload that no publisher has made.
-NOBODYS = "is nothing that anybody sent"
-#: The problem of a subscriber whose deliveries begin later than requested: retention may have been faster.
-OVERTAKEN = "further on than"
+#: The description of a payload that was not made by these publishers.
+NOBODYS = "was never sent by a publisher"
+#: The description of a subscriber that begins later than it asked: retention has overtaken it, or it is an error.
+OVERTAKEN = "beyond the requested"
 #: The largest payload that fits into a datagram of the backbone.
 LARGEST_DATAGRAM = 60_000
 
 
 class Publisher:
-    """A Figg publisher: its stream, its window, and its acknowledged messages."""
+    """A publisher of one stream by Figg, with a window, and the number that was last acknowledged."""
 
     def __init__(self, number: int, stream: str, window: int, largest: int) -> None:
         self.number, self.topic, self.window, self.largest = number, stream.encode(), window, largest
         self.acked = self.sent = 0
-        #: (first, last) of the messages that were sent again, once for each connection
+        #: (first, last) of the messages that were sent again, for each connection
         self.resent: list[tuple[int, int]] = []
         self.sock: socket.socket | None = None
         self.out = bytearray()
@@ -57,18 +57,18 @@ class Publisher:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new connection."""
+        """Reset the state for a new connection, and send what was not acknowledged again."""
         self.frames = wire.Frames()
         self.again()
 
     def again(self) -> None:
-        """Send the messages again that were not acknowledged."""
+        """Continue behind the last acknowledged message, and record which messages are sent again."""
         self.next = self.acked + 1
         if self.sent > self.acked:
             self.resent.append((self.next, self.sent))
 
     def fill(self) -> bool:
-        """Put as many messages into the buffer as the window allows; return whether there are bytes to write."""
+        """Fill the buffer as far as the window allows; return whether there is something to write."""
         while len(self.out) < BUFFER and self.next <= self.acked + self.window:
             data = wire.payload(self.number, self.next, self.largest)
             self.out += wire.publish(self.topic, self.next, data)
@@ -89,12 +89,12 @@ class Publisher:
         self.heard(chunk)
 
     def heard(self, chunk: bytes) -> None:
-        """Handle the bytes that the server has sent."""
+        """Handle data from the server."""
         for kind, _, number, _ in self.frames.feed(chunk):
             self.acknowledged(number, kind == wire.ACK)
 
     def acknowledged(self, number: int, sense: bool = True) -> None:
-        """Note that everything up to ``number`` is acknowledged; without ``sense`` the answer is invalid."""
+        """Record that everything up to ``number`` is acknowledged; ``sense`` is False for an invalid frame."""
         if not sense or not self.acked <= number <= self.sent:
             self.wrong = f"publisher {self.number} of {self.acked}..{self.sent} was told {number}"
         self.acked = max(self.acked, number)
@@ -106,7 +106,7 @@ class Publisher:
 
 
 class Worker:
-    """A process that takes commands through a pipe, and answers requests."""
+    """A process that gets orders through a pipe, and answers when it is asked for a report."""
 
     def __init__(self, *plan: Any) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -116,11 +116,11 @@ class Worker:
         theirs.close()
 
     def connect(self, ports: dict[str, int]) -> None:
-        """Connect to the listeners at ``ports``."""
+        """Let the clients of the process connect to ``ports``, by listener."""
         self._pipe.send(("connect", ports))
 
     def report(self) -> Any:
-        """Disconnect all clients, and return their records."""
+        """Disconnect the clients, and return what they have recorded."""
         self._pipe.send(("report",))
         if not self._pipe.poll(60):
             raise TimeoutError("a load process does not answer")
@@ -135,7 +135,7 @@ class Worker:
 
 
 class Publishers(Worker):
-    """Run publishers; ``plan`` has (listener, number, stream, window, largest payload) of each."""
+    """Publishers in a process of their own; ``plan``: (listener, number, stream, window, largest) of each."""
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
         import listeners
@@ -204,7 +204,7 @@ class Publishers(Worker):
 
     @staticmethod
     def _drain(publisher: Publisher) -> None:
-        """Read the acknowledgements that the server had sent before it was killed; they count, too."""
+        """Read the acknowledgements that the server sent before it was killed."""
         try:
             while publisher.sock is not None:
                 publisher.read()
@@ -219,7 +219,7 @@ class Publishers(Worker):
 
 
 class Subscribers(Worker):
-    """Run subscribers; ``plan``: the streams, the number of Figg subscribers, each publisher's largest payload."""
+    """Subscribers in a process; ``plan``: streams, number of Figg subscribers, largest payload of each publisher."""
 
     def _run(self, pipe: Connection, *plan: Any) -> None:
         streams, count, largest = plan
@@ -283,7 +283,7 @@ class Subscribers(Worker):
 
     @staticmethod
     def _read(reader: tuple[socket.socket, wire.Frames, dict[bytes, int]], seen: Seen) -> bool | None:
-        """Return whether bytes arrived; None: none at present; False: the connection has ended."""
+        """Read once; return True if data came, None if none is there yet, and False if the connection has ended."""
         peer, frames, position = reader
         try:
             chunk = peer.recv(1 << 18)
@@ -315,7 +315,7 @@ class Subscribers(Worker):
 
 
 class Seen:
-    """The messages that were delivered since the last report."""
+    """What the subscribers have received since the last report."""
 
     def __init__(self, largest: dict[int, int]) -> None:
         self.largest = largest

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run many lumberjack writers at once, like Filebeats after a restart, and measure the waits of a light one.
+"""Let many Lumberjack writers send at once, like Filebeats after a restart, and measure how long a light writer waits.
 
     lumberjack_writers.py [--writers 500] [--pipelining 5] [--windows 5] [--events 2048] [--size 150] [--level 0|3]
                           [--version 1|2] [--processes N] [--memory SIZE] [--light-windows N] [--patience S]
@@ -8,12 +8,12 @@ Every writer has a socket of its own and sends --windows windows of --events eve
 unacknowledged at a time.  All of them have connected before the first one sends.  A light writer sends one event, waits
 for its acknowledgement, pauses for 20 ms and sends the next, in a process of its own.
 
-Prints how long everything took, the most memory that the server had (VmHWM), its CPU time, and the light writer's
-waits: in seconds, and in windows of the others that were acknowledged in the meantime.  The status is 1 if
+Prints the total time, the largest memory of the server (VmHWM), its CPU time, and how long the light writer waited: in
+seconds, and in windows of the other writers that were acknowledged meanwhile.  The exit status is 1 if
 
     - a writer lost its connection, or a window was not acknowledged,
     - the stream has another number of events than were sent,
-    - the server took more memory than its budget, --slack and what it takes when idle,
+    - the server used more memory than its budget, --slack and its memory when idle,
     - the light writer waited for more than --patience seconds, or while more than --light-windows windows of the others
       were acknowledged.
 """
@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import servers
 import wire
 
-#: How long all writers may wait without any acknowledgement, in seconds.
+#: After how many seconds without any acknowledgement the writers give up.
 SILENCE = 60.0
 #: How long the light writer pauses between two events, in seconds.
 PAUSE = 0.02
@@ -52,7 +52,7 @@ STREAM = b"lumberjack"
 
 
 def window(events: int, size: int, level: int, version: int) -> bytes:
-    """Return the bytes of a window of *events* log lines, as Filebeat has them, of about *size* bytes each."""
+    """Return the bytes of a window of *events* log lines, as Filebeat sends them, of about *size* bytes each."""
     frames = []
     for number in range(1, events + 1):
         head = b'{"@timestamp":"2026-11-22T10:%02d:%02d.%03dZ","@metadata":{"beat":"filebeat"},"message":"' % (
@@ -71,7 +71,7 @@ def window(events: int, size: int, level: int, version: int) -> bytes:
 
 
 class Writer:
-    """One writer: sends the same window again and again, and counts the acknowledgements of whole ones."""
+    """A writer that sends the same window again and again, and counts the acknowledged windows."""
 
     def __init__(self, port: int, wanted: int, pipelining: int, events: int, data: bytes) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=SILENCE)
@@ -82,7 +82,7 @@ class Writer:
         self._heard = bytearray()
 
     def write(self) -> bool:
-        """Send as much as socket and pipelining allow; return False if an acknowledgement must come first."""
+        """Send as much as socket and pipelining allow; return False if only an acknowledgement allows more."""
         while True:
             if self._at == len(self.data):
                 if self.begun == self.wanted or self.begun - self.acked == self.pipelining:
@@ -95,7 +95,7 @@ class Writer:
                 return True
 
     def read(self) -> int:
-        """Read; return how many windows were acknowledged."""
+        """Read from the socket; return how many windows were acknowledged."""
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed the connection of a writer")
@@ -111,7 +111,7 @@ class Writer:
 
 
 def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace, acked: Any, index: int) -> None:
-    """Connect *count* writers, wait for the command to begin, and report when all windows are acknowledged."""
+    """Connect *count* writers, wait for the order to begin, and report when everything is acknowledged."""
     data = window(arguments.events, arguments.size, arguments.level, arguments.version)
     try:
         writers = [Writer(port, arguments.windows, arguments.pipelining, arguments.events, data) for _ in range(count)]
@@ -139,11 +139,11 @@ def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace
     except (OSError, EOFError) as error:
         pipe.send(f"{type(error).__name__}: {error}")
     with suppress(EOFError):
-        pipe.recv()  # the connections stay open until all writers are done
+        pipe.recv()  # keep the connections open until all processes are ready
 
 
 def light(pipe: Connection, port: int, acked: Any) -> None:
-    """Send one event after the other; report each wait, in seconds and in acknowledged windows of other writers."""
+    """Send one event after the other; report the wait of each in seconds and in acknowledged windows of others."""
     waits: list[tuple[float, int]] = []
     data = b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 11) + b'{"light":1}'
     try:
@@ -163,10 +163,10 @@ def light(pipe: Connection, port: int, acked: Any) -> None:
 def told(pipe: Connection) -> Any:
     """Return the report of a client process.
 
-    :raises ValueError: it failed
+    :raises ValueError: the process failed
     """
     if not pipe.poll(20 * SILENCE):
-        raise ValueError("a client process does not come to an end")
+        raise ValueError("a client process does not end")
     said = pipe.recv()
     if isinstance(said, str) and said != "connected":
         raise ValueError(said)
@@ -174,7 +174,7 @@ def told(pipe: Connection) -> Any:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Return the server's present memory and its maximum, in KiB."""
+    """Return the present and the largest memory of the server, in KiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     resident, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
     assert resident is not None
@@ -188,7 +188,7 @@ def cpu(pid: int) -> float:
 
 
 def stored(port: int) -> int:
-    """Return the number of the stream's last event."""
+    """Return the number of the last event in the stream."""
     with socket.create_connection(("127.0.0.1", port), timeout=SILENCE) as peer:
         peer.sendall(wire.attach(STREAM, None))
         frames = wire.Frames()
@@ -199,7 +199,7 @@ def stored(port: int) -> int:
 
 
 def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
-    """Run the writers against a server; return the problems."""
+    """Run the writers; return the problems."""
     port, pid = server.port("lumberjack"), server.process.pid
     context = multiprocessing.get_context("fork")
     acked = context.Array("Q", arguments.processes, lock=False)
@@ -237,7 +237,7 @@ def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
     if found != count:
         problems.append(f"{count} events were acknowledged, and {found} are in the stream")
     if most > limit:
-        problems.append(f"the server took {most >> 10} MiB, of {limit >> 10} MiB")
+        problems.append(f"the server used {most >> 10} MiB, the limit is {limit >> 10} MiB")
     if longest > arguments.patience:
         problems.append(f"the light writer waited for {longest:.2f} s")
     if overtaken > arguments.light_windows:
@@ -267,16 +267,21 @@ def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", type=int, default=500)
-    parser.add_argument("--pipelining", type=int, default=5, help="windows of a writer that are not acknowledged")
-    parser.add_argument("--windows", type=int, default=5, help="windows that each writer sends in all")
-    parser.add_argument("--events", type=int, default=2048, help="of a window")
-    parser.add_argument("--size", type=int, default=150, help="of an event, in bytes")
-    parser.add_argument("--level", type=int, default=3, help="of compression; 0: none")
+    parser.add_argument("--pipelining", type=int, default=5, help="how many windows of a writer may be unacknowledged")
+    parser.add_argument("--windows", type=int, default=5, help="how many windows each writer sends")
+    parser.add_argument("--events", type=int, default=2048, help="events in a window")
+    parser.add_argument("--size", type=int, default=150, help="size of an event, in bytes")
+    parser.add_argument("--level", type=int, default=3, help="level of compression; 0: none")
     parser.add_argument("--version", type=int, default=2, choices=(1, 2))
-    parser.add_argument("--processes", type=int, default=2, help="that the writers are shared among")
+    parser.add_argument("--processes", type=int, default=2, help="processes that the writers are divided among")
     parser.add_argument("--memory", type=int, default=512, help="the server's budget, in MiB")
-    parser.add_argument("--slack", type=int, default=0, help="more than its budget that it may take, in MiB")
-    parser.add_argument("--light-windows", type=int, default=1 << 40, help="that may be acknowledged before its event")
+    parser.add_argument("--slack", type=int, default=0, help="memory that the server may use above its budget, in MiB")
+    parser.add_argument(
+        "--light-windows",
+        type=int,
+        default=1 << 40,
+        help="windows of others that may be acknowledged before a light event",
+    )
     parser.add_argument("--patience", type=float, default=1e9, help="the longest that the light writer may wait")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,11 +1,11 @@
-"""Run tests in forked children, to learn the lines that each test executes, and to see which notice a mutant.
+"""Run tests in forked child processes, to learn which lines each test executes, and whether a test notices a mutant.
 
-    Farm(root) -> learn(test files) -> Map     which tests execute which lines of which module, and for how long
+    Farm(root) -> learn(test file) -> {test: Learned}, names of failed tests
                -> judge(mutation, rounds) -> Verdict
 
-A child is forked from a process that has imported everything but fyrehose and its tests, so that it begins in a moment
-and imports the module with the bug like any other.  Hypothesis tries few examples, always the same ones.  Kernels are
-those in Python, so that mutants of them count.
+A child is forked from a process that has imported everything but fyrehose and its tests, so that it starts at once and
+imports the mutated module like any other.  Hypothesis tries few examples, always the same ones.  The pure Python
+kernels are used, so that mutants of them have an effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import hypothesis
 import pytest
 from mutations import Mutation
 
-#: Modules that children need not import again; none may install a reactor, which cannot be forked.
+#: Modules that children need not import again; none of them may start a reactor, which cannot be forked.
 _PRELOADED = (
     "_pytest.assertion.rewrite",
     "cryptography.x509",
@@ -53,22 +53,22 @@ _PRELOADED = (
     "unittest.mock",
     "zmq",
 )
-#: How many examples a Hypothesis test tries, and steps of each: few are enough to meet a mutant, or none will.
+#: How many examples a Hypothesis test tries, and steps of each; more examples rarely notice more mutants.
 EXAMPLES, STEPS = 60, 40
-#: A test may use ten times its former time, and so many seconds more, of the processor or of the clock.
+#: A test may use ten times the CPU and clock time that it used before, and so many seconds more.
 GRACE_CPU, GRACE = 1.0, 30.0
-#: Tests that use the processor for more seconds than this are left out, because they would cost too much.
+#: Tests that need more CPU seconds are not used, because each mutant would wait for them.
 LONGEST = 4.0
-#: The most memory of a child, in bytes: a mutant that never ends must not use up the machine's memory.
+#: How many bytes of memory a child may allocate, so that a mutant in an endless loop does not exhaust the machine.
 MEMORY = 4 << 30
 
 
 @attrs.define
 class Learned:
-    """One test that passed without any bug.
+    """A test that passed without any bug.
 
-    :ivar seconds: how long it used the processor: on a busy machine that says more than the clock
-    :ivar lines: the lines that it executed, by the module's path
+    :ivar seconds: its CPU time, which depends less on other load than the clock
+    :ivar lines: the lines that it executed, by the path of the module
     """
 
     seconds: float
@@ -77,7 +77,7 @@ class Learned:
 
 @attrs.frozen
 class Verdict:
-    """The verdict on a mutant: ``outcome`` is killed, timed out, alive or uncovered; ``by`` names the test."""
+    """The result for a mutant: ``outcome`` is killed, timed out, alive or uncovered; ``by`` names the test."""
 
     outcome: str
     by: str
@@ -88,7 +88,7 @@ class Verdict:
 def preload() -> None:
     """Import what all children need.
 
-    :raises RuntimeError: that starts a reactor
+    :raises RuntimeError: the imports have started a reactor
     """
     os.environ["FYREHOSE_PURE"] = "1"
     for name in _PRELOADED:
@@ -98,16 +98,16 @@ def preload() -> None:
 
 
 def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> list[dict[str, Any]]:
-    """Run *work* in a forked child, and return what it reported before it ended or *seconds* were over.
+    """Run *work* in a forked child; return what it reported before it ended or *seconds* were over.
 
-    :param work: gets a function that reports
+    :param work: called with a function that reports a dictionary
     """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.setsid()
         os.close(reading)
-        # The environment variable MUTANTS_OUTPUT names a file for the output of pytest.
+        # Set MUTANTS_OUTPUT=/tmp/output.txt to read what pytest prints.
         null = os.open(os.environ.get("MUTANTS_OUTPUT", os.devnull), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -127,7 +127,7 @@ def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: 
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # the child ended before it had a group of its own
+        pass  # the child has ended before it had its own process group
     os.waitpid(child, 0)
     return [json.loads(line) for line in data.split(b"\n") if line.endswith(b"}")]
 
@@ -145,11 +145,11 @@ class Farm:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def learn(self, path: str) -> tuple[dict[str, Learned], list[str]]:
-        """Run the tests of a file: those that pass, and the names of those that fail.
+        """Run the tests of a file; return those that passed, and the names of those that failed.
 
-        Lines that are executed when the tests are imported count for a test without a name.
+        Lines that are executed when the file is imported are returned under an empty name.
 
-        :param path: below the root
+        :param path: relative to the root
         """
 
         learned: dict[str, Learned] = {}
@@ -160,7 +160,7 @@ class Farm:
             self._pytest([path], _Learning(report, self.root, slow))
 
         known = -1
-        while known < len(slow):  # a test that takes too long ends the child; the others run in another one
+        while known < len(slow):  # a test that takes too long ends the child; the other tests run in another one
             known = len(slow)
             learned, failed = {}, []
             reports = in_child(work, 600)
@@ -182,7 +182,7 @@ class Farm:
     def judge(self, mutation: Mutation, rounds: Iterable[Sequence[tuple[str, float]]]) -> Verdict:
         """Run tests with the bug until one fails.
 
-        :param rounds: of tests, each with its seconds; those of a round begin together, in their order
+        :param rounds: lists of (test, seconds); each round runs in one child, in its order
         """
         began, count = time.monotonic(), 0
         for tests in rounds:
@@ -235,7 +235,7 @@ class Farm:
 
 
 class _Planted(importlib.abc.MetaPathFinder):
-    """Imports one module with another source."""
+    """An import hook that loads one module from another source text."""
 
     def __init__(self, file: str, source: str, root: Path) -> None:
         self._name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
@@ -264,7 +264,7 @@ class _PlantedLoader(importlib.machinery.SourceFileLoader):
 
 
 class _FewExamples:
-    """Has Hypothesis try few examples, the same ones each time."""
+    """A pytest plugin that lets Hypothesis try few examples, the same ones each time."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -292,7 +292,7 @@ def _few(own: hypothesis.settings) -> hypothesis.settings:
 
 
 class _Learning:
-    """Reports how long each test takes, and at the end which lines each of them executed, by files."""
+    """A pytest plugin that reports the time of each test and, at the end, the lines that each has executed."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None], root: Path, slow: set[str]) -> None:
         self._report, self._root, self._slow = report, root, slow
@@ -328,7 +328,7 @@ class _Learning:
         self._report_lines()
 
     def _out_of_time(self, number: int, frame: object) -> None:
-        # Do nothing else: interrupted code, such as coverage, may hold a lock.
+        # End at once without cleaning up: interrupted code, such as coverage, may hold a lock.
         self._report({"test": self._current, "outcome": "slow"})
         os._exit(0)
 
@@ -354,7 +354,7 @@ class _Learning:
 
 
 class _Judging:
-    """Runs only the tests of the round, in its order, and reports the first that fails."""
+    """A pytest plugin that runs only the tests of the round, in its order, and reports the first that fails."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None], limits: dict[str, float]) -> None:
         self._report, self._limits = report, limits
@@ -393,7 +393,7 @@ class _Judging:
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """Return a digest of the files' contents."""
+    """Return a digest of the contents of the files."""
     total = hashlib.blake2b(digest_size=16)
     for path in paths:
         total.update(path.read_bytes())

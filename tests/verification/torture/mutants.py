@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Plant one bug after the other in a copy of the tree, and report whether the tests notice it.
+"""Put one bug after the other into a copy of the tree, and check that the tests notice it.
 
     mutants.py [NAME...] [--jobs J] [--list] [--tests 'PATH...'] [--patience S]
 
-A mutant is a line of the table in mutants_table.py: a file, what stands there, what stands there instead, and the tests
-that have to fail then.  Tests that take longer than --patience do not count.  The status is 1 if a mutant was not
-caught.  If the text that a mutant replaces is not exactly once in its file, nothing is run: the table has to be
-corrected first.
+A mutant is an entry of the table in mutants_table.py: a file, a text in it, the text that replaces it, and the tests
+that have to fail then.  Tests that take longer than --patience prove nothing.  The exit status is 1 if a mutant was not
+noticed.  If the text of any mutant does not occur exactly once in its file, nothing runs: fix the table first.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutants_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[3]
-#: Files and folders that are copied.
+#: The files that a copy of the tree needs.
 PARTS = ("fyrehose", "tests", "pyproject.toml", "setup.cfg", "setup.py")
 
 
 def copy_tree(to: Path) -> Path:
-    """Copy the tree, so that bugs can be planted in the copy."""
+    """Copy the parts of the tree that tests need to the directory *to*, and return it."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
@@ -46,7 +45,7 @@ def copy_tree(to: Path) -> Path:
 
 
 def tests(tree: Path, mutant: Mutant, patience: float) -> str:
-    """Run the tests of ``mutant`` in ``tree``; return their result."""
+    """Run the tests of ``mutant`` in ``tree``; return the verdict."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     if "/pure/" in mutant.file:
         environment["FYREHOSE_PURE"] = "1"
@@ -57,14 +56,14 @@ def tests(tree: Path, mutant: Mutant, patience: float) -> str:
         return f"TIMED OUT after {patience:.0f} s"
     if done.returncode == 0:
         return "SURVIVED"
-    if done.returncode != 1:  # pytest itself failed, not a test
+    if done.returncode != 1:  # pytest itself has failed, not a test
         return f"BROKEN: {done.stdout[-300:]}"
     said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return f"caught: {said[0].split(' - ')[0] if said else '?'}"
 
 
 def broken(mutants: Sequence[Mutant]) -> list[str]:
-    """Return the mutants of the table that cannot be planted in the tree as it is."""
+    """Return a message for each mutant that does not fit the tree as it is."""
     found = []
     for mutant in mutants:
         path = ROOT / mutant.file
@@ -75,7 +74,7 @@ def broken(mutants: Sequence[Mutant]) -> list[str]:
 
 
 def judge(mutant: Mutant, trees: SimpleQueue[Path], patience: float) -> str:
-    """Plant ``mutant`` in a free copy of the tree, run its tests, and remove it again."""
+    """Put ``mutant`` into a free tree, run its tests, and remove it again; return the verdict."""
     tree = trees.get()
     path = tree / mutant.file
     whole = path.read_text()
@@ -91,9 +90,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tests", help="run these, and not those of the table")
-    parser.add_argument("--patience", type=float, default=60, help="how long the tests of one may take, in seconds")
-    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--tests", help="run these tests instead of those of the table")
+    parser.add_argument(
+        "--patience", type=float, default=60, help="how long the tests of one mutant may take, in seconds"
+    )
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
     if arguments.tests:
@@ -103,7 +104,7 @@ def main() -> int:
         return 0
     if wrong := broken(MUTANTS):
         print(*wrong, sep="\n")
-        print(f"{len(wrong)} of {len(MUTANTS)} mutants do not fit the sources any more: mend mutants_table.py")
+        print(f"{len(wrong)} of {len(MUTANTS)} mutants do not fit the sources any more: fix mutants_table.py")
         return 1
     os.nice(5)
     began, verdicts = time.monotonic(), []

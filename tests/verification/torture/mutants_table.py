@@ -1,4 +1,4 @@
-"""Bugs that somebody might make, one a line: in codecs, journal and broker."""
+"""Bugs that a programmer might make, in codecs, journal and broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Mutant:
-    """A bug: ``new`` replaces ``old``, which is once in ``file``; ``tests`` must fail then."""
+    """A bug: ``new`` replaces ``old``, which occurs once in ``file``; one of ``tests`` has to fail."""
 
     name: str
     file: str
@@ -35,7 +35,7 @@ _RESENT = "fyrehose/protocols/lumberjack/resent.py"
 _TESTS_RESENT = "tests/protocols/lumberjack/test_resent.py"
 
 MUTANTS = (
-    # The journal writes.
+    # The journal: writing.
     Mutant("no sync in a commit", _WRITER, "        if self.sync_each:\n            self.sync()\n", "", _TESTS_JOURNAL),
     Mutant(
         "durable without a sync",
@@ -135,7 +135,7 @@ MUTANTS = (
         "        if False:\n",
         _TESTS_JOURNAL,
     ),
-    # Its states.
+    # The journal: its states.
     Mutant(
         "the publisher hears before the readers",
         _JOURNAL,
@@ -171,7 +171,7 @@ MUTANTS = (
         "        accepted = clock\n",
         _TESTS_JOURNAL,
     ),
-    # Its format.
+    # The journal: its format.
     Mutant(
         "the checksum of a header is not looked at",
         _FORMAT,
@@ -210,7 +210,7 @@ MUTANTS = (
         "name + bytes(8 - len(name) % 8)",
         _TESTS_FORMAT,
     ),
-    # It recovers.
+    # The journal: recovery.
     Mutant(
         "damage below the mark is cut off", _RECOVERY, "known = at < recovered.durable or", "known =", _TESTS_RECOVERY
     ),
@@ -503,7 +503,7 @@ MUTANTS = (
         "if False:",
         "tests/protocols/backbone/test_frames.py",
     ),
-    # Bugs that strangers planted, and that no test noticed at that time.
+    # Bugs that other people tried, and that no test noticed.
     Mutant(
         "a reload keeps verdicts on administering",
         "fyrehose/broker/guard.py",

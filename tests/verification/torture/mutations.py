@@ -1,24 +1,24 @@
-"""Make small bugs out of a module's source: the mutants that tests/verification/torture/generated.py plants.
+"""Generate small bugs (mutants) from the source of a module, for tests/verification/torture/generated.py.
 
-    source -> mutations(file, source) -> Mutation(line, function, kind, old statement, new statement, ...)
+    mutations(file, source) -> [Mutation(line, function, kind, old statement, new statement, ...)]
 
 Kinds:
 
-    delete    a statement does nothing, or one of the assignments in it is left out
-    negate    a condition is the opposite
-    compare   < and <=, > and >=, == and !=, in and not in, is and is not change places
-    logic     `and` and `or` change places
+    delete    a statement does nothing, or one of its assignments is left out
+    negate    a condition is negated
+    compare   < becomes <=, > becomes >=, == becomes !=, `in` becomes `not in`, `is` becomes `is not`, and vice versa
+    logic     `and` becomes `or`, and vice versa
     drop      an operand of `and` or `or` is left out
     omit      a loop or a comprehension leaves out the first element
-    constant  an integer is one more or one less; True and False change places
-    arith     + and - change places, and so do min and max, << and >>
-    return    a value is not returned; a bool that is returned is the opposite
+    constant  an integer is one more or one less; True becomes False, and vice versa
+    arith     + becomes -, min becomes max, << becomes >>, and vice versa
+    return    a value is not returned; a returned bool is negated
     empty     a function that returns nothing returns at once
-    except    an error that is caught is raised again
+    except    a caught error is raised again
 
-Left alone: docstrings and other strings, annotations, what is logged, assertions, `__repr__` and `__str__`, interfaces,
-code for type checkers, and how attrs declares a field (but for its default).  Only the text of what changes is
-replaced, so that a mutant reads like the source.
+Not mutated: docstrings and other strings, annotations, logging, assertions, `__repr__` and `__str__`, interfaces, code
+for type checkers, and how attrs declares a field (except its default).  A mutant replaces only the text of the changed
+node, so that it reads like the source.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _SWAPPED_NAMES = {"min": "max", "max": "min"}
 _LOGGERS = {"log", "_log", "logger", "_logger"}
 _TEXTS = {"__repr__", "__str__"}
-#: The operators whose change is a mistake of arithmetic.
+#: Operators whose replacement is a typical mistake of arithmetic.
 _ARITHMETIC = (ast.Add, ast.Sub, ast.LShift, ast.RShift)
 
 
@@ -63,13 +63,13 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.LShift, ast.RShift)
 class Mutation:
     """One small bug.
 
-    :ivar file: the module's path below the root of the tree
-    :ivar lines: the lines, from 1, that a test has to execute to meet it
-    :ivar function: the qualified name of the function or class it is in; empty at the level of the module
-    :ivar old: the statement as it is (the head of a compound one), on one line
+    :ivar file: the path of the module, relative to the root of the tree
+    :ivar lines: the lines, counted from 1, of which a test must execute one to meet the bug
+    :ivar function: the qualified name of the function or class around it; empty at the level of the module
+    :ivar old: the original statement (the head of a compound one), on one line
     :ivar new: the statement with the bug, on one line
-    :ivar nth: counts the mutants of a function that are the same otherwise, from 0
-    :ivar span: the range of the source that is replaced
+    :ivar nth: an ordinal, from 0, of mutants of a function that are otherwise the same
+    :ivar span: the part of the source that is replaced
     :ivar text: the replacement
     """
 
@@ -85,7 +85,7 @@ class Mutation:
     text: str
 
     def applied(self, source: str) -> str:
-        """Return the whole module with the bug."""
+        """Return the source of the whole module with the bug."""
         return source[: self.span[0]] + self.text + source[self.span[1] :]
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Mutation:
 
 @attrs.frozen
 class _Edit:
-    """Put ``text`` in the place of ``node``, which is in ``statement``."""
+    """A replacement of ``node``, which is part of ``statement``, by ``text``."""
 
     kind: str
     statement: ast.stmt
@@ -106,7 +106,7 @@ class _Edit:
 def mutations(file: str, source: str) -> list[Mutation]:
     """Return the mutants of a module in the order of its lines.
 
-    :param file: its path, which is only noted
+    :param file: its path, which is only stored in the mutants
     :param source: its text
     """
     finder = _Finder(source)
@@ -138,7 +138,7 @@ def _one_line(text: str) -> str:
 
 
 class _Places:
-    """Finds nodes in the text; columns of the syntax tree are in bytes, and the sources are ASCII for the most part."""
+    """Finds the positions of nodes in the text; the syntax tree counts columns in bytes, and most sources are ASCII."""
 
     def __init__(self, source: str) -> None:
         self.text = source
@@ -201,7 +201,7 @@ class _Finder(ast.NodeVisitor):
         else:
             super().visit(node)
 
-    # What is left alone.
+    # Code that is not mutated:
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         pass
@@ -218,7 +218,7 @@ class _Finder(ast.NodeVisitor):
             self._delete(node, [node.target])
             self.visit(node.value)
 
-    # Scopes.
+    # Scopes:
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
@@ -250,10 +250,10 @@ class _Finder(ast.NodeVisitor):
         for statement in _without_docstring(body):
             self.visit(statement)
 
-    # Statements.
+    # Statements:
 
     def _delete(self, node: ast.stmt, targets: list[ast.expr]) -> None:
-        """Delete an assignment that something else than the next lines may notice; without a local name they fail."""
+        """Delete an assignment to an attribute or an item; without a local name, the next lines would simply fail."""
         if all(isinstance(target, ast.Attribute | ast.Subscript) for target in targets):
             self._add("delete", node, "pass")
 
@@ -265,7 +265,7 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.value)
 
     def _delete_one(self, node: ast.Assign) -> None:
-        """Leave each of several assignments out, where a statement has several: ``a.x, a.y = 1, 2``."""
+        """Leave out each of the assignments of a statement that has several, such as ``a.x, a.y = 1, 2``."""
         (target, *more), value = node.targets, node.value
         if more or not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
             return
@@ -342,7 +342,7 @@ class _Finder(ast.NodeVisitor):
             self._add("except", node, "raise", node.body[0])
         self._body(node.body)
 
-    # Expressions.
+    # Expressions:
 
     def _negate(self, test: ast.expr) -> None:
         text = ast.unparse(test.operand) if isinstance(test, ast.UnaryOp) else f"not ({ast.unparse(test)})"
@@ -372,7 +372,7 @@ class _Finder(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         for at, operator in enumerate(node.ops):
             if node is self._condition and len(node.ops) == 1 and not isinstance(operator, _ORDER):
-                continue  # the negated condition is the same mutant
+                continue  # negating the condition gives the same mutant
             other = copy.copy(node)
             other.ops = [*node.ops[:at], _SWAPPED[type(operator)](), *node.ops[at + 1 :]]
             self._add("compare", node, ast.unparse(other))
@@ -405,7 +405,7 @@ class _Finder(ast.NodeVisitor):
                     self.visit(keyword.value)
             return
         if isinstance(node.func, ast.Name) and _is_error(node.func.id):
-            return  # the statement is only a string
+            return  # this is only a text
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -434,7 +434,7 @@ def _is_error(name: str) -> bool:
 
 
 def _is_logging(node: ast.expr) -> bool:
-    """Return whether the call only logs: ``self._log.warn(...)``, ``log.info(...)``."""
+    """Return whether the call only logs, such as ``self._log.warn(...)`` or ``log.info(...)``."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     return any(

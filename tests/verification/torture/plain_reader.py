@@ -1,9 +1,9 @@
-"""Read a journal by docs/journal-format.md alone: this shares no code with the package.
+"""Read a journal, written from docs/journal-format.md alone: this shares no code with the package.
 
-The programs that kill Spark compare what they find in a lake with this.  The package's own readers would agree with the
-lake about a record that all of them miss.
+The programs that kill Spark compare a lake with what this reader finds.  If the package's own readers missed a record,
+the lake would miss it, too, and they would agree.
 
-    in: a directory      out: records up to the durable mark; Wrong if the files are not as the page says
+    records(directory) -> the records up to the durable mark; raises Wrong if a file does not follow the page
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HEADER = 64
 RECORDS = 0
 #: How often the mark is read again, because a server may be writing it.
 TRIES = 20
-#: The bits of the optional parts that are columns, with the bytes for each record: numbers of producers, ids, times.
+#: The optional parts that are columns: their bits, and the bytes of each record (producers' numbers, ids, times).
 COLUMNS = ((16, 8), (32, 16), (64, 8))
 
 
 class Wrong(Exception):
-    """The files contradict docs/journal-format.md."""
+    """A file does not follow the page about the format."""
 
 
 class Record(NamedTuple):
@@ -55,7 +55,7 @@ def _mark(path: Path) -> int:
         mark, checksum = unpack_from("<QI", data)
         if crc32c(data[:8]) == checksum:
             return int(mark)
-    raise Wrong("the checksum of MARK")
+    raise Wrong("the checksum of MARK is wrong")
 
 
 def _of_segment(segment: bytes, base: int) -> Iterator[Record]:
@@ -66,7 +66,7 @@ def _of_segment(segment: bytes, base: int) -> Iterator[Record]:
         *unpack_from("<I", segment, 60),
     )
     if magic != b"FYREHOSE" or position != base or crc32c(segment[:60]) != checksum:
-        raise Wrong(f"the header of the segment at {base}")
+        raise Wrong(f"the header of the segment at {base} is wrong")
     at, any_chain = HEADER, False
     while at < len(segment):
         header = segment[at : at + HEADER]
@@ -74,9 +74,9 @@ def _of_segment(segment: bytes, base: int) -> Iterator[Record]:
         checksum, of_header = unpack_from("<II", header, 56)
         body = segment[at + HEADER : at + HEADER + length]
         if header[:3] != b"FYB" or crc32c(header[:60]) != of_header or position != base + at:
-            raise Wrong(f"the header of the batch at {base + at}")
+            raise Wrong(f"the header of the batch at {base + at} is wrong")
         if (before != chain and not any_chain) or len(body) != length or crc32c(body, before) != checksum:
-            raise Wrong(f"the batch at {base + at}")
+            raise Wrong(f"the checksum of the batch at {base + at} is wrong")
         if header[4] == RECORDS:
             found = list(_of_body(body))
             if len(found) != count:
@@ -103,5 +103,5 @@ def _of_body(body: bytes) -> Iterator[Record]:
 
 
 def _aligned(offset: int) -> int:
-    """Return the next multiple of 8; bodies begin at one, so offsets within a body can be used."""
+    """Return the next multiple of 8; a body begins at such a position, so offsets within it can be aligned."""
     return offset + -offset % 8

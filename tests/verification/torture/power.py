@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Cut the power of a journal's disk thousands of times.
+"""Cut the power of a journal's disk, thousands of times, and check what is left.
 
     power.py [--count N] [--seed S] [--fs ext4|xfs] [--options O] [--durability MODE] [--directory DIR] [--sabotage]
 
-A *cycle*: a process opens the journal and looks at everything in it; it appends to several streams, as fast as the
-disk says yes; the power is cut; the disk is mounted again.  The process runs the real journal (`FileJournal`: group
-commits, rolling, retention, indexes), but no server, so that a cycle takes some milliseconds; faults.py cuts the power
-of whole servers.  The cut comes right before or behind the Nth system call of the process, its recovery included, or at
-a random moment; then the process is killed, or meets a disk that fails.
+A *cycle*: a process opens the journal and checks everything in it; it appends to several streams as fast as the disk
+syncs; the power is cut; the disk is mounted again.  The process runs the real journal (`FileJournal`: group commits,
+rolling, retention, indexes), but no server, so that a cycle takes some milliseconds; faults.py cuts the power of whole
+servers.  The power is cut right before or after the Nth system call of the process, which may be one of recovery, or at
+a random time; then the process is killed, or continues on a disk that fails.
 
-Checked in each cycle, against what the process had said through a pipe, which outlives it:
+The process reports through a pipe, which outlives it.  Checked in each cycle:
 
   - what was acknowledged is there, unchanged (not with --durability never or interval);
-  - a number that was ever acknowledged, or read, has the same message for ever;
-  - what was appended at once is there whole or not at all, and in order;
+  - a number that was ever acknowledged or read always has the same message;
+  - an append is there completely or not at all, and appends are in order;
   - numbers follow on, nothing else is there, and the journal opens.
 
-Needs root; without it, prints why it cannot be run, with status 0.  The status is 1 if anything was violated.  With
---sabotage the journal's syncs do nothing, which shows that this program notices lost messages.
+Needs root; if it cannot run, it prints why, with exit status 0.  The exit status is 1 if a rule was broken.  With
+--sabotage the journal's syncs do nothing, to test that this program notices it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from fyrehose.journal.settings import JournalSettings, durability
 
 #: How often a process appends before it closes the journal in order.
 TURNS = 40
-#: After how many cycles a new journal is begun.
+#: After how many cycles a new journal begins.
 LIFE = 20
 
 
 @attrs.define(slots=False)
 class CutFiles(SteppedFiles):
-    """Files whose power is cut right before or after the ``nth`` system call."""
+    """Files that cut the power before or after the ``nth`` system call."""
 
     where: Path
     nth: int
@@ -121,7 +121,7 @@ class Bench:
         )
 
     def cycle(self) -> None:
-        """Run one process until its power is cut, and check the journal."""
+        """Run one process, and cut the power once."""
         dice = self.dice
         timed = dice.random() < 0.3
         nth = 0 if timed else dice.randrange(1, dice.choice((30, 100, 250)))
@@ -140,7 +140,7 @@ class Bench:
         _, status = os.waitpid(pid, 0)
         if os.waitstatus_to_exitcode(status) not in (0, -signal.SIGKILL):
             self.problems.append(f"cycle {self.cuts}: the process ended with status {status}")
-        self.disk.cut()  # if the process came to its end
+        self.disk.cut()  # in case the process has ended before its power was cut
         self.disk.restart()
         self.cuts += 1
         self.problems += [f"cycle {self.cuts} (seed {self.arguments.seed}): {p}" for p in self.model.hear(said)]
@@ -163,7 +163,7 @@ class Bench:
             os._exit(status)
 
     def last_look(self) -> None:
-        """Check what the last power cut has left, without another cut."""
+        """Check what the last power cut has left, without another one."""
         ours, theirs = os.pipe()
         if not (pid := os.fork()):
             self._in_child(ours, theirs, CutFiles(self.disk.where, 0, False, False), 1, turns=0)
@@ -177,7 +177,7 @@ class Bench:
 
 
 def _listen(pipe: int, disk: disks.LoopDisk | None, seconds: float | None) -> bytes:
-    """Return the bytes that arrive until the pipe is closed, or until ``seconds`` have passed and the power is cut."""
+    """Return what *pipe* yields until it is closed; after ``seconds`` cut the power of ``disk``, and stop reading."""
     said, deadline = [], None if seconds is None else time.monotonic() + seconds
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -225,14 +225,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500, help="power cuts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fs", choices=disks.SIZES, default="ext4")
-    parser.add_argument("--options", default="", help="of the mount, such as data=writeback")
+    parser.add_argument("--options", default="", help="mount options, such as data=writeback")
     parser.add_argument("--durability", default="batch")
     parser.add_argument("--directory", type=servers.directory, help="for the disk's image; in memory by default")
     parser.add_argument("--sabotage", action="store_true")
     arguments = parser.parse_args()
     base = arguments.directory or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
     root = Path(tempfile.mkdtemp(prefix="fyrehose-power-", dir=base))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # only after the disk is unmounted
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SIGTERM must unmount the disk, too
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
     try:
         bench = run(arguments, root)

@@ -1,7 +1,7 @@
-"""The expected content of a journal, by what its process has reported: the oracle of power.py.
+"""The expected contents of a journal, from what a process has reported about it: the oracle of power.py.
 
-An *append* is numbered, and is a list of (stream, first, count).  Each payload can be made again from its stream, its
-number and its append, so payloads are not kept.
+An *append* has a number, and consists of (stream, first, count) parts.  Each payload can be computed from its stream,
+its number and its append, so payloads are not stored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Parts = list[tuple[str, int, int]]
 class Model:
     """One journal, over all its power cuts.
 
-    :ivar strict: whether acknowledged appends must be in the journal
-    :ivar kept: appends that are in the journal
-    :ivar lost: appends that were acknowledged and are lost
+    :ivar strict: whether acknowledged appends must never be lost
+    :ivar kept: how many appends were found
+    :ivar lost: how many appends were acknowledged and then lost
     """
 
     def __init__(self, directory: Path, strict: bool) -> None:
@@ -33,12 +33,12 @@ class Model:
         self.appends = self.kept = self.lost = 0
         #: the append of each number that was acknowledged or read
         self.released: dict[str, dict[int, int]] = {stream: {} for stream in STREAMS}
-        #: the appends since the journal was last read, and which of them were acknowledged
+        #: the appends that were sent since the journal was last read, and those of them that were acknowledged
         self.sent: dict[int, Parts] = {}
         self.acked: set[int] = set()
         self.acknowledged = 0
 
-    # Methods for the process that appends.
+    # Called in the process that appends:
 
     def compose(self, dice: random.Random, ends: dict[str, int]) -> tuple[int, Parts]:
         """Return the next append, of one to three streams."""
@@ -52,14 +52,14 @@ class Model:
 
     @staticmethod
     def payload(stream: str, seq: int, append: int) -> bytes:
-        """Return a payload; most are small, some are larger than a segment."""
+        """Return the payload of a record: mostly small, sometimes larger than a segment."""
         hashed = (seq * 2654435761 + append * 40503) & 0xFFFFFFFF
         size = 4000 + hashed % 9000 if hashed % 61 == 0 else hashed % 150
         begin = hashed >> 16 & 0x3FFF
         return f"{append} {stream} {seq} ".encode() + _NOISE[begin : begin + size]
 
     def check(self, journal: IJournal) -> dict[str, Any]:
-        """Read the journal; return the problems, and the append of every new number."""
+        """Read the whole journal; return the problems, the append of each new number, and the kept appends."""
         problems: list[str] = []
         new: dict[str, list[tuple[int, int]]] = {}
         found: dict[int, set[tuple[str, int]]] = {}
@@ -70,7 +70,7 @@ class Model:
             self._check_stream(journal, stream, (oldest[stream], last), new[stream], found, problems)
         problems += self._check_appends(found, oldest)
         unknown = set(journal.ends()) - set(STREAMS)
-        problems += [f"nobody made the streams {unknown}"] if unknown else []
+        problems += [f"the streams {unknown} were never created"] if unknown else []
         return {"problems": problems[:5], "new": new, "kept": self._kept(found, oldest)}
 
     def _check_stream(
@@ -90,16 +90,18 @@ class Model:
                 break
             for run in runs:
                 if run.first_seq != seq and (self.strict or run.first_seq < seq):
-                    problems.append(f"{stream} goes on at {run.first_seq} instead of {seq}")
+                    problems.append(f"{stream} continues at {run.first_seq} instead of {seq}")
                 for at, payload in enumerate(run.payloads()):
                     number = run.first_seq + at
                     data = bytes(payload)
                     word = data.partition(b" ")[0]
                     append = int(word) if word.isdigit() else 0
                     if data != self.payload(stream, number, append):
-                        problems.append(f"{stream} {number} is nothing that anybody appended: {data[:40]!r}")
+                        problems.append(f"{stream} {number} was never appended: {data[:40]!r}")
                     if released.get(number, append) != append:
-                        problems.append(f"{stream} {number} was of append {released[number]} and is of {append}")
+                        problems.append(
+                            f"{stream} {number} was part of append {released[number]}, and is now part of {append}"
+                        )
                     if number not in released:
                         new.append((number, append))
                     found.setdefault(append, set()).add((stream, number))
@@ -109,7 +111,7 @@ class Model:
             problems += [f"{stream} {gone[0]} to {gone[-1]} are LOST"] if gone else []
 
     def _kept(self, found: Mapping[int, Any], oldest: Mapping[str, int]) -> list[int]:
-        """Return what of that which was sent is there, or was until it had been kept for long enough."""
+        """Return the sent appends that are in the journal, or that retention may have deleted."""
         return [
             append
             for append, parts in self.sent.items()
@@ -117,7 +119,7 @@ class Model:
         ]
 
     def _check_appends(self, found: dict[int, set[tuple[str, int]]], oldest: Mapping[str, int]) -> list[str]:
-        """Check the appends since the last look: the first ones are stored, each whole, with all acknowledged ones."""
+        """Check that the appends since the last check are kept in order, each completely; return the problems."""
         problems = []
         missing = None
         for append, parts in sorted(self.sent.items()):
@@ -125,21 +127,21 @@ class Model:
             there = found.get(append, set())
             kept = {(stream, n) for stream, n in all_of_it if n >= oldest[stream]}
             if there and there & kept != kept:
-                problems.append(f"of append {append} {len(there)} records of {len(kept)} are there")
+                problems.append(f"{len(there)} of {len(kept)} records of append {append} are there")
             if there and missing is not None:
-                problems.append(f"append {append} is there, and {missing} before it is not")
+                problems.append(f"append {append} is there, but {missing} before it is not")
             if kept and not there:
                 missing = append
                 if append in self.acked and self.strict:
                     problems.append(f"append {append} was acknowledged and is LOST")
             if there - all_of_it:
-                problems.append(f"of append {append} there is more than was appended")
+                problems.append(f"more records are part of append {append} than were appended")
         return problems
 
-    # Methods for the process that survives.
+    # Called in the process that survives:
 
     def hear(self, said: bytes) -> list[str]:
-        """Handle all reports of the process until its end; return the problems."""
+        """Handle everything that the process has reported; return the problems."""
         problems: list[str] = []
         lines, _, torn = said.rpartition(b"\n")
         if torn:
@@ -149,7 +151,7 @@ class Model:
         return problems
 
     def hear_one(self, word: str, *rest: Any) -> list[str]:
-        """Handle one report of the process; return the problems."""
+        """Handle one report, a word and its arguments; return the problems."""
         problems: list[str] = []
         if word == "found":
             self._found(rest[0], problems)
@@ -174,7 +176,7 @@ class Model:
         for stream, numbers in told["new"].items():
             for seq, append in numbers:
                 if append not in self.sent:
-                    problems.append(f"{stream} {seq} is of append {append}, which was never sent")
+                    problems.append(f"{stream} {seq} is part of append {append}, which was never sent")
                 self.released[stream][seq] = append
         self.kept += len(told["kept"])
         self.lost += len(self.acked.difference(told["kept"]))

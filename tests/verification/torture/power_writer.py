@@ -1,6 +1,6 @@
-"""The process whose power is cut: it uses the real journal, without a server, a thread or a clock.
+"""The user of a journal whose power is cut: it runs the real journal without a server, threads or real time.
 
-Queue     the journal's worker: its jobs run when its owner calls it
+Queue     the journal's worker, which runs its jobs when it is told to
 Writer    opens the journal, checks it, appends, and reports what it did
 """
 
@@ -24,7 +24,7 @@ from fyrehose.records import Run
 
 
 class Queue:
-    """A worker whose jobs run when its owner calls it; appends in between share the next commit."""
+    """A worker that runs its jobs when it is told to, so that appends made meanwhile share the next commit."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
@@ -39,7 +39,7 @@ class Queue:
         return not self._jobs
 
     def stop(self) -> None:
-        """Do nothing: no thread has to end."""
+        """Do nothing: no thread runs."""
 
     def work(self) -> None:
         while self._jobs:
@@ -53,7 +53,7 @@ class Queue:
 
 
 class Anywhere:
-    """A pace that lets half of the small commits run in the reactor's thread."""
+    """A pace by which half of the small commits, at random, run in the reactor's thread."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -69,7 +69,7 @@ class Anywhere:
 class Writer:
     """Opens the journal, checks it, appends, and reports what it did.
 
-    :param tell: called with each report, as :meth:`power_model.Model.hear_one` takes it
+    :param tell: called with a word and its arguments, as :meth:`power_model.Model.hear_one` takes them
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Writer:
         )
 
     def durable(self, ends: Any) -> None:
-        """Do nothing: each append reports itself."""
+        """Do nothing: the Deferred of each append reports its outcome."""
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Do nothing: the appends report their failure."""
+        """Do nothing: the Deferred of each append fails."""
 
     def wrong(self, what: str) -> None:
-        """Report an error, unless the power was cut, which explains it."""
+        """Report a problem, unless the power is off, which explains every failure."""
         try:
             self.model.directory.with_name("probe").touch()
         except OSError:
@@ -105,7 +105,7 @@ class Writer:
         self.tell("found", self.model.check(self.journal))
         self._append(dict(opened[0]), turns)
         self.journal.close()
-        self.clock.advance(0.001)  # the longest wait of a commit
+        self.clock.advance(0.001)  # the longest time for which a commit waits
         self.worker.work()
 
     def _append(self, ends: dict[str, int], turns: int) -> None:

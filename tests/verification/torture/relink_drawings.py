@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draw the state machines of docs/protocols/relink-wire.md from the tables in the code, as Mermaid and as tables.
+"""Draw the state machines of docs/protocols/relink-wire.md from the code's own tables, as Mermaid and as tables.
 
-relink_drawings.py        rewrites the drawings of the page, between their marks
+relink_drawings.py        replaces the drawings on the page, between their marks
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORDER = ("VERSION", "HELLO", "LOOKUP", "REPLY", "RESYNC", "OPEN", "REFUSED")
 
 
 def _diagram(edges: Iterator[tuple[str, str, str]]) -> Iterator[str]:
-    """Yield a diagram of *edges*: state, label, next state; the first one begins at the first state."""
+    """Yield a diagram of *edges* (state, label, next state), which begins at the first state."""
     for at, (begin, label, end) in enumerate(edges):
         if not at:
             yield from ("```mermaid", "stateDiagram-v2", f"    [*] --> {begin}")
@@ -57,7 +57,7 @@ DRAWINGS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def redrawn(page: str) -> str:
-    """Return ``page`` with its drawings made anew from the tables."""
+    """Return ``page`` with drawings of the present tables."""
     return _MARKED.sub(lambda mark: mark[1] + "\n".join(DRAWINGS[mark[2]]()) + "\n" + mark[3], page)
 
 

@@ -1,4 +1,4 @@
-"""Remove the rules of RELINK.md one at a time from the running code: the schedules must fail without each."""
+"""The rules of RELINK.md, which can be removed from the running code one at a time: schedules must notice each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _results_forgotten(self: ReceiveChannel, through: int) -> Any:
 
 def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
     if channel.exhausted and self.attached:
-        self.receiving = dict(self.receiving)  # another caller may be iterating over it
+        self.receiving = dict(self.receiving)  # a copy, because a caller may iterate over the old one
         self._drop(channel.id)
         self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), id_size=self.peer_size)
 
@@ -65,7 +65,7 @@ def _barrier_and_close_anytime() -> Any:
 
 
 class Letter:
-    """Checks that a literal reading of 2.3.1, with a cursor for each type of packet, names the same messages."""
+    """Checks that a literal reading of 2.3.1, with a cursor for each type of packet, refers to the same messages."""
 
     def __init__(self) -> None:
         self.cursors: dict[Any, int] = {}
@@ -74,7 +74,7 @@ class Letter:
     def note(self, link: Any, channel: Any, kind: Any, number: int | None, meant: int) -> None:
         last = self.cursors.get((channel, kind), link.origin - 1)
         if number is None and last + 1 != meant:
-            raise Violation(f"to the letter a plain {kind!r} means message {last + 1}, not {meant}")
+            raise Violation(f"by a literal reading a plain {kind!r} refers to message {last + 1}, not {meant}")
         self.cursors[channel, kind] = max(last, meant)
 
     def patches(self) -> Any:
@@ -94,7 +94,7 @@ class Letter:
 
 
 def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:
-    """Return the message that an acknowledgement names, by our reading."""
+    """Return the message that an acknowledgement refers to, as our code reads it."""
     cursor = {Ack.RECEIVED: channel.recv, Ack.CONSUMED: channel.base - 1}.get(kind, channel.settled)
     if number is not None:
         return nearest(number, cursor)
@@ -105,10 +105,10 @@ def meant_by(channel: SendChannel, kind: Ack, number: int | None) -> int:
     return cursor
 
 
-#: rule -> the function that removes it
+#: by rule, a function that returns the patches that remove it
 RULES: dict[str, Any] = {
     "rollback-resend": lambda: [patch.object(SendChannel, "resend_decisions", _no_rollbacks_again)],
-    "fence": list,  # this is the owner's duty: Side.on_helloreceived leaves it out
+    "fence": list,  # a duty of the owner: Side.on_helloreceived omits it
     "retention": lambda: [patch.object(ReceiveChannel, "settle", _results_forgotten)],
     "order": lambda: [patch.object(ReceiveChannel, "settle", _consumed_first)],
     "barrier": _barrier_and_close_anytime,
@@ -120,7 +120,7 @@ RULES: dict[str, Any] = {
 
 @contextmanager
 def without(rule: str | None) -> Iterator[frozenset[str]]:
-    """Run the code without ``rule``; "letter" removes no rule, but reads more strictly."""
+    """Return a context in which the code lacks ``rule``; "letter" is no rule but checks the literal reading."""
     with ExitStack() as stack:
         for patched in RULES[rule]() if rule else ():
             stack.enter_context(patched)

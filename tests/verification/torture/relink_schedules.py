@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Random schedules of two Relink sessions over a network that breaks; see relink_world.py.
+"""Random schedules of two Relink sessions over an unreliable network; see relink_world.py.
 
     relink_schedules.py [--count N] [--seed S] [--jobs J] [--without RULE] [--losses]
 
-Prints how many schedules broke what must be true; the status is 1 if any did, and with --without if none did.
+Prints how many schedules broke a rule; the exit status is 1 if any did, or, with --without, if none did.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 import relink_rules
 import relink_world
 
-#: How many schedules one process runs at a time.
+#: How many schedules a process runs at a time.
 SHARE = 500
 
 
 def share(first: int, count: int, rule: str | None, losses: bool) -> tuple[list[tuple[int, str]], list[int]]:
-    """Run schedules ``first`` to ``first + count - 1``; return those that failed, with the reasons, and the counts."""
+    """Run schedules ``first`` to ``first + count - 1``; return the failures with their causes, and the counts."""
     failed = []
     counts = [0] * 7
     with relink_rules.without(rule) as broken:
         for seed in range(first, first + count):
             try:
                 world = relink_world.run(seed, broken, losses)
-            except Exception as error:  # without a rule any error may happen; with all rules an error is reported, too
+            except Exception as error:  # without a rule any error may occur; otherwise it is a failure, too
                 failed.append((seed, f"{type(error).__name__}: {error}"))
                 continue
             messages = sum(map(len, world.sent.values()))

@@ -20,14 +20,14 @@ CHANNELS = (0, 1)
 
 
 class Violation(Exception):
-    """A promise of the protocol was broken."""
+    """A rule that must always hold was broken."""
 
 
 class WorldLink(Link):
-    """A link whose numbers begin at random, so that some wrap at 2^32; it may read acknowledgements literally."""
+    """A link whose numbers begin anywhere, so that some wrap at 2^32; it may trust ``received`` for ever."""
 
     origin = 0
-    #: whether earlier ``received`` packets still count although the report of the peer revokes them
+    #: whether earlier ``received`` count even if the peer, after a crash, reports that it has fewer messages
     believes = False
 
     def attach(self, *, resumed: bool) -> None:
@@ -52,7 +52,7 @@ class WorldLink(Link):
 
 
 class Connection:
-    """A connection: the bytes under way, and which sides believe that it is open."""
+    """The bytes under way in a connection, and which of the two peers believes that it is open."""
 
     def __init__(self) -> None:
         self.to = {"A": bytearray(), "B": bytearray()}
@@ -60,7 +60,7 @@ class Connection:
 
 
 class Side:
-    """One peer: its link, its connections, and the application above them."""
+    """A peer: its link, its connections, and the application above them."""
 
     def __init__(self, name: str, world: World, durable: bool) -> None:
         self.name, self.world, self.durable = name, world, durable
@@ -76,7 +76,7 @@ class Side:
         self.done = False
         self.produced: dict[int, list[bytes]] = {}
 
-    # The application that sends.
+    # The application as a sender:
 
     @property
     def believes(self) -> bool:
@@ -98,7 +98,9 @@ class Side:
                 return
             sent = link.channel(channel)
             if sent.room < channels.count(channel) or (self.believes and sent.dec >= sent.base):
-                return  # A peer that believes can have one transaction at a time: later messages would get its numbers.
+                # A side that trusts ``received`` has one transaction at a time: later messages would get the same
+                # numbers.
+                return
         keys = [(self.name, channel, world.incarnation(self, channel)) for channel in channels]
         seqs, ahead = [], {}
         for channel in channels:
@@ -108,12 +110,12 @@ class Side:
         rnd = world.rnd
         parts = (payload, *(b"x" * rnd.randrange(20) for _ in range(rnd.choice((0, 0, 0, 1, 2)))))
         if link.send(channels, parts) != tuple(seqs):
-            raise Violation("the numbers are others than expected")
+            raise Violation("the link has given other numbers than expected")
         for key in keys:
             world.sent.setdefault(key, []).append(payload)
 
     def produce(self) -> None:
-        """Send the next messages of a server's stream, which can be sent again."""
+        """Send records of a server's stream, which can be read again from its journal."""
         link, world = self.link, self.world
         assert link is not None
         if self.leaving and 0 not in link.sending:
@@ -151,13 +153,13 @@ class Side:
         if not found.kept:
             all_sent = found.next - self.world.origin == len(self.produced.get(0, ()))
             if not self.leaving or not link.may_send or not all_sent:
-                return  # a server closes its stream's channel when its reader leaves
+                return  # a server closes the channel of its stream when its subscriber leaves
         link.close(channel)
 
-    # The application that receives.
+    # The application as a receiver:
 
     def process(self, channel: int) -> None:
-        """Finish some of the oldest messages."""
+        """Finish the oldest message."""
         link, rnd, world = self.link, self.world.rnd, self.world
         box = self.inbox.get(channel)
         if link is None or not box:
@@ -179,7 +181,7 @@ class Side:
         self.fly(effects, ("settle", channel, seq))
 
     def refuse(self, channel: int, last: int, commit: bool) -> None:
-        """Finish messages that the link has forgotten, or did not keep."""
+        """Finish messages that the peer has forgotten or does not have any more."""
         assert self.link is not None
         first, key = self.link.receiving[channel].done + 1, self.world.key(self.other, channel)
         refused = [(key, b"", (seq, Ack.UNCOMMITTED)) for seq in range(first, last + 1)] if commit else []
@@ -194,7 +196,7 @@ class Side:
             self.land()
 
     def land(self) -> None:
-        """Make the oldest write durable."""
+        """Complete the oldest write, which makes it durable."""
         if not self.flying:
             return
         effects, saved, (what, channel, seq) = self.flying.popleft()
@@ -211,7 +213,7 @@ class Side:
         else:
             self.take(self.link.forget(channel))
 
-    # Events.
+    # Events:
 
     def take(self, found: list[Any]) -> None:
         for event in found:
@@ -227,10 +229,10 @@ class Side:
         if known:
             for session, _ in self.stale:
                 if "fence" not in world.broken:
-                    session.fenced()  # L4
+                    session.fenced()  # rule L4
             assert self.link is not None
             if self.link.attached:
-                self.link.detach()  # only if the rule was removed
+                self.link.detach()  # still attached only if the rule "fence" was removed
             if self.durable:
                 self.inbox.clear()
             self.take(self.session.accept(self.link, resumed=True))
@@ -239,15 +241,15 @@ class Side:
             self.lose(self.link)
         self.link = world.new_link(self, world.epoch, world.next_id())
         if self.durable:
-            self.link.channel(0)  # what is not in the snapshot would begin again
-            self.saved = linklog.save_snapshot(self.link)
+            self.link.channel(0)  # a channel that is not in the snapshot would begin again
+            self.saved = snapshot.save(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
     def on_linked(self, event: Linked) -> None:
         if event.lost is not None:
             old = event.lost
             if self.leaving and old.shutdown_ever_sent and not old.sending:
-                self.done = True  # the listener had ended the link in order before
+                self.done = True  # the listener had already ended the link in order
                 self.world.ends += 1
                 return
             self.lose(old)
@@ -256,7 +258,7 @@ class Side:
             self.inbox.clear()
 
     def lose(self, link: Link) -> None:
-        """Note the messages whose outcome is unknown, because *link* is lost."""
+        """Report the messages whose outcome is unknown, because the link is lost."""
         self.world.was_lost = True
         self.inbox.clear()
         for message in link.unsettled():
@@ -265,7 +267,7 @@ class Side:
             self.world.next_incarnation(self, channel)
 
     def on_linkunknown(self, event: LinkUnknown) -> None:
-        raise Violation("refused without having required anything")
+        raise Violation("the peer refused a link that was not required to exist")
 
     def on_resumed(self, event: events.Resumed) -> None:
         self.world.resumes += 1
@@ -286,16 +288,16 @@ class Side:
         key = self.world.key(self, event.channel)
         for seq in range(event.first, event.last + 1):
             if (key, seq) in self.world.known:
-                raise Violation("a result was told twice")
+                raise Violation("the peer reported a result twice")
             self.world.known[key, seq] = event.result
 
     def on_consumed(self, event: events.Consumed) -> None:
         if event.last < event.first:
-            raise Violation("nothing was consumed")
+            raise Violation("a Consumed event contains no message")
 
     def on_rewound(self, event: events.Rewound) -> None:
         if event.next - self.world.origin > len(self.produced.get(0, ())):
-            raise Violation("acknowledged what was never sent")
+            raise Violation("the peer acknowledged a message that was never sent")
 
     def on_channelclosed(self, event: events.ChannelClosed) -> None:
         self.world.next_incarnation(self, event.channel)
@@ -308,7 +310,7 @@ class Side:
 
     def on_peershutdown(self, event: events.PeerShutdown) -> None:
         if not self.leaving:
-            raise Violation("shutdown before anybody wanted it")
+            raise Violation("the peer shut down before this side was leaving")
 
     def on_ended(self, event: events.Ended) -> None:
         self.done = True

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Send transactions over a cut connection to a killed server: committed ones are stored once, in order.
+"""Send transactions over a connection that is cut, to a server that is killed, and check that each is stored once.
 
     relink_transfer.py [--messages N] [--cuts N] [--kills N] [--largest N] [--seed S] [--directory DIR]
 
 Starts a real server and a proxy that breaks its connections at random, sends messages in transactions of 1 to LARGEST
-(some are rolled back), then reads the journal.  The status is 0 if it holds exactly what was committed.
+(some are rolled back), then reads the journal.  The exit status is 0 if it has exactly the committed messages, in
+order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fyrehose.testing.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"
-#: About how many bytes a message has on the wire.
+#: About how many bytes a message takes on the wire.
 MESSAGE = 56
 
 
@@ -69,10 +70,10 @@ class Half(Protocol):
 
 
 class Proxy(Factory):
-    """A proxy between client and server, which cuts their connections anywhere.
+    """A proxy between client and server that cuts connections in the middle of their data.
 
-    :param cuts: how many times
-    :param distance: about how many bytes are between two cuts
+    :param cuts: how many cuts there are
+    :param distance: the average number of bytes between cuts
     """
 
     noisy = False
@@ -109,7 +110,7 @@ class Proxy(Factory):
         connected.addCallbacks(made, lambda failure: (failure.trap(ConnectError), near.transport.abortConnection()))
 
     def cut(self, half: Half) -> None:
-        """Cut the connection within the bytes of ``half``; bytes in the other direction may still arrive."""
+        """Cut the connection while ``half`` sends; data in the other direction may still arrive."""
         self.cuts += 1
         self.left -= 1
         self.next = self.rnd.randrange(2 * self.distance)
@@ -122,7 +123,7 @@ class Proxy(Factory):
 
 
 class Server:
-    """``twistd fyrehose``, to be killed."""
+    """A ``twistd fyrehose`` process that is killed again and again."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory, self.port = directory, port
@@ -138,7 +139,7 @@ class Server:
             )
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, and start it again."""
+        """Kill the server, and start it again at once."""
         self.process.kill()
         self.process.wait()
         self.kills += 1
@@ -163,7 +164,7 @@ async def client_of(reactor: Any, port: int) -> AsyncIterator[RelinkClient]:
 
 
 async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> list[bytes]:
-    """Run the transfer; return the committed messages, in order."""
+    """Send all messages; return the committed ones, in order."""
     rnd = random.Random(args.seed)
     server = Server(directory, free_port())
     proxy = Proxy(reactor, server.port, rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))

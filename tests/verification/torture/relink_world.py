@@ -1,10 +1,10 @@
-"""Two Relink sessions in a simulated network, and the checks of RELINK.md over their real bytes.
+"""Two Relink sessions in a simulated network, and checks of the rules of RELINK.md on real bytes.
 
-A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break
-at either end or both, within packets and within handshakes; A comes back while B still believes in the old connection,
-whose bytes go on arriving.  B may be a server whose link outlives it: what it finishes becomes durable later, and a
-crash takes everything that is not.  Then A may be a peer that believes an earlier ``received`` after such a crash, and
-decides messages that B does not have any more.
+A connects, B listens.  Bytes wait in the network until a step delivers some of them, cut anywhere; connections break at
+one end or both, within packets and within handshakes; A reconnects while B still believes in the old connection, whose
+bytes continue to arrive.  B may be a server whose link survives it: the results of B become durable later, and a crash
+loses those that are not.  Then A may be a peer that trusts an earlier ``received`` after such a crash, and decides
+messages that B no longer has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class World:
             connector_transactions=rnd.random() < 0.5,
             listener_transactions=not durable and rnd.random() < 0.5,
         )
-        #: whether A takes each ``received`` as final, so that it does not repeat a message that B has forgotten
+        #: whether A trusts every ``received``, and does not send a message again when B has lost it in a crash
         self.believes = durable and self.terms.connector_transactions and rnd.random() < 0.4
         self.origin = rnd.choice((0, 0, (1 << 32) - 5)) if not durable else 0
         self.epoch = 1_000
@@ -54,7 +54,7 @@ class World:
         self.a, self.b = Side("A", self, False), Side("B", self, durable)
         self.a.other, self.b.other = self.b, self.a
 
-    # Names of things.
+    # Identities:
 
     def next_id(self) -> int:
         self.ids += 1
@@ -70,12 +70,12 @@ class World:
         return side.name, channel, self.incarnation(side, channel)
 
     def key_in(self, payload: bytes, channel: int, seq: int) -> Any:
-        """The channel that ``payload`` was sent on, which has to be this one, under this number."""
+        """Return the key of the channel that ``payload`` was sent on; it must be this channel, and have this number."""
         keys, seqs = eval(payload)
         for key, number in zip(keys, seqs, strict=True):
             if key[1] == channel and number == seq:
                 return key
-        raise Violation(f"message {payload!r} came as number {seq} of channel {channel}")
+        raise Violation(f"message {payload!r} arrived as number {seq} of channel {channel}")
 
     def new_link(self, side: Side, epoch: int, id_: int) -> Link:
         link = WorldLink(
@@ -85,7 +85,7 @@ class World:
         link.believes = self.believes and side is self.a
         return link
 
-    # The network.
+    # The network:
 
     def connect(self) -> None:
         a, b = self.a, self.b
@@ -110,7 +110,7 @@ class World:
                     connection.to[side.other.name] += data
 
     def deliver(self, side: Side, everything: bool = False) -> None:
-        """Deliver some bytes to ``side``, now and then on a connection that it should have given up."""
+        """Deliver some bytes to ``side``, sometimes on an old connection that it should have given up."""
         ends = [(side.session, side.connection), *side.stale]
         session, connection = ends[0] if everything or self.rnd.random() < 0.5 else self.rnd.choice(ends)
         if session is None or connection is None or not connection.up[side.name]:
@@ -127,7 +127,7 @@ class World:
                 side.take(session.receive_data(b""))
 
     def cut(self) -> None:
-        """Break a connection; both sides notice at once, or one of them later."""
+        """Break the connection; both sides notice it, or one of them notices it later."""
         self.cuts += 1
         connection = self.a.connection
         if connection is None:
@@ -150,7 +150,7 @@ class World:
             side.session = side.connection = None
 
     def crash(self) -> None:
-        """Kill the process of B, and start it again."""
+        """Kill B's process, and start it again."""
         b = self.b
         self.crashes += 1
         for connection in {b.connection, *(mine for _, mine in b.stale)} - {None}:
@@ -167,7 +167,7 @@ class World:
                 linklog.restore_snapshot(b.link, b.saved)
 
     def lose_link(self) -> None:
-        """Let B forget its links, so that its epoch is another one."""
+        """Let B lose its link, which begins another epoch."""
         self.lost_links += 1
         self.epoch += 1
         b = self.b
@@ -178,7 +178,7 @@ class World:
             b.link.over = True
             b.link = None
 
-    # A schedule.
+    # A schedule:
 
     def step(self) -> None:
         rnd = self.rnd
@@ -208,7 +208,7 @@ class World:
         self.flush()
 
     def notice(self) -> None:
-        """Let a side notice a half-open connection, and let A reconnect."""
+        """Let A notice a half-open connection, and connect again, at some time."""
         connection = self.a.connection
         if connection is not None and not connection.up["B"] and self.rnd.random() < 0.2:
             self.hang_up(self.a, connection)
@@ -216,7 +216,7 @@ class World:
             self.connect()
 
     def drain(self) -> None:
-        """Send no new messages; decide, process and close everything, and shut both sides down."""
+        """Finish the schedule: no new messages; all are decided, processed and closed, and both sides shut down."""
         self.a.leaving = self.b.leaving = True
         if self.a.connection is None:
             self.connect()
@@ -233,7 +233,7 @@ class World:
                 return
             self.notice()
             self.flush()
-        raise Violation(f"did not come to an end: {self.describe()}")
+        raise Violation(f"the schedule does not end: {self.describe()}")
 
     def finish(self, side: Side) -> None:
         link = side.link
@@ -255,13 +255,13 @@ class World:
     def over(self) -> bool:
         a, b = self.a, self.b
         if a.done and not b.done and (b.link is None or self.rnd.random() < 0.5):
-            # A has discarded the link and does not reconnect: B's link expires, and must be empty.
+            # A has discarded the link and will not come back, so B's link expires; it must be empty.
             if b.link is not None and (b.link.sending or b.link.receiving or not b.link.shutdown_ever_sent):
-                raise Violation("one side came to its end, the other has something left")
+                raise Violation("one side has ended the link, but the other has messages left")
             self.ends += 1
             b.done = True
         if b.done and b.link is not None and b.link.over:
-            b.link = None  # discarded: if A reconnects, B does not know the link
+            b.link = None  # discarded: if A comes back, the link is unknown
         return a.done and b.done
 
     def describe(self) -> str:
@@ -270,7 +270,7 @@ class World:
             for side in (self.a, self.b)
         )
 
-    # Checks.
+    # Rules:
 
     def check(self) -> None:
         for key, sent in self.sent.items():
@@ -297,9 +297,9 @@ class World:
             if op is not Op.COMMIT and result is not None:
                 raise Violation(f"message {seq} of {key} was processed without a commit")
             if known is not None and known is not result:
-                raise Violation(f"the sender believes {known} of message {seq} of {key}, and it is {result}")
+                raise Violation(f"the sender was told {known} for message {seq} of {key}, but it is {result}")
             if not self.was_lost and op is Op.COMMIT and known is not result:
-                raise Violation(f"the sender does not know {result} of message {seq} of {key}")
+                raise Violation(f"the sender was not told {result} for message {seq} of {key}")
 
     def check_lost(self, key: Any, sent: list[bytes], got: list[bytes], transactional: bool) -> None:
         there = set(got)
@@ -308,11 +308,11 @@ class World:
         for seq, payload in enumerate(sent, self.origin):
             settled = self.decided.get((key, seq)) is Op.ROLLBACK or self.known.get((key, seq)) is Ack.UNCOMMITTED
             if (seq, payload) not in there and (key, seq) not in self.reported and not (transactional and settled):
-                raise Violation(f"message {seq} of {key} is lost, and nobody said so")
+                raise Violation(f"message {seq} of {key} is lost without being reported")
 
 
 def _harmless(event: Any) -> bool:
-    """Return what a connection may still say that has been replaced by one that has not asked for the link yet."""
+    """Return whether a replaced connection may still produce *event*: it no longer asks for the link."""
     return not isinstance(event, (HelloReceived, Linked))
 
 
@@ -323,10 +323,9 @@ def _channels(link: Link) -> str:
 
 
 def run(seed: int, broken: frozenset[str] = frozenset(), losses: bool = False, steps: int = 150) -> World:
-    """Run one schedule from its seed.
+    """Run the schedule of *seed*.
 
-    :raises Violation: a check failed
-
+    :raises Violation: a rule was broken
     """
     world = World(seed, broken, losses)
     world.connect()

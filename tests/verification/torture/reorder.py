@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Check recovery for every state in which a power cut may leave the journal's files.
+"""Generate every state in which a power cut may leave the journal's files, and check how recovery handles each.
 
     reorder.py [--count N] [--seed S] [--choices C] [--turns T] [--durability MODE] [--sabotage]
 
 N histories are recorded: a journal is opened, appended to, rolled, its oldest segments deleted, and mostly closed, on
-files that record all calls.  Then, after each step of a history, the power goes: with everything that was not
-synced, with nothing of it, with each step of it alone, without each, and with C random choices with torn writes
-(`tests.doubles.disk`).  Each state that has not been seen is opened by the journal and checked as in power.py; so
-are the states in which a second cut leaves what the first had left, while recovery is at work on it.
+files that log every call of the disk.  Then the power is cut after each step of a history.  The states that the cut may
+leave have all unsynced writes, none, only one, or all but one of them, and C random selections with torn writes
+(`tests.doubles.disk`).  The journal opens each new state, which is checked as in power.py; for some states, so are the
+states that a second cut leaves during recovery.
 
-This needs no root and no disk: it simulates what a disk may do.  The status is 1 if anything was violated.  With
---sabotage the journal's syncs do nothing, which shows that this program notices lost messages.
+Needs no root and no real disk: the rules of what a disk may do suffice.  The exit status is 1 if a rule was broken.
+With --sabotage the journal's syncs do nothing, to test that this program notices it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.settings import JournalSettings, durability
 from tests.doubles.disk import Noted, RecordingFiles, images
 
-#: How many states of a history are cut a second time while they are recovered.
+#: In how many states of a history the power is cut a second time, during recovery.
 TWICE = 12
 
 
 class Bench:
-    """A directory for states, and the problems that were found."""
+    """A directory for the states, and the problems that were found."""
 
     def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
         self.root, self.arguments, self.dice = root, arguments, random.Random(arguments.seed)
@@ -53,7 +53,7 @@ class Bench:
         self.seen: set[bytes] = set()
 
     def history(self, number: int) -> None:
-        """Record one history, and check every state that a power cut may leave of it."""
+        """Record a history, and check every state that a power cut may leave of it."""
         directory = self.root / "journal"
         directory.mkdir()
         dice = self.dice
@@ -72,7 +72,7 @@ class Bench:
         shutil.rmtree(directory)
 
     def _use(self, model: power_model.Model, files: RecordingFiles, settings: JournalSettings, turns: int) -> None:
-        """Use a journal, and record its reports in order with the calls on its files."""
+        """Use a journal, and record its reports between the calls of the disk."""
         writer = power_writer.Writer(
             copy.deepcopy(model), files, settings, lambda *words: files.note(words), self.dice.randrange(1 << 30)
         )
@@ -81,9 +81,9 @@ class Bench:
     def cut(
         self, files: RecordingFiles, model: power_model.Model, settings: JournalSettings, what: str, again: bool = False
     ) -> None:
-        """Cut the power after each step of the recorded history."""
+        """Check the states that power cuts may leave after each step of the recorded history."""
         known = copy.deepcopy(model)
-        self.seen.clear()  # which states are right depends on what was reported
+        self.seen.clear()  # a state that was right before may be wrong after this report
         twice = set(self.dice.sample(range(len(files.log) + 1), min(TWICE, len(files.log)))) if again else set()
         for upto in range(len(files.log) + 1):
             if upto and isinstance(step := files.log[upto - 1], Noted):
@@ -110,7 +110,7 @@ class Bench:
     def _look(
         self, image: dict[str, bytes], known: power_model.Model, settings: JournalSettings, what: str, twice: bool
     ) -> None:
-        """Open a state and check it; if ``twice``, also all states that a second power cut may leave of it."""
+        """Open a state, and check it; if ``twice``, cut the power again during this recovery."""
         directory = self.root / "left"
         directory.mkdir()
         for name, content in image.items():
@@ -130,7 +130,7 @@ class Bench:
         shutil.rmtree(directory)
         self.problems += [f"{what}: {p}" for p in problems]
         if not any(words[0] == "found" for words in said):
-            self.problems.append(f"{what}: nothing was looked at")
+            self.problems.append(f"{what}: the journal was not checked")
         if isinstance(files, RecordingFiles):
             self.twice += 1
             seen, self.seen = self.seen, set()
@@ -150,8 +150,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=3, help="histories")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--choices", type=int, default=4, help="random states after each step")
-    parser.add_argument("--turns", type=int, default=12, help="how often a history appends, at the most")
+    parser.add_argument("--choices", type=int, default=4, help="how many random states after each step")
+    parser.add_argument("--turns", type=int, default=12, help="how often a history appends at most")
     parser.add_argument("--durability", default="batch")
     parser.add_argument("--sabotage", action="store_true")
     arguments = parser.parse_args()

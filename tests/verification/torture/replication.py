@@ -1,32 +1,32 @@
 #!/usr/bin/env python3
-"""Random schedules of simulated servers and one shared log, with all faults that may happen between them.
+"""Simulate servers with a replication role each and one shared log, and everything that may go wrong between them.
 
     replication.py [--count 1000] [--first 0] [--seed 1] [--steps 400] [--break RULE]
 
 The roles and entries are the real ones (fyrehose/replication); journals, disks, the shared log and the network are
 models.  The shared log accepts an append only if its last number is the expected one.  Requests and answers take any
-time, are lost, repeated, or overtake each other; a request that was given up may still arrive.  Servers crash (and keep
-what was synced, and any part of the rest), pause for as long as they like, and start again; machines are lost, one at a
-time, with their disks, and one at a time finds another cluster's journal of the same length on its disk.  The leader
-trims the shared log.  Operators add servers, remove them, and replace lost ones; sometimes they write one off.  Checked
-after every step:
+time, are lost, repeated, or overtake each other; a request that timed out may still arrive.  Servers crash (and keep
+what was synced, and any part of the rest), pause for any time, and start again.  Machines are lost, one at a time, with
+their disks; one at a time finds another cluster's journal of the same length on its disk.  The leader trims the shared
+log.  Operators add servers, remove them, and replace lost ones; sometimes they declare one lost.  Checked after every
+step:
 
     A  an acknowledged byte is in the shared log, or was when it was trimmed
-    B  a journal agrees with the entries that count, up to its durable mark
-    C  what is released (acknowledged or delivered) agrees with the entries that count
+    B  a journal agrees with the valid entries, up to its durable mark
+    C  what is released (acknowledged or delivered) agrees with the valid entries
     D  no server truncates its journal below its durable mark
-    E  an acknowledged byte is in what is left of the shared log, or synced on two servers; on one while a machine that
-       was lost is not filled again
+    E  an acknowledged byte is in the untrimmed shared log, or synced on two servers; on one while the replacement of a
+       lost machine is not filled
     F  a server with another cluster's journal stops, and no other server does
-    G  a leader steps down only for an entry that counts
-    H  when everything is well again, a server leads and acknowledges within a bounded number of steps
-    I  what is trimmed was synced by every server that is a member where the leader is, unless it was written off
-    J  the members are changed one at a time, and a server that has applied an entry knows the members there
-    K  only a member takes over, and a server stops as none only if it is none at the entry that it has applied
-    L  when everything is well again, the shared log is trimmed, and servers that were removed have stopped
+    G  a leader steps down only for a valid entry
+    H  when all faults have ended, a server leads and acknowledges within a bounded number of steps
+    I  trimmed entries were synced by every server that is a member for the leader, unless it was declared lost
+    J  the members change one at a time, and a server that has applied an entry knows the members at that entry
+    K  only a member takes over, and a server stops as a non-member only if it is none at the entry that it has applied
+    L  when all faults have ended, the shared log is trimmed, and removed servers have stopped
 
-``--break`` removes one rule, and the status must then be 1.  Prints a line per violation, with the number of its
-schedule: repeat it with --first NUMBER --count 1.
+``--break`` removes one rule, and the exit status must then be 1.  Prints a line for each violation, with the number of
+its schedule: repeat it with --first NUMBER --count 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Piece
 from fyrehose.replication.members import LEAST, Members
 from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
-#: Upper bound of the data of an entry: batches have 1 to 12 bytes, so that many are divided.
+#: The largest data of an entry, in bytes; batches have 1 to 12 bytes, so that many are divided.
 MOST = 5
 
 
@@ -54,7 +54,7 @@ class Violation(Exception):
 
 
 class CountsVoid(Validity):
-    """Rule 1 is removed: every entry counts."""
+    """Without rule 1: every entry counts, also a void one."""
 
     def counts(self, entry: LogEntry) -> bool:
         super().counts(entry)
@@ -64,7 +64,7 @@ class CountsVoid(Validity):
 
 
 class OrderBlind(Role):
-    """Rule 2 is removed: an append is confirmed although the outcome of the one before it is unknown."""
+    """Without rule 2: an append is confirmed although the outcome of the one before it is unknown."""
 
     def _confirm(self) -> None:
         known = [at for at, item in enumerate(self.inflight) if item.known]
@@ -74,7 +74,7 @@ class OrderBlind(Role):
 
 
 class Forgetful(Role):
-    """Rule 3 is removed: an append without an answer is given up, and another entry takes its number."""
+    """Without rule 3: an append without an answer is given up, and another one takes its place."""
 
     def repeat(self) -> None:
         if self.state is State.LEADER and self.inflight and not self.inflight[0].known:
@@ -85,7 +85,7 @@ class Forgetful(Role):
 
 
 class BlindTakeover(Role):
-    """Rule 4 is removed: a server takes over before it has applied all entries."""
+    """Without rule 4: a server takes over before it has applied all entries."""
 
     def _may_take_over(self, last: int) -> bool:
         self.applied = max(self.applied, last)
@@ -93,7 +93,7 @@ class BlindTakeover(Role):
 
 
 class Stubborn(Role):
-    """Rule 5 is removed: a deposed leader keeps unconfirmed bytes in its journal."""
+    """Without rule 5: a deposed leader keeps what was not confirmed."""
 
     def _step_down(self, reason: str) -> None:
         self.position = max(self.position, self._end)
@@ -101,7 +101,7 @@ class Stubborn(Role):
 
 
 class AcksLocal(Role):
-    """One half of rule 6 is removed: synced bytes are acknowledged before the shared log has them."""
+    """Without the first half of rule 6: what is synced on the leader's disk is acknowledged."""
 
     @property
     def mark(self) -> int:
@@ -109,7 +109,7 @@ class AcksLocal(Role):
 
 
 class AcksRemote(Role):
-    """The other half of rule 6 is removed: bytes in the shared log are acknowledged before they are synced."""
+    """Without the second half of rule 6: what the shared log has is acknowledged."""
 
     @property
     def mark(self) -> int:
@@ -117,14 +117,14 @@ class AcksRemote(Role):
 
 
 class DeposedByVoid(Role):
-    """Rule 14 is removed: a leader steps down for an entry that does not count."""
+    """Without rule 14: a leader steps down for a void entry."""
 
     def _skip(self, number: int) -> None:
         self._step_down("another server has written to the shared log")
 
 
 class Together(Role):
-    """Rule 17 is removed: all appends in flight are sent again at once behind an entry that does not count."""
+    """Without rule 17: all appends in flight are sent again behind a void entry."""
 
     def _skip(self, number: int) -> None:
         self.applied = number
@@ -134,28 +134,28 @@ class Together(Role):
 
 
 class CountsForeign(Validity):
-    """One half of rule 11 is removed: entries of another journal count."""
+    """Without the first half of rule 11: entries of another cluster's journal count."""
 
     def counts(self, entry: LogEntry) -> bool:
         return super().counts(attrs.evolve(entry, identity=self.identity, chain=self.chain))
 
 
 class Trusting(Role):
-    """The other half of rule 11 is removed: a server follows another journal."""
+    """Without the second half of rule 11: a server follows another cluster's journal."""
 
     def _is_of_this_journal(self) -> bool:
         return True
 
 
 class TrimsAlone(Role):
-    """One half of rule 9 is removed: the shared log is trimmed although no other server has the entries on disk."""
+    """Without the first half of rule 9: the leader trims entries that no other server has."""
 
     def _copied(self, others: Any, number: int) -> bool:
         return True
 
 
 class TrimsForAnybody(Role):
-    """Rule 18 is removed: reports of other servers than members decide what is trimmed."""
+    """Without rule 18: servers that are no members confirm trimmed entries, and members are not asked."""
 
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = ()) -> None:
         members, heard = self.members, {name: number for name, number in reported.items() if number}
@@ -166,7 +166,7 @@ class TrimsForAnybody(Role):
 
 
 class ListsAtOnce(Role):
-    """Rule 18 is removed: the leader trims by a list of members that is not in the shared log yet."""
+    """Without rule 18: the leader trims for members that the shared log does not have yet."""
 
     trims = False
 
@@ -182,7 +182,7 @@ class ListsAtOnce(Role):
 
 
 class ChangesTogether(Role):
-    """Rule 18 is removed: a change of the members begins while another one is under way."""
+    """Without rule 18: a change of the members begins while another one is under way."""
 
     @property
     def changes_members(self) -> bool:
@@ -190,7 +190,7 @@ class ChangesTogether(Role):
 
 
 class ForgetsMembers(Role):
-    """Rule 18 is removed: checkpoints do not have the list of members."""
+    """Without rule 18: checkpoints do not contain the members."""
 
     def _send(self, piece: Piece, epoch: int = 0) -> None:
         super()._send(piece, epoch)
@@ -200,7 +200,7 @@ class ForgetsMembers(Role):
 
 
 class LeadsOutside(Role):
-    """Rule 18 is removed: a server that was removed from the members takes over, and does not stop."""
+    """Without rule 18: a removed server takes over, and does not stop."""
 
     @property
     def admitted(self) -> bool:
@@ -208,7 +208,7 @@ class LeadsOutside(Role):
 
 
 class WaitsForRemoved(Role):
-    """Rule 18 is removed: entries are kept for servers that were removed from the members."""
+    """Without rule 18: the shared log is kept for servers that were removed."""
 
     known: frozenset[str] = frozenset()
 
@@ -222,7 +222,7 @@ class WaitsForRemoved(Role):
 
 
 class LetsTheLastCopyGo(Role):
-    """Rule 18 is removed: a member with one of the last two copies may be removed."""
+    """Without rule 18: a server is removed that has one of only two copies."""
 
     def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
         return True
@@ -247,15 +247,15 @@ ROLES: dict[str, type[Role]] = {
     "wait-for-removed": WaitsForRemoved,
     "let-last-copy-go": LetsTheLastCopyGo,
 }
-#: Rules of validity that are taken away.
+#: Rules of validity that can be removed.
 VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
-#: How many steps may pass after the last fault until an append is acknowledged, and then until all is trimmed.
+#: How many steps may pass after the last fault until a message is acknowledged, and then until all is trimmed.
 CALM = 2000
-#: The most servers that run at once; the number of servers at the beginning.
+#: How many servers run at once at most, and how many a cluster has at first.
 MOST_SERVERS, FIRST = 5, 3
 #: The identities of the cluster's journal, and of another one.
 MINE, FOREIGN = b"m" * 16, b"f" * 16
-#: Rules that are not removed by a subclass of the role.
+#: Rules that are removed elsewhere than in a role.
 ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
 RULES = (*ROLES, *ELSEWHERE)
 
@@ -275,7 +275,7 @@ class World:
         self.acked = 0  #: bytes below this position were acknowledged
         self.net: list[tuple[Callable[..., None], Server, int, tuple[Any, ...]]] = []
         self.is_calm = False
-        #: How many of the remaining members have the trimmed entries when a leader removes one that runs.
+        #: How many of the remaining members have the trimmed bytes when a leader removes a live member.
         self.copies_left: dict[tuple[EntryWriter, int], int] = {}
         self.messages = self.starts = self.voids = self.changes = 0
         self.made = servers
@@ -285,9 +285,8 @@ class World:
         luck, server = self.rnd.random(), self.rnd.choice(self.servers)
         if self.net and luck < 0.45:
             at = self.rnd.randrange(len(self.net))
-            packet = (
-                self.net[at] if self.rnd.random() < 0.05 else self.net.pop(at)
-            )  # otherwise the request arrives again later
+            # otherwise the packet arrives again later
+            packet = self.net[at] if self.rnd.random() < 0.05 else self.net.pop(at)
             self.arrive(*packet)
         elif self.net and luck < 0.48:
             self.net.pop(self.rnd.randrange(len(self.net)))
@@ -349,17 +348,17 @@ class World:
                 self.parts = b""
 
     def judge_members(self, entry: LogEntry, before: Members | None) -> None:
-        """Check an entry that counts against the list of members before it."""
+        """Check a valid entry against the members *before* it."""
         after, name = self.validity.members, entry.writer.name
         if before is not None and after != before:
             self.changes += 1
             left = self.copies_left.get((entry.writer, after.version if after else 0), LEAST)
             if left < LEAST:
-                raise Violation(f"E: a server is removed, and what was trimmed is on {left} of those that are left")
+                raise Violation(f"E: a server is removed, but only {left} of the remaining ones have what was trimmed")
             if after is None or after.version != before.version + 1:
-                raise Violation(f"J: {after} follows {before}, which did not count for the server that changed it")
+                raise Violation(f"J: {after} follows {before}, but the server that made the change did not know these")
         if entry.kind is EntryKind.TAKEOVER and before is not None and not before.admits(name):
-            raise Violation(f"K: server {name} takes over, and the members are {before}")
+            raise Violation(f"K: server {name} takes over, but the members are {before}")
 
     @property
     def members(self) -> Members:
@@ -368,29 +367,29 @@ class World:
 
     @property
     def listed(self) -> list[Server]:
-        """Return the servers that are members; all servers while there is no list."""
+        """Return the servers that are members; all servers before the first list of members."""
         names = self.members.names
         return [server for server in self.servers if server.name in names or not names]
 
     def left(self) -> int:
-        """Return the position at which the remaining part of the shared log begins."""
+        """Return the position of the first entry that was not trimmed."""
         return self.ends[self.base] if self.base < len(self.ends) else len(self.truth)
 
     def copies(self, end: int, names: Collection[str] | None = None) -> int:
         """Return how many servers have synced everything below *end*.
 
-        :param names: of the servers; None: the members
+        :param names: the servers to count; None means the members
         """
         servers = self.listed if names is None else [server for server in self.servers if server.name in names]
         return sum(server.synced >= end and server.disk[:end] == self.truth[:end] for server in servers)
 
     def whole(self) -> bool:
-        """Return whether another machine may be lost: every server has the bytes that the shared log lacks."""
+        """Return whether another machine may be lost: every server has what was trimmed from the shared log."""
         names = self.members.names
         return self.copies(min(self.left(), self.acked)) == max(len(names), len(self.listed))
 
     def wish(self) -> None:
-        """An operator decides to add a server, or to remove one."""
+        """Let an operator decide to add a server, or to remove one."""
         removed = [server for server in self.listed if not server.unwanted]
         if self.rnd.random() < 0.5 and len(self.servers) < MOST_SERVERS and self.made < 9:
             self.servers.append(Server(self, self.made))
@@ -399,7 +398,7 @@ class World:
             self.rnd.choice(removed).unwanted = True
 
     def operate(self, leader: Role) -> None:
-        """An operator asks *leader* for one of the changes that are needed, whether or not another is under way."""
+        """Ask *leader* for one of the wanted changes of members, even if another one is under way."""
         members = leader.members
         if members is None:
             return
@@ -419,20 +418,20 @@ class World:
             leader.change_members(members.closed())
 
     def reported(self) -> dict[str, int]:
-        """Return the number of the last entry up to which each server has reported everything on disk."""
+        """Return the last entry that each server has reported as completely on disk."""
         return {server.name: server.role.reported for server in self.servers}
 
     def judge_purge(self, leader: Server, number: int, absent: Collection[str]) -> None:
-        """Check that every member has the entries that are trimmed."""
+        """Check that every member has the entries that *leader* trims, except the *absent* ones."""
         end, members = self.ends[number - 1], self.lists[leader.role.applied - 1]
         for name in () if members is None else members.names:
             has = any(s.name == name and s.synced >= end and s.disk[:end] == self.truth[:end] for s in self.servers)
             if name not in absent and not has:
-                raise Violation(f"I: server {name} is a member, and has not the {end} bytes that are trimmed")
+                raise Violation(f"I: server {name} is a member, but lacks some of the {end} bytes that are trimmed")
 
     def release(self, server: Server, start: int, end: int) -> None:
         if server.disk[start:end] != self.truth[start:end]:
-            raise Violation(f"C: server {server.ident} releases {start}..{end}, which does not count")
+            raise Violation(f"C: server {server.ident} releases {start}..{end}, which differs from the valid entries")
         if server.role.state is State.LEADER:
             self.acked = max(self.acked, end)
 
@@ -440,14 +439,14 @@ class World:
         enough = 1 if any(server.lost or server.foreign for server in self.servers) else 2
         gone = min(self.left(), self.acked)
         if gone and self.copies(gone) < enough:
-            raise Violation(f"E: {gone} bytes are trimmed, and synced on {self.copies(gone)} servers")
+            raise Violation(f"E: {gone} bytes are trimmed, but synced on {self.copies(gone)} servers")
 
     def hears_leader(self) -> bool:
-        """Return whether a leader is heard, so that no server tries to take over; never during faults."""
+        """Return whether followers hear a leader and do not take over; during faults they never do."""
         return self.is_calm and any(server.role.state in (State.LEADER, State.CANDIDATE) for server in self.servers)
 
     def calm(self) -> None:
-        """End all faults; something must be acknowledged within a bounded number of steps."""
+        """End all faults; check that a message is acknowledged, and the log trimmed, within CALM steps each."""
         for server in self.servers:
             server.paused = False
         before, self.is_calm = self.acked, True
@@ -455,7 +454,8 @@ class World:
         number = len(self.log)
         self.go_on(lambda: self.base >= number, "L: the shared log is not trimmed")
         self.go_on(
-            lambda: all(server.name in self.members.names for server in self.servers), "L: others than members run"
+            lambda: all(server.name in self.members.names for server in self.servers),
+            "L: servers that are no members still run",
         )
 
     def go_on(self, until: Callable[[], bool], problem: str) -> None:
@@ -469,7 +469,7 @@ class World:
                 self.arrive(*self.net.pop(0))
             self.rnd.choice(self.servers).turn()
             self.check()
-        raise Violation(f"{problem} {CALM} steps after the last trouble; the members are {self.members}")
+        raise Violation(f"{problem} {CALM} steps after the last fault; the members are {self.members}")
 
     def finish(self) -> None:
         """Check every journal as a whole."""
@@ -480,7 +480,7 @@ class World:
             if role.applied and not server.foreign and role.members != self.lists[role.applied - 1]:
                 raise Violation(f"J: {server.name} believes that the members are {role.members}")
         if self.acked > len(self.truth):
-            raise Violation(f"A: {self.acked} bytes were acknowledged, {len(self.truth)} count")
+            raise Violation(f"A: {self.acked} bytes were acknowledged, but {len(self.truth)} are valid")
 
 
 class Server:
@@ -528,7 +528,7 @@ class Server:
             self.start()
 
     def lose(self) -> None:
-        """The machine is lost with its disk; another one takes its place, under a name of its own."""
+        """Lose the machine with its disk; a machine with another name takes its place."""
         self.disk.clear()
         self.synced = self.mark_disk = 0
         self.lost, self.paused, self.unwanted = True, False, False
@@ -536,7 +536,7 @@ class Server:
         self.start()
 
     def swap(self) -> None:
-        """Replace the journal by one of another cluster that ends at the same position."""
+        """Replace the journal by another cluster's journal that ends at the same position."""
         if self.mark_disk:
             self.disk = bytearray(b"#" * self.mark_disk)
             self.synced = self.mark_disk
@@ -573,7 +573,7 @@ class Server:
     def lead(self, luck: float) -> None:
         world = self.world
         if luck < 0.55:
-            if not self.role.admitted:  # the server was removed from the members
+            if not self.role.admitted:  # the server was removed
                 self.leave()
             elif sum(1 for _ in self.role.inflight) < 3:
                 world.messages += 1
@@ -599,24 +599,24 @@ class Server:
         self.absent = []
         if (
             not world.is_calm and world.rnd.random() < 0.2
-        ):  # the log is too large, so it is trimmed without waiting for servers that are behind
+        ):  # the log is too large, so that slow members are not waited for
             self.absent = [name for name in members.names if reported.get(name, 0) < checkpoint]
         self.role.purge(reported, self.absent)
-        if self.absent and world.rnd.random() < 0.5:  # and a member that has everything is removed
+        if self.absent and world.rnd.random() < 0.5:  # and sometimes a member that has everything is removed
             for server in world.listed:
                 server.unwanted = server.unwanted or (server is not self and server.name not in self.absent)
             world.operate(self.role)
 
     def leave(self) -> None:
-        """End a leader that was removed, once the outcome of all its appends is known."""
+        """Stop a leader that was removed, once the outcome of all its appends is known."""
         if not self.role.pending:
             self.end("removed")
 
     def end(self, reason: str) -> None:
-        """Stop a server that is no member; it starts again if an operator adds it."""
+        """Stop as a server that is no member; it starts again if an operator wants it."""
         members = self.world.lists[self.role.applied - 1]
         if members is None or members.admits(self.name):
-            raise Violation(f"K: {self.name} stops, and the members are {members}: {reason}")
+            raise Violation(f"K: {self.name} stops, but the members are {members}: {reason}")
         self.up = self.paused = False
         if self.unwanted:
             self.world.servers.remove(self)
@@ -635,7 +635,7 @@ class Server:
             role.learned_last(len(world.log), role.applied)
 
     def copy(self) -> None:
-        """Copy the durable part of another server's journal that this one lacks."""
+        """Copy the durable part of another server's journal, if it is longer."""
         other = self.world.rnd.choice(self.world.servers)
         if other is self or not other.up or other.foreign:
             return
@@ -683,7 +683,7 @@ class Server:
         world, applied = self.world, self.role.applied
         if state is State.STOPPED and self.foreign:
             self.foreign = False
-            self.lose()  # the disk is emptied, and filled again
+            self.lose()  # an operator empties the disk, and it is filled again
         elif state is State.STOPPED and "not a member" in reason:
             self.end(reason)
         elif state is State.STOPPED:
@@ -693,13 +693,15 @@ class Server:
 
     def write(self, position: int, data: bytes) -> None:
         if position != len(self.disk):
-            raise Violation(f"B: server {self.ident} ends at {len(self.disk)}, the shared log goes on at {position}")
+            raise Violation(
+                f"B: server {self.ident} ends at {len(self.disk)}, but the shared log continues at {position}"
+            )
         self.disk += data
 
     def purge(self, number: int) -> None:
         self.world.judge_purge(self, number, self.absent)
         base = number - 1
-        if self.world.broken == "trim-anywhere":  # any entry may be the first, also one that does not count
+        if self.world.broken == "trim-anywhere":  # any entry may become the first, even a void one
             reader = Validity()
             for at, entry in enumerate(self.world.log[:number]):
                 if at == 0:
@@ -709,7 +711,7 @@ class Server:
         self.world.base = max(self.world.base, base)
 
     def advance(self) -> None:
-        """Release everything that is synced here and accepted by the shared log."""
+        """Release what is synced here and accepted by the shared log; this is the only place that releases."""
         if self.foreign:
             if self.role.state is State.LEADER:
                 raise Violation(f"F: server {self.ident} leads with another cluster's journal")

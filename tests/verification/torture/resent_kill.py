@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
-"""Kill the real server under agents that repeat unacknowledged events, and count events that are stored twice.
+"""Kill the real server under agents that send unacknowledged events again, and count the events that are stored twice.
 
     resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
                    [--client raw|pylogbeat|figg] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
 
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
-events on a connection, each as one or two windows.  When a connection is lost, each of its batches comes again from its
-first event without an acknowledgement, on any connection and in other windows.  About every --cuts seconds an agent
-closes a connection itself, without reading what was acknowledged.  With --client pylogbeat each agent is one that sends
-a window and waits for it; with --client figg it has up to 256 messages without an ACK, numbered from 1, which all come
-again on its next connection (figg.md, "The client").  Events are those of Filebeat; with --plain they are different,
-and have no identity.  Figg stores whatever comes again.
+events on a connection, each sent as one or two windows.  When a connection is lost, each of its batches is sent again
+from its first unacknowledged event, on any connection and in other windows.  About every --cuts seconds an agent closes
+a connection itself, without reading the acknowledgements.  With --client pylogbeat each agent sends a window and waits
+for it; with --client figg it has up to 256 messages without an ACK, numbered from 1, and sends all of them again on its
+next connection (figg.md, "The client").  The events are those of Filebeat; with --plain they all differ, and have no
+identity.  Figg stores everything that is sent again.
 
-Each stop, by SIGKILL or SIGTERM in turn by chance, comes after up to --busy milliseconds of load.  With --takeovers the
-server is a cluster instead, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents
-know the addresses of all servers, and try one after the other.  In the end everything is acknowledged, and the files
-are read, those of the last leader in a cluster, by plain_reader.py.  Prints how many events were acknowledged, stored,
-stored twice and lost.  The status is 1 if any is lost, or is stored twice although it has an identity and --resent is
-drop.
+Each stop, by SIGKILL or SIGTERM at random, comes after at most --busy milliseconds of load.  With --takeovers the
+server is a cluster, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents know the
+addresses of all servers, and try one after the other.  In the end everything is acknowledged, and plain_reader.py reads
+the files, in a cluster those of the last leader.  Prints how many events were acknowledged, stored, stored twice and
+lost.  The exit status is 1 if an event is lost, or is stored twice although it has an identity and --resent is drop.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ import servers
 from resent_takeovers import WAYS, Takeovers
 
 BATCH = 300
-#: The most messages of a Figg publisher without an ACK.
+#: How many messages of a Figg publisher may be without an ACK.
 WINDOW = 256
 #: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
 SILENCE, RETRY = 10.0, 0.05
 
 
 class Agent(threading.Thread):
-    """An agent, with the events that it has sent, and those that were acknowledged to it."""
+    """An agent: the events that it has sent, and those that were acknowledged."""
 
     def __init__(self, name: str, ports: list[int], plain: bool, cuts: float, seed: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -134,7 +133,7 @@ class Agent(threading.Thread):
 
 
 class Connection:
-    """One connection of an agent; ``batches`` has its unacknowledged events, by window."""
+    """A connection of an agent; ``batches`` has its unacknowledged events, by window."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -204,12 +203,12 @@ class Connection:
 
 
 class PyLogBeat(Agent):
-    """An agent that uses pylogbeat: it sends a window, and waits for its acknowledgement."""
+    """An agent with one connection, by pylogbeat: it sends a window, and waits for its acknowledgement."""
 
     def work(self) -> None:
         while not self.done:
             client = pylogbeat.PyLogBeatClient("127.0.0.1", self.next_port(), timeout=SILENCE)
-            client._log = lambda *args, **kwargs: None  # it prints what goes wrong at closing
+            client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
             until = time.monotonic() + self.dice.expovariate(1 / self.cuts)
             batch: list[int] = []
             try:
@@ -230,7 +229,7 @@ class PyLogBeat(Agent):
 
 
 class FiggAgent(Agent):
-    """A Figg publisher: it sends PUBLISH ahead of the ACKs, and repeats those without one on a new connection."""
+    """A Figg publisher, which sends ahead of the ACKs, and repeats all without an ACK on a new connection."""
 
     def work(self) -> None:
         unacked: deque[int] = deque()  #: numbers of events; PUBLISH n + 1 has event n
@@ -272,7 +271,7 @@ class FiggAgent(Agent):
 
 
 class OneServer:
-    """One server, which starts again after each stop."""
+    """A single server, which starts again after each stop."""
 
     def __init__(self, root: Path, resent: str, listener: str) -> None:
         self.root = root
@@ -303,7 +302,7 @@ def stops(arguments: argparse.Namespace, dice: random.Random) -> list[signal.Sig
 
 
 def torture(served: OneServer | Takeovers, agents: list[Agent], arguments: argparse.Namespace) -> Path:
-    """Stop *served* again and again under *agents*, until everything is acknowledged; return where the journal is."""
+    """Stop *served* again and again under *agents* until everything is acknowledged; return the journal's directory."""
     dice = random.Random(arguments.seed)
     served.start()
     for agent in agents:
@@ -321,7 +320,7 @@ def torture(served: OneServer | Takeovers, agents: list[Agent], arguments: argpa
 
 
 def stored(directory: Path) -> Counter[str]:
-    """Count the messages in the files."""
+    """Count how often each message is in the files."""
     found: Counter[str] = Counter()
     for record in plain_reader.records(directory / "data"):
         if record.stream in ("lumberjack", "figg"):
@@ -333,13 +332,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--sigterms", type=int, default=50)
-    parser.add_argument("--takeovers", type=int, default=0, help="lose the leader of a cluster so often instead")
+    parser.add_argument(
+        "--takeovers", type=int, default=0, help="lose the leader of a cluster so often instead of one server"
+    )
     parser.add_argument("--resent", choices=("drop", "store"), default="drop")
     parser.add_argument("--client", choices=("raw", "pylogbeat", "figg"), default="raw")
     parser.add_argument("--plain", action="store_true", help="events without an identity")
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--busy", type=float, default=400.0, help="the longest load before a stop, in ms")
-    parser.add_argument("--cuts", type=float, default=5.0, help="seconds after which an agent loses a connection")
+    parser.add_argument("--cuts", type=float, default=5.0, help="seconds after which an agent closes a connection")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()

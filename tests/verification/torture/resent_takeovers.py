@@ -2,8 +2,8 @@
 
     kill -9, SIGTERM, or SIGSTOP for longer than a take-over takes  ->  another one leads  ->  the lost one starts again
 
-Only the leader has its lumberjack listener open.  A frozen leader is continued once another one leads: then it reads
-what agents have sent to it meanwhile, notices that it leads no more, and follows again.
+Only the leader has its lumberjack listener open.  A frozen leader continues when another one leads: then it reads what
+agents have sent to it meanwhile, notices that it was deposed, and follows again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 #: How long a frozen leader stays frozen at most once another one leads, in seconds.
 FROZEN_S = 3.0
 PATIENCE = 120.0
-#: What a server logs when it has lost the lead, and opens its journal again.
+#: What a server logs when it was deposed, and opens its journal again.
 OPENED_AGAIN = "are closed, and opened again"
 
 
 class Takeovers:
-    """A cluster whose servers drop or store what is sent again.
+    """A cluster whose servers drop or store repeated events.
 
-    :ivar ports: of the lumberjack listeners, of which the leader's is open
-    :ivar problems: problems with the ends of servers
+    :ivar ports: the ports of the lumberjack listeners, of which only the leader's is open
+    :ivar problems: problems with how servers ended
     """
 
     def __init__(self, root: Path, resent: str, dice: random.Random) -> None:
@@ -49,7 +49,7 @@ class Takeovers:
         self.leader()
 
     def leader(self, besides: ClusterServer | None = None) -> ClusterServer:
-        """Wait until a server leads that is not *besides*; return it."""
+        """Wait until a server other than *besides* leads; return it."""
         deadline = time.monotonic() + PATIENCE
         while True:
             for server in self.cluster.servers.values():
@@ -100,7 +100,7 @@ class Takeovers:
         return leader.directory
 
     def close(self) -> None:
-        """End the processes that still run."""
+        """Kill the processes that still run."""
         self.cluster.__exit__()
 
     @property
@@ -110,7 +110,7 @@ class Takeovers:
 
 
 def is_ready(server: ClusterServer, question: str = "") -> bool:
-    """Return whether /ready of *server* answers yes: whether it leads, or what *question* asks."""
+    """Return whether the status page of *server* answers *question*, by default whether it leads."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[2]}/ready{question}", timeout=1):
             return True

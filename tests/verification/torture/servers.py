@@ -17,28 +17,28 @@ from pathlib import Path
 TWISTD = Path(sys.executable).with_name("twistd")
 PATIENCE = 60.0
 LOOPBACK = "interface=127.0.0.1"
-#: The endpoint of every listener.
+#: The listeners, and the kind of endpoint of each.
 LISTENERS = {"figg": "tcp", "backbone": "udp", "lumberjack": "tcp", "relink": "tcp", "eventbus": "tcp"}
 
 
 def directory(name: str) -> Path:
-    """Convert the value of an option to a directory, which is created if it is missing."""
+    """Return the directory of an option, and create it if it does not exist."""
     made = Path(name)
     made.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def verdict(failed: bool, root: Path) -> int:
-    """Remove the directory *root* unless something *failed*; return the exit status."""
+    """Keep the directory *root* if something *failed*, otherwise remove it; return the exit status."""
     if failed:
-        print(f"kept for a look: {root}")
+        print(f"the directory is kept: {root}")
         return 1
     shutil.rmtree(root)
     return 0
 
 
 def listens(ports: dict[str, int], only: bool = False) -> list[str]:
-    """Return the arguments that open every listener, and those of ``ports`` as well, or *only* these."""
+    """Return the options that open every listener and those of ``ports``, or *only* those of ``ports``."""
     every = {name: kind for name, kind in LISTENERS.items() if not only or name in ports}
     kinds = {**every, **{name: "tcp" for name in ports if name not in LISTENERS}}
     return [
@@ -47,10 +47,9 @@ def listens(ports: dict[str, int], only: bool = False) -> list[str]:
 
 
 def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dict[str, int]:
-    """Return free ports, three in a row for each listener, outside of the kernel's range for outgoing connections.
+    """Return free ports, three in a row for each listener, outside of the range of ports that the kernel assigns.
 
-    :param besides: ports that are taken although no program listens on them yet
-
+    :param besides: further ports that must not be used
     """
     found: dict[str, int] = {}
     while len(found) < len(listeners):
@@ -65,7 +64,7 @@ def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dic
 
 
 class ServerEnded(Exception):
-    """The server ended before it served."""
+    """The server ended before it was ready."""
 
 
 class Server:
@@ -81,8 +80,8 @@ class Server:
     ) -> None:
         """Start the server.
 
-        :param ports: for listeners that must have the same ports as before; others get any port
-        :param only: whether to open only these listeners, which share the descriptors of the process
+        :param ports: the ports of listeners that must have a certain port; the others get any
+        :param only: whether these are all listeners, so that they share the descriptors of the process
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -113,9 +112,9 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def wait_until(self, words: str) -> None:
-        """Wait until *words* are in the server's log.
+        """Wait until the server has logged *words*.
 
-        :raises ServerEnded: the server ended before
+        :raises ServerEnded: the server has ended without logging them
         """
         deadline = time.monotonic() + PATIENCE
         while words not in self.log:
@@ -133,6 +132,6 @@ class Server:
         return int(found[-1])
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Kill the server; return its exit status."""
+        """Send the server a signal, wait for its end, and return its exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)

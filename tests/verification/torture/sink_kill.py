@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Kill a streaming query with the sink's exactlyOnce, and its server; look for missing and doubled rows.
+"""Kill a streaming query that uses the sink with exactlyOnce, and its server, and look for missing and doubled rows.
 
     sink_kill.py [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
-A journal is being written all the time.  A query copies it into three streams of a server, in small micro-batches, with
-speculation, so that slow tasks have twins.  After a random time one process is killed: the driver, the JVM, a Python
-worker, or the server, which starts again.  In the end the query runs undisturbed, and again after the last commit was
-removed from its checkpoint, as if the driver had been killed between the batch and its commit.  Both journals are read
-by a reader of their own (plain_reader.py): each row of one is in the other once.
+A program writes to a journal all the time.  A query copies the journal to three streams of a server, in small
+micro-batches, with speculation, so that slow tasks run twice.  After a random time one process is killed with
+``kill -9``: the driver, the JVM, a Python worker, or the server, which starts again.  In the end the query runs
+undisturbed, and again after the last commit was removed from its checkpoint, as if the driver had been killed between
+the batch and its commit.  plain_reader.py, which shares no code with the package, reads both journals: each row of one
+must be in the other once.
 
-The status is 1 if a row is missing or doubled; the directory is kept then.
+The exit status is 1 if a row is missing or doubled; then the directory is kept.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from servers import Server, free_ports
 from spark_kill import PATIENCE, write
 from spark_lives import Process, descendants, kind_of, lives, parser_of, report, writing
 
-#: The time between commits of the journal that is copied, in seconds: Spark is slow with small micro-batches.
+#: The time between commits of the source journal, in seconds; small, because Spark is slow with micro-batches.
 PAUSE = 0.5
 #: How often the last micro-batch is repeated at the end.
 AGAIN = 2
-#: The query of one run, which copies stream X into copy-X; the rows of a micro-batch tell it when to end.
+#: The query of one life, which copies stream X to copy-X; a row of a micro-batch tells it to end.
 QUERY = """
 import sys
 from fyrehose.spark import session
@@ -66,7 +67,8 @@ class Lives:
     def start(self, once: bool = False) -> Process:
         words = [str(self.journal), f"http://127.0.0.1:{self.ports['http']}", str(self.checkpoint)]
         words.append("5000" if once else "500")
-        environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
+        # these options make the JVM start sooner
+        environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
         command = [sys.executable, "-c", QUERY, *words]
         with self.log.open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
@@ -82,11 +84,11 @@ class Lives:
         return []
 
     def done(self) -> list[int]:
-        """Return the numbers of the micro-batches that are committed."""
+        """Return the numbers of the committed micro-batches."""
         return [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")]
 
     def disturb(self, driver: Process, dice: random.Random) -> str:
-        """Kill a process, and return its kind; wait for a worker, if there is none at present."""
+        """Kill a random process, and return its kind; wait for a worker, because workers come and go."""
         kind = dice.choice(["driver", "jvm", "worker", "server"])
         if kind == "server":
             self.server.kill()
@@ -105,7 +107,7 @@ class Lives:
 
 
 def compare(source: Path, target: Path) -> list[str]:
-    """Return the differences between the copies and the journal."""
+    """Compare the copies with their source; return the problems."""
     expected = Counter((f"copy-{record.stream}", record.payload) for record in records(source))
     found = Counter((record.stream, record.payload) for record in records(target) if record.stream.startswith("copy-"))
     missing, more = (expected - found).total(), (found - expected).total()

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Run mixed load with random faults for a long time; watch memory, descriptors and losses.
+"""Run mixed load with random faults for any time, and watch memory, descriptors, and losses.
 
     soak.py [--minutes M] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
 
-The clients of kill9.py publish and read by all five listeners, while strangers connect, send nonsense and disconnect
-(as in tests/verification/fuzz/fuzz_listeners.py), and retention deletes.  Now and then all clients are disconnected:
-then acknowledgements and deliveries are checked, and the server's memory and descriptors are measured.
-With --kills the server is killed in between, at random; without, it is one process from the beginning to the end, and
-the slope of its memory says something.
+The clients of kill9.py publish and read through all five listeners, while other clients connect, send invalid data, and
+disconnect (as in tests/verification/fuzz/fuzz_listeners.py); retention deletes.  About every --every seconds all
+clients are disconnected, acknowledged and delivered messages are checked, and the memory and descriptors of the server
+are measured.  With --kills the server is killed in between, at random; without it, one process runs from the beginning
+to the end, so that the growth of its memory is meaningful.
 
-The status is 1 if anything was violated, or if descriptors or memory grew: by more than 32 descriptors, or by more than
---slope MiB an hour over the second half of a run of at least 20 checks.
+The exit status is 1 if a rule was broken, or if the server grew by more than 32 descriptors, or by more than --slope
+MiB an hour over the second half of a run of at least 20 checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import fuzz_listeners
 import kill9
 import servers
 
-#: Strangers in a second.
+#: How many clients send invalid data in a second.
 STRANGERS = 20
 
 
@@ -42,7 +42,7 @@ class Soak:
         self.arguments, self.dice = arguments, random.Random(arguments.seed)
         self.life = kill9.Life(root, self.dice, "batch", strangers=True)
         self.life.segment_size, self.life.keep = 4 << 20, 32 << 20
-        #: (seconds, KiB, descriptors) at each check of the server that runs
+        #: (seconds, KiB, descriptors) at each check of the present server
         self.taken: list[tuple[float, int, int]] = []
         self.strangers = self.kills = self.checks = 0
         self.began = time.monotonic()
@@ -101,7 +101,7 @@ class Soak:
         )
 
     def slope(self) -> float | None:
-        """Return how much the memory grew in the second half, in MiB per hour; None if there are too few checks."""
+        """Return how the memory grew in the second half, in MiB an hour; None if there were too few checks."""
         half = self.taken[len(self.taken) // 2 :]
         if len(self.taken) < 20:
             return None

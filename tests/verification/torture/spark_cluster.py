@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Run a standalone Spark cluster on one machine; kill one of its two workers while an archive runs.
+"""Run a real standalone Spark cluster on one machine, and kill one of its two workers while an archive runs.
 
     spark_cluster.py [--records N] [--directory DIR]
 
-The journal and the lake are on a path that all of them see; what the lake does not have yet is read over HTTP, from
-``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then every question
-is asked of the cluster: counts that equal what was written, no gaps, a lake that equals its journal.  Polars and a
-reader of the journal that is not ours are asked, too.
+The journal and the lake are on a path that all processes see; records that the lake does not have yet are read over
+HTTP, from ``fyrehose journal serve``.  In the middle of ``archive`` one worker and its executor are killed.  Then the
+cluster must answer that the counts equal what was written, that there are no gaps, and that the lake equals its
+journal.  Polars and plain_reader.py, which share no code with the writer of the lake, check the same.
 
-The status is 1 if anything is missing, doubled or different.
+The exit status is 1 if anything is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from fyrehose.spark.sessions import java_home
 from fyrehose.testing.ports import free_port
 
 STREAMS = ("a", "b", "c/d")
-#: These options make Spark start sooner, and compute slower.
+#: Options with which the JVM starts sooner and computes slower.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process of Spark in a process group of its own, with its executors."""
+    """Start one of Spark's own processes in a process group of its own, together with its executors."""
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environ = os.environ | {"JAVA_HOME": str(java_home(os.environ)), "PYSPARK_PYTHON": sys.executable}
     environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", "JAVA_TOOL_OPTIONS": QUICK}
@@ -56,11 +56,11 @@ def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    """Kill the process and its children."""
+    """Send the signal *number* to *process* and all processes that it has started."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
-        pass  # the process has ended by itself
+        pass  # the process has already ended
     process.wait()
 
 
@@ -73,7 +73,7 @@ def wait_for(what: str, log: Path, seconds: float = 120) -> None:
 
 
 def write(writer: Writer, records: int, dice: random.Random) -> int:
-    """Write more records to the journal; return how many."""
+    """Append to the journal; return how many records."""
     written = 0
     while written < records:
         now = time.time_ns() // 1000
@@ -102,7 +102,7 @@ def main() -> int:
     writer.open(time.time_ns() // 1000)
     count = write(writer, args.records, dice)
     port, log = free_port(), directory / "log"
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the child processes end, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the other processes, too
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
         ours = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -140,17 +140,18 @@ def main() -> int:
 
         done = archive(spark, str(journal), lake, round_bytes=3 << 20, progress=told)
         problems = [] if done.rows == count else [f"{done.rows} archived, {count} written"]
-        if Counter(archived(lake)) != Counter(records(journal)):  # Read it by other readers than Fyrehose's.
+        # read by code that shares nothing with the writer of the lake
+        if Counter(archived(lake)) != Counter(records(journal)):
             problems.append("the lake has other records than the journal")
         more = write(writer, args.records // 10, dice)
         whole = table(spark, lake, address)
         counts = {row["stream"]: row["count"] for row in whole.groupBy("stream").count().collect()}
-        print(f"{counts} in the lake and, over HTTP, behind it")
+        print(f"{counts} in the lake and, over HTTP, in the journal after it")
         if (
             counts != {stream: writer.streams.ends[stream] for stream in STREAMS}
             or sum(counts.values()) != count + more
         ):
-            problems.append(f"the table has {counts}, and {writer.streams.ends} were written")
+            problems.append(f"the table has {counts}, but {writer.streams.ends} were written")
         problems += [f"gap: {gap}" for gap in gaps(whole)]
         verified = verify(spark, str(journal), lake)
         print(verified)

@@ -3,16 +3,15 @@
 
     spark_kill.py [--engine spark|local] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
-A journal is being written and rolled all the time.  ``fyrehose-spark archive --follow`` starts, and after a random time
-one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the archive lives on
-after that, it is killed as a whole before the next one starts.  With --engine local there is only the driver.  Some
-lives meet a rival, a second archive of the journal, which must be refused.  Before others a program that is not ours
+A program writes to a journal, and rolls it, all the time.  ``fyrehose-spark archive --follow`` starts, and after a
+random time one of its processes is killed: the driver (Python), the JVM, or one of the workers that write.  If the
+archive survives that, it is killed completely before the next one starts.  With --engine local there is only the
+driver.  In some lives a second archive of the journal starts, which must be refused.  Before some lives another program
 deletes a row of a file by a deletion vector.  In the end the archive runs once undisturbed, and the lake is read with
-Polars, without Spark and pyarrow, before and after its files are merged: every record that is durable and was not
-deleted, once, and as it was written.  The journal is read by a reader of its own (plain_reader.py), not by the one that
-writes the lake.
+Polars, without Spark and pyarrow, before and after its files are merged: it must have every durable record that was not
+deleted once, and unchanged.  plain_reader.py, not the reader that writes the lake, reads the journal.
 
-The status is 1 if anything is missing, doubled or different; the directory is kept then.
+The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from fyrehose.spark.jobs.optimize import optimize
 from tests.doubles.deltavectors import delete_rows
 
 COLUMNS = ("stream", "seq", "payload")
-#: How long to wait for a process that is to be killed, in seconds.
+#: How long to wait for the process that is to be killed, in seconds.
 PATIENCE = 20.0
-#: Before every so many lives, another program deletes a row.
+#: Before one in so many lives another program deletes a row.
 DELETING = 3
-#: Exit status of an archive that is refused because another one of the same journal runs.
+#: The exit status of an archive that is refused because another one of the same journal runs.
 REFUSED = 5
 
 
 def write(directory: Path, seed: int, pause: float = 0.05) -> None:
-    """Write to a journal until this process is killed, with so many seconds between commits."""
+    """Write to a journal until this process is killed, with *pause* seconds between commits."""
     dice = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer(directory, recover(directory, Files()), 256 << 10, True)
@@ -72,17 +71,18 @@ def write(directory: Path, seed: int, pause: float = 0.05) -> None:
 
 
 def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
-    """Start an archive in a session of its own, so that all of it can be killed; failed tasks are tried again."""
+    """Start an archive in a session of its own, to kill all of its processes at once; failed tasks are retried."""
     command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--subscription", "lake"]
     command += ["--engine", engine, *more]
-    environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # start sooner
+    # these options make the JVM start sooner
+    environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     with log.open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
 
 
 def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) -> str:
-    """Kill one process of the archive; return its kind.  Wait for a worker, if there is none at present."""
+    """Kill one of the archive's processes; return its kind.  Wait for a worker, because workers come and go."""
     kind = dice.choice(["driver", "jvm", "worker"]) if engine == "spark" else "driver"
     patience = time.monotonic() + PATIENCE
     while time.monotonic() < patience:
@@ -104,7 +104,7 @@ def archived(lake: Path) -> list[Record]:
 
 @attrs.define
 class Lives:
-    """The archives of one journal, one after another, and the disturbances by other programs."""
+    """The archives of one journal, one after another, and what other programs do to the lake."""
 
     directory: Path
     engine: str
@@ -146,7 +146,7 @@ class Lives:
             self.problems.append(f"a deletion vector of one row has deleted {gone.total()}")
 
     def disturb(self, archive: subprocess.Popen[bytes], dice: random.Random) -> str:
-        """Kill a process of the archive, or start a rival archive beside it."""
+        """Kill a process of the archive, or start a second archive beside it; return the kind."""
         if dice.random() < 0.75:
             return disturb(archive, dice, self.engine)
         status = self.archive().wait()
@@ -155,7 +155,7 @@ class Lives:
         return "nobody, and started a rival"
 
     def compare(self, when: str) -> list[str]:
-        """Return the differences between the lake and the journal."""
+        """Compare the lake with the journal; return the problems."""
         expected, there = Counter(records(self.journal)) - Counter(self.deleted), Counter(archived(self.lake))
         problems = [f"{stream} {seq} is missing" for stream, seq, _ in expected - there]
         problems += [f"{stream} {seq} is there too often, or was never written" for stream, seq, _ in there - expected]

@@ -1,4 +1,4 @@
-"""The common part of the programs that kill processes of Spark: a driver's lives, its kills, and the report."""
+"""The common part of the programs that kill Spark's processes: the lives of a driver, its kills, and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-#: How long a driver may take until its first commit, in seconds; it is killed after that.
+#: How long a driver may take until its first commit, in seconds; killing it earlier tests little.
 PATIENCE = 300.0
 
 Process = subprocess.Popen[bytes]
@@ -36,9 +36,9 @@ def parser_of(doc: str | None, count: int) -> argparse.ArgumentParser:
 
 @contextmanager
 def writing(program: str, journal: Path, seed: int) -> Iterator[None]:
-    """Let *program* write to *journal*, by its option --write, until the block ends."""
+    """Run *program* with its option --write, which writes to *journal*, until the block ends."""
     writer = subprocess.Popen([sys.executable, program, "--write", str(journal), "--seed", str(seed)])
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the child processes end, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the writer, too
     try:
         while not list(journal.glob("*.segment")):
             if writer.poll() is not None:
@@ -57,12 +57,12 @@ def lives(
     commits: Callable[[], int],
     wanted: int,
 ) -> Counter[str]:
-    """Start and kill a driver ``args.count`` times, and return how often each kind of process was killed.
+    """Start and kill a driver ``args.count`` times; return how often each kind of process was killed.
 
     :param start: starts the driver in a session of its own
     :param disturb: kills one of its processes, and returns its kind
-    :param commits: returns how many commits there are of what the drivers do
-    :param wanted: commits to wait for in each life before anything is killed
+    :param commits: returns how many commits the drivers have made
+    :param wanted: how many commits each life must make before anything is killed
     """
     dice, kinds, driver = random.Random(args.seed), Counter[str](), None
     try:
@@ -88,7 +88,7 @@ def lives(
 
 
 def report(problems: list[str], kinds: Counter[str], directory: Path) -> int:
-    """Print the *problems* and the kills, remove *directory* if there are none, and return the exit status."""
+    """Print the *problems* and the kills, remove *directory* if there are no problems, and return the exit status."""
     for problem in problems[:20]:
         print(problem)
     how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
@@ -101,7 +101,7 @@ def report(problems: list[str], kinds: Counter[str], directory: Path) -> int:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the processes under ``pid``, with their command lines."""
+    """Return the command lines of the descendants of the process ``pid``, by their ids."""
     parents: dict[int, list[int]] = {}
     words: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -120,7 +120,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def kind_of(line: str) -> str | None:
-    """Return what a process below the driver is, by its command line; None: neither a JVM nor a worker."""
+    """Return the kind of a driver's descendant by its command line: "jvm", "worker", or None for another process."""
     if "SparkSubmit" in line and "java" in line.split()[0]:
         return "jvm"
     if "pyspark.daemon" in line:
@@ -129,7 +129,7 @@ def kind_of(line: str) -> str | None:
 
 
 def end(driver: Process) -> None:
-    """Kill the driver and all processes under it."""
+    """Kill the driver and all of its descendants."""
     below = [driver.pid, *descendants(driver.pid)]
     for pid in below:
         try:

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Follow docs/spark.md with real data: publish by three protocols while an archive follows, and count all events.
+"""Follow the tour of docs/spark.md with counted events: publish by three protocols while an archive follows.
 
     spark_tour.py [--events N] [--rate EVENTS] [--logs DIR] [--seed S] [--directory DIR]
 
-A real server; the machine's real logs by each of three protocols, with the commands that a user types; N generated
-events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent again with the same number,
-as a client does that has heard no answer; Relink does not need that.  ``fyrehose-spark archive --follow`` runs all the
-while, and ``table`` is asked again and again: it must have everything that was durable when the question was asked, and
-in the end exactly what was acknowledged.  Gaps: none.  Doubles: those that were planted, and nothing else.
+Against a real server, the program publishes the machine's real logs by each of three protocols, with the commands that
+a user types, and N generated events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent
+again with the same number, as a client does that has received no answer; Relink never does so.  Meanwhile
+``fyrehose-spark archive --follow`` runs, and ``table`` is asked again and again: it must have everything that was
+durable when the question was asked, and in the end exactly what was acknowledged.  There must be no gaps, and no
+doubles except the messages that were sent again.
 
-The status is 1 if anything is missing, doubled or different; the directory is kept then.
+The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from fyrehose.spark.jobs.verify import verify
 
 #: How many events are sent before waiting for an answer; one in how many is sent again.
 TOGETHER, PLANTED = 500, 1000
-#: How many events go to one run of the command.
+#: How many events one run of the command publishes.
 FILE = 20_000
 
 
 class Told:
-    """The messages of each stream that servers have acknowledged, and the payloads that were sent twice."""
+    """How many messages servers have acknowledged, by stream, and which payloads were sent twice."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -68,7 +69,7 @@ class Told:
 
 
 class Pace:
-    """Limits the events per second."""
+    """Limits a publisher to *rate* events a second."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.began, self.count = rate, time.monotonic(), 0
@@ -80,7 +81,7 @@ class Pace:
 
 
 def events(which: str, count: int, seed: int) -> Iterator[list[bytes]]:
-    """Yield generated events, all different, some hundred at a time."""
+    """Yield lists of some hundred generated events, all of them different."""
     dice = random.Random(f"{seed} {which}")
     for begin in range(0, count, TOGETHER):
         yield [
@@ -91,7 +92,7 @@ def events(which: str, count: int, seed: int) -> Iterator[list[bytes]]:
 
 
 def by_figg(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
-    """Publish by Figg into the stream ``web``."""
+    """Publish to the stream ``web`` by Figg."""
     number = 1
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
         for payloads in events("web", count, seed):
@@ -107,7 +108,7 @@ def by_figg(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
 
 
 def _figg(peer: socket.socket, first: int, payloads: list[bytes]) -> None:
-    """Publish events, and wait until all are acknowledged."""
+    """Publish, and wait until everything is acknowledged."""
     last = first + len(payloads) - 1
     peer.sendall(b"".join(wire.publish(b"web", n, payload) for n, payload in enumerate(payloads, first)))
     frames, acknowledged = wire.Frames(), 0
@@ -118,7 +119,7 @@ def _figg(peer: socket.socket, first: int, payloads: list[bytes]) -> None:
 
 
 def by_lumberjack(port: int, told: Told, count: int, seed: int, pace: Pace) -> None:
-    """Publish by lumberjack, in windows numbered from 1 as Beats do; now and then a window of one event is repeated."""
+    """Publish windows that are numbered from 1, as Beats do; send some windows of a single event again."""
     done = 0
     with socket.create_connection(("127.0.0.1", port), timeout=60) as peer:
         for payloads in events("beat", count, seed):
@@ -151,7 +152,7 @@ def _lumberjack(peer: socket.socket, payloads: list[bytes]) -> None:
 
 
 def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, directory: Path) -> None:
-    """Publish files into the stream ``orders`` by Relink, with the command."""
+    """Publish to the stream ``orders`` with the command, from files."""
     lines: list[bytes] = []
     file = directory / "orders"
     for payloads in events("order", count, seed):
@@ -165,7 +166,7 @@ def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, director
 
 
 def publish(told: Told, stream: str, file: Path, lines: list[bytes], protocol: str, port: int) -> None:
-    """Publish with the command, as a user does; count the messages that it reports as acknowledged."""
+    """Publish with the command, as a user does; count what it says was acknowledged."""
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     told.add(stream, published(protocol, port, [file], *([] if protocol == "lumberjack" else ["--stream", stream])))
 
@@ -183,19 +184,19 @@ def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
 
 
 def real_logs(directory: Path) -> list[Path]:
-    """Return the logs of this machine that are text files."""
+    """Return the log files of this machine that contain text."""
     found = []
     for path in sorted(directory.rglob("*.log")):
         try:
             if path.is_file() and path.stat().st_size and path.read_text():
                 found.append(path)
         except (OSError, UnicodeDecodeError):
-            continue  # not readable for this user, or no text
+            continue  # this file is not readable, or is no text
     return found
 
 
 def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
-    """Publish each file by each of the three listeners; two of these write to the same stream."""
+    """Publish each log by each of the three listeners; two of them write to the same stream."""
     if logs:
         told.add("logs", published("figg", server.port("figg"), logs, "--stream", "logs"))
         told.add("lumberjack", published("lumberjack", server.port("lumberjack"), logs))
@@ -203,7 +204,7 @@ def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
 
 
 class Load:
-    """The publishers, each in a thread."""
+    """All publishers, in threads."""
 
     def __init__(self, server: Server, told: Told, args: argparse.Namespace, directory: Path) -> None:
         self.failure: BaseException | None = None
@@ -234,7 +235,7 @@ class Load:
 
 @contextmanager
 def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
-    """Run ``fyrehose-spark archive --follow`` until Ctrl-C."""
+    """Run ``fyrehose-spark archive --follow`` until the block ends, then end it as Ctrl-C does."""
     command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
     command += [str(lake), "--follow", "--every", "3s", "--subscription", "lake", "--memory", "1g"]
     with log.open("wb") as output:
@@ -253,7 +254,7 @@ def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
 
 @contextmanager
 def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
-    """Run the archive in a thread of this process, for a quick run."""
+    """Run the archive in a thread of this process, which is quicker to start."""
     done, failures = threading.Event(), []
 
     def run() -> None:
@@ -279,12 +280,12 @@ def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
 
 
 def durable(journal: Path) -> Counter[str]:
-    """Return the durable records of each stream, without the server's own streams; read without Spark."""
+    """Return how many records are durable, by stream except the server's own; read without Spark."""
     return Counter(record.stream for record in records(journal) if not record.stream.startswith("."))
 
 
 def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
-    """Query once; check that the answer has everything that was durable before."""
+    """Count the table once, and check that it has everything that was durable before; return the problems."""
     acknowledged = told.now()
     before = durable(journal)
     found = count(spark, lake, journal)
@@ -292,15 +293,17 @@ def ask(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
     print(f"durable {totals}", flush=True)
     least = acknowledged | before
     return [
-        f"{s} has {found[s]} in the table, and {least[s]} were durable before" for s in least if found[s] < least[s]
+        f"{s} has {found[s]} records in the table, but {least[s]} were durable before"
+        for s in least
+        if found[s] < least[s]
     ]
 
 
 def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
-    """Return the problems at the end."""
+    """Compare the table with what was acknowledged and sent twice, at the end; return the problems."""
     found, records = count(spark, lake, journal), table(spark, lake, str(journal))
     print("  ".join(f"{stream} {number:,}" for stream, number in sorted(found.items())), flush=True)
-    problems = [] if found == told.now() else [f"in the table are {dict(found)}, acknowledged were {dict(told.now())}"]
+    problems = [] if found == told.now() else [f"the table has {dict(found)}, but {dict(told.now())} were acknowledged"]
     problems += [f"gap: {gap}" for gap in gaps(records)]
     twice = doubles(records).join(records.select("stream", "seq", "payload"), ["stream", "seq"])
     seen: dict[str, Counter[bytes]] = {}
@@ -308,9 +311,9 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
         seen.setdefault(row["stream"], Counter())[bytes(row["payload"])] += 1
     planted = {stream: Counter(payloads) for stream, payloads in told.planted.items()}
     summary = ", ".join(f"{stream} {counts.total()}" for stream, counts in sorted(seen.items()))
-    print(f"doubles: {summary or 'none'}; planted were {sum(map(len, planted.values()))}", flush=True)
+    print(f"doubles: {summary or 'none'}; {sum(map(len, planted.values()))} messages were sent twice", flush=True)
     if seen != planted:
-        problems.append("doubles that were not planted, or planted ones that were not found")
+        problems.append("the doubles that were found are not the messages that were sent twice")
     return problems
 
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Archive a simulated week of one round a minute, with maintenance every hour; report how many files the lake has.
+"""Archive a simulated week, with a round each minute and maintenance each hour, and count the files of the lake.
 
     spark_week.py [--minutes 10080] [--streams 20] [--records 50] [--mixed] [--directory DIR]
 
-Time is simulated: each round has the records of the next minute, of all streams.  Entries of the lake's log get older
-with it; files that were merged do not, so that the log still lists all of them in the end.  Printed are the number of
-files, of entries of the log, and the CPU time of commits and of whole rounds, on the first and on the last day.  The
-status is 1 if the lake has 500 files or more, or another number of records than the journal.
+Time is simulated: each round archives the records of the next minute, of all streams.  Entries of the lake's log get
+older with the simulated time; merged files do not, so that the log still lists all of them in the end.  Prints the
+number of files, of entries of the log, and the CPU time of commits and of whole rounds, on the first and on the last
+day.  The exit status is 1 if the lake has 500 files or more, or another number of records than the journal.
 
-With --mixed the streams have different sizes, by Zipf's law, and ten records of one follow on each other.  Use
-benchmarks/spark_layout.py then to see how many bytes readers need for one stream.
+With --mixed the streams have different sizes, by Zipf's law, and ten records of one stream follow on each other.
+benchmarks/spark_layout.py then shows how many bytes readers need for one stream.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Lake
 
-#: The most files that the lake may have after a week.
+#: The largest number of files that a lake may have after a week.
 MOST = 500
 START = 1_700_006_400_000_000  #: midnight, in microseconds since 1970
 MINUTE = 60_000_000
 DAY, HOUR = 24 * 60, 60
-#: How many consecutive records are of the same stream, with --mixed.
+#: With --mixed, how many records of one stream follow on each other.
 RUN = 10
 
 
@@ -99,7 +99,7 @@ class Week:
             os.utime(path, (then, then))
 
     def measured(self, commit: Callable[..., None]) -> Callable[..., None]:
-        """Return a commit of the lake that measures itself."""
+        """Return the lake's method *commit*, with a measurement of its CPU time."""
 
         def run(*words: Any) -> None:
             began = time.process_time()
@@ -110,7 +110,7 @@ class Week:
 
 
 def told(name: str, seconds: list[float]) -> None:
-    """Print what commits or rounds cost on the first and on the last day."""
+    """Print the costs of commits or rounds on the first and on the last day."""
     for day, part in (("first", seconds[:DAY]), ("last", seconds[-DAY:])):
         slowest = quantiles(part, n=100)[98]
         print(f"{name} of the {day} day: {mean(part) * 1e3:.1f} ms of CPU, 99 % within {slowest * 1e3:.1f} ms")

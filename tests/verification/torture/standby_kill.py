@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Kill a server and its standby again and again with ``kill -9``, and check that the standby is the same log.
+"""Kill a server and its standby again and again with ``kill -9``, and check that the standby has the same log.
 
     standby_kill.py [--kills N] [--seed S] [--directory DIR]
 
 Messages are published by HTTP to a server all the time, `fyrehose journal serve` serves its journal, and `fyrehose
 journal follow` keeps a standby.  After a random time one of the three is killed, and started again.  After each kill,
-the standby's bytes below its durable mark must be those of the server's journal, and durable there.  Then all run
-undisturbed: the time from an acknowledgement until the standby has the message is measured.  Last, the standby is
-killed, and the server a moment later.  The standby is promoted and served: it must have every message below its mark,
-and must give new messages numbers that were never acknowledged before.
+the bytes of the standby below its durable mark must equal those of the server's journal, and must not exceed what is
+durable there.  Then all run undisturbed, and the time from an acknowledgement until the standby has the message is
+measured.  Last, the standby is killed, and the server a moment later.  The standby is promoted and served: it must have
+every message below its mark, and must give new messages numbers that were never acknowledged before.
 
-The status is 1 if anything is wrong; the directory is kept then.
+The exit status is 1 if anything is wrong; then the directory is kept.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ JSON_LINES = {"Content-Type": "application/x-ndjson"}
 
 
 class Load:
-    """Publishes into each stream from a thread of its own, whether the server runs or not.
+    """Publishes to each stream from a thread of its own, even while the server is down.
 
-    :ivar acknowledged: by stream and number, the message
+    :ivar acknowledged: the acknowledged message of each number, by stream
     """
 
     def __init__(self, port: int, seed: int) -> None:
@@ -60,7 +60,7 @@ class Load:
         while not self.ended.is_set():
             count = dice.choice((1, 5, 40))
             lines = [f"{stream} {number + i} {'.' * dice.choice((10, 300))}" for i in range(count)]
-            number += count  # Messages without an answer are not sent again.
+            number += count  # messages that fail are not sent again
             try:
                 last = publish(self.port, stream, lines)
             except (OSError, http.client.HTTPException):
@@ -77,7 +77,7 @@ class Load:
 
 
 def publish(port: int, stream: str, lines: list[str]) -> int:
-    """Return the number of the last message."""
+    """Publish the *lines*; return the number of the last message."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=servers.PATIENCE)
     try:
         connection.request("POST", f"/streams/{stream}", "".join(f"{line}\n" for line in lines).encode(), JSON_LINES)
@@ -91,7 +91,7 @@ def publish(port: int, stream: str, lines: list[str]) -> int:
 
 
 class Scene:
-    """The server, `journal serve` and `journal follow`, each with its command."""
+    """The server, `journal serve` and `journal follow`, and how to start each of them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -113,7 +113,7 @@ class Scene:
         return self.start("follow", f"http://127.0.0.1:{self.ports['serve']}", str(self.standby))
 
     def disturb(self, victim: str) -> None:
-        """Kill one of the three, and start it again."""
+        """Kill one of the three processes, and start it again."""
         if victim == "server":
             self.server.kill()
             self.start_server()
@@ -128,7 +128,7 @@ class Scene:
         deadline = time.monotonic() + servers.PATIENCE
         while not self.standby.exists() or look(self.standby).mark < position:
             if self.following.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"the standby does not come to {position}: {self.directory / 'follow.log'}")
+                raise TimeoutError(f"the standby does not reach position {position}: {self.directory / 'follow.log'}")
             time.sleep(0.01)
 
 
@@ -138,7 +138,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def differences(data: Path, standby: Path) -> list[str]:
-    """Return the problems with the standby's bytes below its mark."""
+    """Compare the standby's bytes below its mark with the server's journal; return the differences."""
     if not standby.exists():
         return []
     copied = look(standby)
@@ -158,7 +158,7 @@ def read(path: Path, size: int) -> bytes:
 
 
 def lags(scene: Scene, count: int) -> list[float]:
-    """Measure several times how long the standby lacks a message after its acknowledgement, in seconds."""
+    """Measure *count* times how long it takes until the standby has an acknowledged message, in seconds."""
     found = []
     for _ in range(count):
         publish(scene.ports["http"], "lag", ["x"])
@@ -170,7 +170,7 @@ def lags(scene: Scene, count: int) -> list[float]:
 
 
 def promoted(scene: Scene, load: Load) -> list[str]:
-    """Promote the standby, and return the problems."""
+    """Promote the standby, and check it; return the problems."""
     subprocess.run([FYREHOSE, "journal", "promote", str(scene.standby)], check=True, timeout=servers.PATIENCE)
     found = [str(problem) for problem in verify(scene.standby).problems]
     has: dict[str, dict[int, str]] = {}

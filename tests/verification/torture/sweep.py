@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Let every system call of a server's journal fail once, and once from then on for good.
+"""Let every system call that the journal of a real server makes fail once, and once permanently.
 
     sweep.py [--count N] [--seed S] [--kind KIND ...] [--error NAME ...]
 
-A server starts, messages are published by Figg one after the other, segments are rolled and deleted, it stops.  In each
-run the Nth call of one kind fails (write, fdatasync, fsync, allocate, truncate, rename, unlink, open; N = 1 to the last
-that there is) with EIO, ENOSPC, EROFS or EINTR, or writes only half (short); and once more the Nth and all that follow.
-A small library that is preloaded does it (sweep.c; needs a C compiler).  Where N is odd, commits run in the reactor's
-thread, as on a fast disk.  Then it starts without faults, and:
+A server starts, messages are published by Figg one after the other, segments are rolled and deleted, and it stops.  In
+each run the Nth call of one kind (write, fdatasync, fsync, allocate, truncate, rename, unlink, open; N from 1 to the
+last call) fails with EIO, ENOSPC, EROFS or EINTR, or writes only half (short); in another run the Nth and all later
+calls fail.  A small preloaded library does this (sweep.c; needs a C compiler).  If N is odd, commits run in the
+reactor's thread, as on a fast disk.  Then a server starts without faults, and the program checks:
 
-  - what was acknowledged is there, in order, and nothing that was not sent; a message that was sent once is there once;
-  - the server served on, or took nothing more in until there was room, or ended with status 4, or did not start and
-    said why in a line; it never ended otherwise, and it logged no failure that it had not expected;
-  - what is published then is acknowledged, and `verify` finds nothing.
+  - acknowledged messages are stored, in order, and nothing that was not sent; a message that was sent once is stored
+    once;
+  - the first server served on, or accepted nothing until there was room, or ended with status 4, or did not start and
+    said why in one line; it never ended in another way, and it logged no unexpected failure;
+  - a new message is acknowledged, and `verify` finds nothing.
 
---count takes so many of all runs at random; 0 takes them all.  Servers are forked from this process, which has imported
-everything: that is what makes thousands of starts possible.
+--count takes so many of all runs at random; 0 takes all.  Servers are forked from this process, which has imported
+everything, so that thousands of starts are possible.
 """
 
 from __future__ import annotations
@@ -57,17 +58,18 @@ from fyrehose.protocols.figg import plugin  # noqa: F401
 
 KINDS = ("write", "fdatasync", "fsync", "allocate", "truncate", "rename", "unlink", "open")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EINTR": errno.EINTR, "short": -1}
-#: How many messages are published; the size of a segment, in bytes, so that there are several segments.
+#: How many messages are published, the size of segments, and the option keep-bytes; small, so that segments are
+#: deleted.
 MESSAGES, SEGMENT, KEEP = 24, 2048, 4096
 LARGEST = 700
 PATIENCE = 60.0
-#: The documented exit statuses: in order, cannot be opened, disk failed, no room to start.
+#: The exit statuses that are documented: in order; the journal cannot be opened; the disk failed; no room to start.
 STATUSES = {0, 1, 4, 6}
 FOREVER = 1 << 30
 
 
 def patiently() -> Iterator[None]:
-    """Yield for PATIENCE seconds in short, counted waits, so that time while this process is stopped does not count."""
+    """Yield until PATIENCE is over, in short waits, so that time for which this process is stopped does not count."""
     for _ in range(int(PATIENCE / 0.003)):
         yield
         time.sleep(0.003)
@@ -96,7 +98,7 @@ class Server:
             where = ("--data-dir", str(data), "--listen", "figg=tcp:0:interface=127.0.0.1")
             sys.argv = ["twistd", "--pidfile=", "-n", "fyrehose", *where, *words]
             kind, nth, error, times = fault or (-1, 0, 0, 0)
-            if nth % 2:  # commits run in the reactor's thread, as on a fast disk
+            if nth % 2:  # as on a fast disk, the commits run in the reactor's thread
                 commit.FAST = commit.SLOW = commit.STALL = math.inf
             ctypes.CDLL(None).sweep_arm(kind, ctypes.c_long(nth), error, ctypes.c_long(times), os.fsencode(data))
             status = 0
@@ -105,7 +107,7 @@ class Server:
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else 1
             self._count()
-            atexit._run_exitfuncs()  # where the exit status of the server comes from
+            atexit._run_exitfuncs()  # the server sets its exit status here
             os._exit(status)
         finally:
             os._exit(9)
@@ -119,13 +121,13 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def port(self) -> int | None:
-        """Return the port of the listener; None if the server has ended."""
+        """Return the port on which the server listens, or None if it has ended."""
         for _ in patiently():
             if "#info] serving\n" in (log := self.log):
                 return int(re.findall(r"listens on \S+:(\d+)\n", log)[-1])
             if self.status() is not None:
                 return None
-        raise TimeoutError(f"it does not start:\n{self.log}")
+        raise TimeoutError(f"the server does not start:\n{self.log}")
 
     ended: int | None = None
 
@@ -145,18 +147,18 @@ class Server:
                 return status
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        raise TimeoutError(f"it does not stop:\n{self.log}")
+        raise TimeoutError(f"the server does not stop:\n{self.log}")
 
 
 class Client:
-    """A client that publishes one message after the other, and repeats unacknowledged ones on its next connection."""
+    """A publisher of one message after the other, which resends unacknowledged messages on its next connection."""
 
     def __init__(self) -> None:
         self.acked = self.sent = 0
         self.resent: set[int] = set()
 
     def publish(self, port: int, upto: int, patience: float) -> None:
-        """Publish until ``upto`` is acknowledged, the server closes the connection, or it is silent for too long."""
+        """Publish until ``upto`` is acknowledged, the server closes, or it is silent for *patience* seconds."""
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=patience) as peer:
                 frames = wire.Frames()
@@ -177,7 +179,7 @@ class Client:
 
 
 def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str, list[str]]:
-    """Run the server with the fault, and once without; return the outcome and the problems."""
+    """Run a server with the fault, and one without; return how the first ended, and the problems."""
     client = Client()
     server = Server(directory, fault)
     with contextlib.ExitStack() as stack:
@@ -191,14 +193,14 @@ def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str,
     problems = [] if status in STATUSES else [f"status {status}"]
     said = "did not start" if port is None else "went on" if client.acked == MESSAGES else f"ended with {status}"
     if port is None and "Traceback" in server.log:
-        problems.append("it did not start, and did not say why in a line")
+        problems.append("the server did not start, and did not say why in one line")
     if "Unhandled" in server.log or (status in (0, 1) and "Traceback" in server.log):
-        problems.append(f"it logged a failure of ours:\n{server.log[-3000:]}")
+        problems.append(f"the server logged an unexpected failure:\n{server.log[-3000:]}")
     return said, problems + look(directory, client)
 
 
 def look(directory: Path, client: Client) -> list[str]:
-    """Start the server without faults; check that every message is stored, and that it accepts more."""
+    """Start a server without faults, and check that everything is stored and new messages are accepted."""
     server = Server(directory, None)
     try:
         port = server.port()
@@ -209,7 +211,7 @@ def look(directory: Path, client: Client) -> list[str]:
         before = client.acked
         client.publish(port, client.sent + 3, PATIENCE)
         if client.acked <= before:
-            problems.append("nothing is acknowledged any more")
+            problems.append("the server acknowledges no new message")
         if status := server.stop():
             problems.append(f"status {status} at the end:\n{server.log[-2000:]}")
     finally:
@@ -220,22 +222,22 @@ def look(directory: Path, client: Client) -> list[str]:
 
 
 def check(client: Client, numbers: list[int]) -> list[str]:
-    """Check the messages with ``numbers``, the kept ones: retention may have deleted the oldest."""
+    """Check the messages ``numbers`` that are stored; retention may have deleted the oldest."""
     problems = []
     oldest = numbers[0] if numbers else client.acked + 1
     missing = set(range(oldest, client.acked + 1)) - set(numbers)
     if missing or (not numbers and client.acked):
         problems.append(f"{sorted(missing) or 'all'} of {client.acked} acknowledged messages are LOST")
     if any(n > client.sent for n in numbers):
-        problems.append("something is there that was never sent")
+        problems.append("a message is stored that was never sent")
     twice = [n for n, times in Counter(numbers).items() if times > 1 and n not in client.resent]
     if twice:
-        problems.append(f"{twice} are there more than once, and were sent once")
+        problems.append(f"{twice} are stored more than once, but were sent once")
     return problems
 
 
 def runs(directory: Path, kinds: list[str], errors: list[str]) -> list[tuple[str, str, int, int]]:
-    """Return every (kind, error, nth, times), from the calls of a server without faults."""
+    """Return every run (kind, error, nth, times), after counting the calls of a server without faults."""
     _, problems = life(directory, None)
     assert not problems, problems
     shutil.rmtree(directory / "data")
@@ -295,14 +297,14 @@ def main() -> int:
         f"violations, {time.monotonic() - began:.0f} s"
     )
     if violations:
-        print(f"kept for a look: {root}")
+        print(f"the directory is kept: {root}")
         return 1
     shutil.rmtree(root)
     return 0
 
 
 def preload() -> int:
-    """Restart this program with the library preloaded that makes calls fail."""
+    """Run this program again with the library that makes calls fail; return its exit status."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         print("skipped: there is no C compiler")

@@ -3,16 +3,16 @@
 
     tables_kill.py [--engine spark|local] [--warm] [--count N] [--seed S] [--directory DIR] [--busy SECONDS]
 
-A journal is written all the time, with events as Filebeat sends them: some are sent twice, some are late, fields appear
-and change their types.  ``fyrehose-spark tables --follow`` fills a table of all events, one without those that were
-sent again, with a quarantine, and an aggregate.  After a random time one of its processes is killed: the driver, which
-is in Python and commits, the JVM, or a worker.  If the run survives that, it is killed as a whole before the next one
+A program writes events to a journal all the time, as Filebeat sends them: some are sent twice, some are late, fields
+appear and change their types.  ``fyrehose-spark tables --follow`` fills a table of all events, one without repeated
+events, with a quarantine, and an aggregate.  After a random time one of its processes is killed: the driver, which is
+in Python and commits, the JVM, or a worker.  If the run survives that, it is killed completely before the next one
 starts.  With --warm only drivers are killed, and all use one JVM, which saves most of the time.
 
-After each kill DuckDB looks for doubles in the tables.  In the end there is one run that nothing disturbs.  Then Polars
-reads the tables, and a reader of its own the journal (plain_reader.py): neither shares code with what wrote them.
+After each kill DuckDB looks for doubles in the tables.  In the end one run is not disturbed.  Then Polars reads the
+tables, and plain_reader.py the journal: neither shares code with the writers.
 
-The status is 1 if anything is missing, doubled or different; the directory is kept then.
+The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
 from fyrehose.spark.sessions import java_home
 
-#: Lateness of some events.
+#: How late some events are.
 LATE = timedelta(hours=2)
-#: From this event on, a field has floating-point numbers instead of integers.
+#: From this number on a field contains floating-point numbers instead of integers.
 WIDER = 500
 CONFIG = """
 journal = "journal"
@@ -89,7 +89,7 @@ def write(directory: Path, seed: int) -> None:
             for _ in range(dice.randint(1, 10)):
                 number += 1
                 payloads.append(event(dice, number))
-            # An event that is sent again comes from the same host, with the same number, over another connection.
+            # A repeated event comes from the same host, with the same number, over another connection.
             sent_again, last[stream] = last[stream], payloads[0]
             for port, sent in ((number % 50_000, payloads), (50_001, [sent_again] if dice.random() < 0.2 else [])):
                 runs += [
@@ -121,7 +121,7 @@ def event(dice: random.Random, number: int) -> bytes:
 
 
 class Starter:
-    """Starts runs with a JVM each, with one JVM for all, or without a JVM."""
+    """Starts runs, with a JVM for each, one JVM for all, or none."""
 
     def __init__(self, directory: Path, engine: str, warm: bool) -> None:
         self.directory, self.tables, self.log = directory, directory / "tables", directory / "log"
@@ -142,10 +142,10 @@ class Starter:
             self.environ["PYSPARK_PYTHON"] = sys.executable
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start a run in a session of its own, so that it can be ended as a whole."""
+        """Start a run in a session of its own, so that all of its processes can be killed."""
         self.look()
         if self.gateway is not None and self.started:
-            # Remove what the last driver has left in the JVM.
+            # Stop the context that the last driver left in the JVM.
             self.gateway.jvm.org.apache.spark.SparkContext.getOrCreate().stop()
         self.started = True
         command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "tables", str(self.config)]
@@ -154,7 +154,7 @@ class Starter:
             return subprocess.Popen(command, stdout=output, stderr=output, env=self.environ, start_new_session=True)
 
     def disturb(self, run: subprocess.Popen[bytes], dice: random.Random) -> str:
-        """Kill the driver, its JVM or a worker, and return which."""
+        """Kill the driver, its JVM or a worker; return the kind."""
         kind = dice.choice(["driver", "jvm", "worker"]) if self.gateway is None and self.engine == "spark" else "driver"
         for pid, line in descendants(run.pid).items():
             if kind_of(line) == kind:
@@ -164,7 +164,7 @@ class Starter:
         return "driver"
 
     def look(self) -> None:
-        """Look for doubles, between two runs."""
+        """Look for doubles in the tables, between two runs."""
         for name in ("everything", "events", "events_quarantine"):
             path = str(self.tables / name)
             files = DeltaTable(path).file_uris() if DeltaTable.is_deltatable(path) else []
@@ -177,7 +177,7 @@ class Starter:
                 self.problems += [f"{name} has {stream} {seq} {count} times" for stream, seq, count in doubles]
 
     def stop(self) -> None:
-        """End the JVM that all runs have used."""
+        """End the JVM that all runs used."""
         if self.gateway is not None:
             self.gateway.shutdown()
             self.gateway.proc.kill()
@@ -189,7 +189,7 @@ def rows(tables: Path, name: str) -> list[dict[str, Any]]:
 
 
 def differences(name: str, found: Iterable[Any], expected: Iterable[Any]) -> list[str]:
-    """Return the events that a table lacks, has twice, or should not have."""
+    """Return which rows a table lacks, has twice, or should not have."""
     there, wanted = Counter(found), Counter(expected)
     return [
         *(f"{name} lacks {key}" for key in wanted - there),
@@ -198,7 +198,7 @@ def differences(name: str, found: Iterable[Any], expected: Iterable[Any]) -> lis
 
 
 def compare(journal: Path, tables: Path) -> list[str]:
-    """Return the problems of the tables."""
+    """Compare the tables with the journal; return the problems."""
     every, first = list(records(journal)), dict[int, tuple[str, int, dict[str, Any]]]()
     parsed = [(stream, seq, json.loads(payload)) for stream, seq, payload in every]
     for stream, seq, fields in parsed:

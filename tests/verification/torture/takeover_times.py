@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measure how long nothing is acknowledged after a cluster has lost its leader, with the default options.
+"""Measure how long nothing is acknowledged when the leader of a cluster is lost, with the default options.
 
     takeover_times.py [--kills 30] [--stops 10] [--busy N] [--calm SECONDS] [--directory DIR]
 
 Three Fyrehose servers and three NATS servers run as processes.  A publisher sends one message after the other by HTTP
 to whichever server accepts it.  The leader is killed (kill -9) or stopped (SIGTERM) again and again; with --busy, so
 many processes use the processors meanwhile.  Prints the time between the signal and the next acknowledgement, and how
-often a server has taken over although no leader was lost; the status is 1 if an acknowledged message is missing.
+often a server has taken over although no leader was lost; the exit status is 1 if an acknowledged message is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from fyrehose.testing.cluster import Cluster, ClusterServer
 
-#: Timeout of every step, in seconds.
+#: After how many seconds a wait is given up.
 PATIENCE = 120.0
 #: How long the publisher waits for an answer, and then before it tries all servers again, in seconds.
 ANSWER, PAUSE = 1.0, 0.01
@@ -39,7 +39,7 @@ CALM = 2.0
 class Publisher(threading.Thread):
     """Publishes one message after the other.
 
-    :ivar acks: when each was acknowledged, its number, and the name of the server
+    :ivar acks: of each acknowledgement, its time, the number, and the name of the server
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ class Publisher(threading.Thread):
                 time.sleep(PAUSE)
 
     def _publish(self, server: ClusterServer) -> int | None:
-        """Return the number of a message that *server* has acknowledged; None: it has not."""
+        """Return the number of a message that *server* has acknowledged; None if it has not."""
         connection = http.client.HTTPConnection("127.0.0.1", server.ports[1], timeout=ANSWER)
         try:
             connection.request("POST", "/streams/s", b"x")
@@ -146,7 +146,7 @@ def main() -> int:
     print(shown("stopped", stops))
     print(
         f"{len(numbers)} acknowledged, {lost} of them with a number that was given out before; "
-        f"{takeovers - 1 - len(kills) - len(stops)} take-overs that nobody wanted; load {os.getloadavg()[0]:.1f}"
+        f"{takeovers - 1 - len(kills) - len(stops)} unnecessary take-overs; load {os.getloadavg()[0]:.1f}"
     )
     shutil.rmtree(root)
     return 1 if lost else 0

@@ -1,4 +1,4 @@
-"""Mutants of every kind are generated, and the runner reports which of them a test notices."""
+"""Check that mutants of every kind are generated, and that the runner tells noticed from unnoticed ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_mutant_is_named_by_its_text_and_not_by_its_line() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree with a function that is tested, one that is only called, one that is neither, and a constant."""
+    """Return a tree with a tested function, one that is only called, one that is neither, and a constant."""
     for folder in ("fyrehose", "tests"):
         tmp_path.joinpath(folder).mkdir()
     tmp_path.joinpath("pyproject.toml").write_text(
@@ -162,7 +162,7 @@ def test_a_constant_is_left_to_the_tests_of_its_module_although_they_execute_no_
 
 
 @pytest.mark.slow
-def test_runner_tells_killed_living_and_uncovered_mutants_apart(tree: Path) -> None:
+def test_runner_distinguishes_killed_unnoticed_and_uncovered_mutants(tree: Path) -> None:
     status, said = run(tree, "--alive", "40", "--json", str(tree / "alive.json"), explained=EXPLAINED)
     assert status == 0, said
     alive = json.loads((tree / "alive.json").read_text())["alive"]
@@ -172,7 +172,7 @@ def test_runner_tells_killed_living_and_uncovered_mutants_apart(tree: Path) -> N
     assert "UNCOVERED after 0 tests: fyrehose/sums.py:13 alone" in said
 
 
-def test_too_many_that_live_fail_the_run() -> None:
+def test_too_many_unnoticed_mutants_fail_the_run() -> None:
     mutant = mutations.mutations("m.py", "def f(x):\n    return x\n")[0]
     noticed, alive = (generated.Verdict(outcome, "", 0.1, 1) for outcome in ("killed", "alive"))
     assert generated.report([(mutant, noticed)] * 18 + [(mutant, alive)], 1, 1.0) == 5.0

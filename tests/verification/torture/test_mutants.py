@@ -1,4 +1,4 @@
-"""Every mutant of the table can be planted in the sources; otherwise it would prove nothing."""
+"""Check that the table of mutants fits the sources, because a mutant that cannot be planted proves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader that was written from docs/journal-format.md reads every record, and notices damage."""
+"""Check that the reader written from docs/journal-format.md reads what was written, and notices damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS = (
 
 @pytest.fixture
 def journal(tmp_path: Path) -> tuple[Path, list[tuple[str, int, bytes]]]:
-    """Return a journal of several segments, and its records."""
+    """Return a journal of several segments, and what was written to it."""
     dice = Random(5)
     writer = Writer(tmp_path, recover(tmp_path, Files()), 8192, True)
     writer.open(1)

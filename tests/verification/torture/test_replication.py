@@ -1,4 +1,4 @@
-"""Some schedules of replication succeed, and fail if a rule is removed; `make torture` runs many more."""
+"""Run some schedules of replication, and check that removing a rule is noticed; `make torture` runs many more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 replication = import_module("replication")
 
-#: For each rule the number of a schedule that fails without it; --break finds more.
+#: For each rule, a schedule that fails without it; --break finds more of them.
 SHOWN = {
     "order-blind": 1,
     "give-up": 0,
@@ -51,7 +51,7 @@ def test_nothing_acknowledged_is_lost_in_any_schedule() -> None:
 
 
 @pytest.mark.parametrize("rule", replication.RULES)
-def test_schedules_fail_without(rule: str) -> None:
+def test_schedules_fail_without_a_rule(rule: str) -> None:
     near = range(max(0, SHOWN[rule] - 30), SHOWN[rule] + 60)
     ordered = sorted(near, key=lambda number: abs(number - SHOWN[rule]))
     assert any(replication.schedule(f"1/{number}", 400, rule)[1] for number in ordered)

@@ -1,4 +1,4 @@
-"""The first hour and a half of spark_week.py; ``make torture`` runs the whole week."""
+"""Run the simulated week of an archive for an hour and a half; ``make torture`` runs all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of weather.py notice lost and doubled messages, and its proxy cuts a node off; `make torture` runs it."""
+"""Check that weather.py notices violations, and that its proxy cuts one node off; `make torture` runs the program."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ cluster: Any = import_module("weather")
 
 @pytest.fixture
 def figg() -> Any:
-    """Return a publisher that has sent five messages, one of them twice, and of which three are acknowledged."""
+    """Return a publisher that has sent five messages, one of them twice, of which three are acknowledged."""
     publisher = load.Figg(1, [1], load.Notes())
     publisher.sent, publisher.acked, publisher.times = 5, 3, {2: 2}
     return publisher
 
 
 def keep(publisher: Any, *numbers: int) -> None:
-    """Let a subscriber record these messages, in this order."""
+    """Record these messages, in this order, as received by a subscriber."""
     first = len(publisher.notes.streams.get("s", ())) + 1
     for at, number in enumerate(numbers, first):
         publisher.notes.message("subscriber", "s", at, wire.payload(1, number, load.LARGEST))
@@ -54,12 +54,12 @@ def test_a_lost_message_is_noticed(figg: Any) -> None:
 
 def test_a_message_that_is_there_twice_is_noticed(figg: Any) -> None:
     keep(figg, 1, 2, 3, 3)
-    assert figg.check(figg.acked) == ["figg: (number, times there, times sent): [(3, 2, 1)]"]
+    assert figg.check(figg.acked) == ["figg: stored more often than sent (number, stored, sent): [(3, 2, 1)]"]
 
 
 def test_a_message_that_was_never_sent_is_noticed(figg: Any) -> None:
     keep(figg, 1, 2, 3, 4, 5, 6)
-    assert figg.check(figg.acked) == ["figg: 6 is there, 5 was the last that was sent"]
+    assert figg.check(figg.acked) == ["figg: message 6 is stored, but 5 was the last one sent"]
 
 
 def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
@@ -69,8 +69,8 @@ def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:
     assert [problem.split(":")[0] for problem in figg.notes.problems] == ["another", "another"]
 
 
-def test_what_is_sent_again_counts_while_the_connection_lasts() -> None:
-    """Messages are compared while publishers are connected, so repetitions on the present connection count."""
+def test_resends_are_counted_while_the_connection_lasts() -> None:
+    """Check that messages are compared with what was sent while publishers are connected."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         publisher = load.Figg(1, [listener.getsockname()[1]], load.Notes())
         publisher.start()
@@ -131,7 +131,7 @@ def routes() -> Iterator[Any]:
 
 
 def ask(peer: socket.socket) -> bytes:
-    """Return the answer of a node, or no bytes if there is none."""
+    """Return the answer of a node, or nothing if there is none."""
     try:
         peer.sendall(b'INFO {"server_name":"n1"}')
         return peer.recv(1000)
@@ -142,7 +142,7 @@ def ask(peer: socket.socket) -> bytes:
 @pytest.mark.parametrize("how", [("closed",), ("mute", "deaf"), ("mute",), ("deaf",)])
 @pytest.mark.parametrize("cut", [0, 1])
 def test_the_proxy_cuts_a_node_off(routes: Any, cut: int, how: tuple[str, ...]) -> None:
-    """Node 1 has a connection to node 0; either of them is cut off, in both directions or in one."""
+    """Cut off one of two connected nodes, in both directions or in one."""
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
         routes.cut(cut, how)
@@ -151,14 +151,14 @@ def test_the_proxy_cuts_a_node_off(routes: Any, cut: int, how: tuple[str, ...]) 
         routes.heal(cut)
         peer.settimeout(10)
         if how != ("closed",):
-            assert peer.recv(1000) == b"n0"  # the answer was delayed, and is late
+            assert peer.recv(1000) == b"n0"  # it was kept back, and arrives late
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
 
 
 @pytest.mark.parametrize(("cut", "how", "arrives"), [(0, "deaf", False), (0, "mute", True), (1, "mute", False)])
-def test_a_cut_in_one_direction_carries_the_other_one(routes: Any, cut: int, how: str, arrives: bool) -> None:
-    """Node 1 sends a question to node 0; either the question or the answer is held back."""
+def test_a_cut_in_one_direction_leaves_the_other_direction_open(routes: Any, cut: int, how: str, arrives: bool) -> None:
+    """Let node 1 ask node 0, while data in one direction is kept back."""
     with socket.create_connection(("127.0.0.1", routes.ports[0]), timeout=10) as peer:
         assert ask(peer) == b"n0"
         asked = NODES[0].asked
@@ -184,7 +184,7 @@ def test_the_proxy_delays_what_nodes_send(routes: Any) -> None:
 def test_messages_that_a_leader_acknowledged_alone_may_be_lost(figg: Any) -> None:
     figg.early = True
     keep(figg, 1, 3)
-    assert figg.was_delivered(2), "a later one is there, so it never comes"
+    assert figg.was_delivered(2), "a later message is there, so this one is never delivered"
     assert not figg.was_delivered(4)
     assert figg.check(figg.acked) == []
     assert figg.lost == 1
@@ -216,12 +216,12 @@ def syncing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_each_sync_of_a_slow_disk_is_delayed(syncing: Any, tmp_path: Path) -> None:
     slow = disks.SlowDisk(syncing.pid, 0.3, tmp_path / "syncs")
-    while float(syncing.stdout.readline()) < 0.3:  # this sync began before the disk was slow
+    while float(syncing.stdout.readline()) < 0.3:  # until the first sync that began on the slow disk
         pass
     assert float(syncing.stdout.readline()) >= 0.3
     assert slow.stop() >= 2
     while float(syncing.stdout.readline()) >= 0.3:
-        pass  # wait until the disk is fast again
+        pass  # until the disk is fast again; otherwise the test times out
 
 
 def test_a_slow_disk_ends_in_order_when_its_process_was_killed(syncing: Any, tmp_path: Path) -> None:

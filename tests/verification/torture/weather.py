@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Run a cluster of three Fyrehose servers and three NATS servers as processes, and cause one fault after the other.
+"""Run a cluster of three Fyrehose and three NATS servers as processes, and cause one fault after the other.
 
     weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
                [--acknowledge local] [--other CODE]
 
-Each round one of these happens, or two of them at once (``double``), and then everything recovers:
+In each round one of these faults happens, or two of them at once (``double``), and then everything recovers:
 
     kill     kill -9 of a server, which starts again after up to 6 s       nats-kill      the same of a NATS server
     freeze   SIGSTOP of a server for 10 s, longer than the take-over       nats-freeze    the same of a NATS server
@@ -12,22 +12,22 @@ Each round one of these happens, or two of them at once (``double``), and then e
     wipe     a server is killed and loses its disk; it comes back          cut            a proxy cuts a NATS server off
              under a new name, filled from another one, by itself                         from the others for 8 to 12 s
              or by `journal backup`, or with an older backup               half-cut       the same in one direction
-    swap     two servers run for some seconds with each other's            delay          NATS servers hear each other
+    swap     two servers run for some seconds with each other's            delay          data between NATS servers is
              data directories, then with their own again                                  100 ms late, each way
     delete   the stream is deleted, and an operator begins again           slow           each sync of a NATS server, or
              with `cluster reseed`                                                        of all, takes 0.2 or 1 s more
     purge    an operator empties the stream, while all servers run, or before a follower that was killed starts again
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
-after each round: nothing that was acknowledged is lost, no number has two messages, nothing is there more often than it
-was sent, all servers are back by themselves, and no process has ended but by a fault.  With ``--acknowledge local``
-leaders may lose what they have acknowledged alone; that is counted.  With ``--other`` each server starts with this
-version of Fyrehose or with the one in that directory, as chance will have it.  At the end: the logs of all
-servers are identical, `journal verify` finds nothing, and exactly the kept records were delivered to subscribers.
+after each round: no acknowledged message is lost, no number has two messages, no message is stored more often than it
+was sent, all servers have recovered by themselves, and no process has ended except by a fault.  With ``--acknowledge
+local`` leaders may lose what they have acknowledged alone; such messages are counted.  With ``--other`` each server
+starts at random with this version of Fyrehose or with the one in that directory.  At the end the logs of all servers
+must be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored messages.
 
-The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints how long no message was
-acknowledged, by kind and whether the fault hit the leader; the status is 1 if there was a violation, and the directory
-is kept.
+The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints for how long no message was
+acknowledged, by kind and by whether the fault hit the leader; the exit status is 1 if a rule was broken, and then the
+directory is kept.
 """
 
 from __future__ import annotations
@@ -69,32 +69,32 @@ from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import NatsNodes
 
-#: Within how many seconds after a fault all servers must work again.
+#: Seconds after which everything must have recovered.
 PATIENCE = 120.0
 #: How long a process is frozen, in seconds; longer than a take-over takes.
 FREEZE = 10.0
-#: The kinds of faults, and how often each is chosen.
+#: The kinds of faults, with weights.
 KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
 KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
-#: The kinds that may happen together with another one.
+#: The kinds that may happen at the same time as another one.
 DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
-#: How long messages between NATS servers are delayed, in seconds, in each direction.
+#: How much later NATS servers receive each other's data during a delay, in seconds, in each direction.
 DELAY = 0.1
 #: How much longer each sync takes on a slow disk, in seconds; one of these.
 SLOW = (0.2, 1.0)
-#: How long the cluster runs undisturbed between rounds, in seconds, at least and at most: when a NATS server is back,
-#: JetStream may elect a leader again, and messages wait for that, too.
+#: The shortest and longest pause between two rounds, in seconds: when a NATS server is back, JetStream may elect a
+#: leader once more, which delays messages, too.
 REST = (2.0, 3.0)
-#: How often a command is repeated if it asks for that.
+#: How often a command is run again that asks for it.
 AGAIN = 5
-#: Every so many rounds, a machine loses its disk.
+#: A machine loses its disk after each so many rounds.
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
 CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
-#: The protocols whose messages a leader acknowledges alone, with the option `local`; the others promise "exactly once",
-#: or, as the event bus, acknowledge what they deliver.
+#: The protocols whose messages a leader acknowledges alone, with the option `local`; the others promise "exactly once"
+#: or, like the event bus, acknowledge what they deliver.
 EARLY = ("figg", "lumberjack")
-#: The listeners besides those of Figg, HTTP and the page.
+#: The listeners besides Figg, HTTP and the status page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
 
@@ -144,7 +144,7 @@ class Weather:
         self.wipes = 0
         self.slow_disks = 0
         self.slow_syncs: list[int] = []  #: how many syncs of each slow disk were delayed
-        #: servers and NATS servers that a fault of this round has hit already
+        #: the servers and NATS servers that a fault of this round has already hit
         self._hit: set[object] = set()
         self._held: set[str] = set()  #: servers that are down on purpose
 
@@ -177,13 +177,12 @@ class Weather:
         names = {server.member or server.name: server.name for server in self.servers}
         return names.get(str(leader)), int(node[1:]) if node else None
 
-    # Faults; each returns the function that ends it, and when that is due.
+    # Faults; each method returns after how many seconds the fault ends, and what ends it:
 
     def begin(self, kind: str, leader: str | None, node: int | None) -> tuple[str, float, Callable[[], object]]:
         """Cause a fault.
 
-        :return: a text that names its target; after how many seconds it ends; the function that ends it
-
+        :return: a description of what it has hit; after how many seconds it ends; what ends it
         """
         if kind in ("kill", "freeze", "stop", "wipe"):
             server = self._server(leader)
@@ -291,19 +290,19 @@ class Weather:
         return f"slow ({late:g} s) of {whose}", self.dice.uniform(8, 12), end
 
     def _purge(self) -> tuple[float, Callable[[], object]]:
-        """Empty the stream, as an operator of NATS may do by mistake; all servers run, and have applied its entries."""
+        """Empty the stream, as an operator of NATS can by mistake, while all servers run and have its contents."""
         asyncio.run(manage(self.nats.urls, "purge_stream"))
         return 0.0, lambda: None
 
     def _purge_and_start(self, leader: str | None) -> tuple[float, Callable[[], object]]:
-        """Empty the stream while a follower is down, which then lacks some of it."""
+        """Empty the stream while a follower is down, which then lacks some of its contents."""
         server = self.dice.choice([server for server in self.servers if server.name != leader])
         delay, start = self._kill(server)
         self._purge()
         return delay, start
 
     def _delete(self) -> tuple[float, Callable[[], object]]:
-        """Delete the stream; the steps of docs/cluster.md for a lost shared log end this fault."""
+        """Delete the stream; an operator ends this fault as docs/cluster.md says for a lost shared log."""
         asyncio.run(manage(self.nats.urls, "delete_stream"))
         return self.dice.uniform(2, 8), self._reseed
 
@@ -317,7 +316,7 @@ class Weather:
             self._start(server)
 
     def _asked(self, server: ClusterServer) -> int:
-        """Return the end of the journal of *server*, as `cluster reseed` shows it before it asks for confirmation."""
+        """Return where the journal of *server* ends, which `cluster reseed` prints before it asks for confirmation."""
         said = subprocess.run(self._reseeding(server), capture_output=True, text=True, input="n\n")
         found = re.search(r"ends at position (\d+)", said.stdout)
         if found is None:
@@ -328,7 +327,7 @@ class Weather:
         return [*CLUSTER, "reseed", "--config", str(server.directory / "fyrehose.toml")]
 
     def _run(self, words: list[str]) -> None:
-        """Run a command that has to succeed; repeat it if it asks for that, because NATS elects a leader."""
+        """Run a command, which has to succeed; repeat it if it asks for that, because NATS may be electing a leader."""
         for _ in range(AGAIN):
             done = subprocess.run(words, capture_output=True, text=True)
             if "run the command again" not in done.stderr:
@@ -337,12 +336,12 @@ class Weather:
             self.problems.append(f"{words[1:3]}: status {done.returncode}: {done.stderr}")
 
     def _back_up(self) -> None:
-        """Back up each journal; a machine that loses its disk later may start with the backup."""
+        """Back up each journal; a machine that loses its disk later may start with its backup."""
         for server in self.servers:
             self._run([*JOURNAL, "backup", str(server.directory / "data"), str(server.directory / "backup")])
 
     def _fill(self, server: ClusterServer, old: str) -> None:
-        """Start with an empty disk, or with a copy that an operator made, now or earlier, as docs/cluster.md says.
+        """Start *server* with an empty disk or with a copy, new or old, made by an operator as docs/cluster.md says.
 
         :param old: the name of the member that has lost its disk, whose place this server takes
         """
@@ -372,13 +371,12 @@ class Weather:
     def _version(self) -> str:
         return self.other if self.dice.random() < 0.5 else ""
 
-    # Rounds.
+    # Rounds:
 
     def round(self, kind: str) -> tuple[str, dict[str, float]]:
-        """Cause faults, and wait until all servers work again.
+        """Cause faults, and wait until everything has recovered.
 
-        :return: a text about the faults; the longest time without an acknowledgement, for each protocol and for all
-
+        :return: a description; the longest time without an acknowledgement, for each protocol and for all
         """
         leader, node = self.look()
         self._hit.clear()
@@ -400,7 +398,7 @@ class Weather:
         return " + ".join(what for what, _, _ in faults), found
 
     def revive(self) -> None:
-        """Record servers that have ended by themselves as problems, and start them again."""
+        """Record servers that have ended by themselves as problems, and start them again to continue the round."""
         for server in self.servers:
             if server.name in self._held or server.process is None or server.process.poll() is None:
                 continue
@@ -423,7 +421,7 @@ class Weather:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Compare the acknowledgements of publishers with the deliveries to subscribers, once these have caught up."""
+        """Wait until subscribers have caught up, and compare what they received with what publishers know."""
         deadline = time.monotonic() + PATIENCE
         acked = {publisher: publisher.acked for publisher in self.publishers}
         while not all(publisher.was_delivered(number) for publisher, number in acked.items()):
@@ -435,7 +433,7 @@ class Weather:
         while any(s.positions[stream] < end for s in self.subscribers for stream, end in targets.items()):
             if time.monotonic() > deadline:
                 behind = {s.name: s.positions for s in self.subscribers}
-                self.problems.append(f"subscribers do not come to {targets}: {behind}")
+                self.problems.append(f"subscribers do not reach {targets}: {behind}")
                 return
             self.revive()
             time.sleep(0.05)
@@ -445,7 +443,7 @@ class Weather:
         self.problems += taken
 
     def finish(self) -> str:
-        """Compare the journals with each other byte for byte, and with the deliveries record for record."""
+        """Compare the journals with each other, byte for byte, and with the messages that subscribers received."""
         for publisher in self.publishers:
             publisher.stop()
         self.check()
@@ -470,15 +468,14 @@ class Weather:
         for stream, numbers in self.notes.streams.items():
             if seen[stream] < len(numbers):
                 self.problems.append(
-                    f"{stream}: {len(numbers)} was handed out, {seen[stream]} is the last that is kept"
+                    f"{stream}: {len(numbers)} was delivered, but {seen[stream]} is the last stored record"
                 )
         return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}"
 
     def check_slow_disks(self) -> str:
-        """Record a problem if a disk was to be slow, and no sync was delayed.
+        """Record a problem if disks were slowed down but no sync was delayed.
 
-        :return: a text with the number of delayed syncs
-
+        :return: a description of how many syncs were delayed
         """
         if self.slow_disks and not sum(self.slow_syncs):
             self.problems.append(f"no sync was delayed on {self.slow_disks} slow disks")
@@ -488,11 +485,11 @@ class Weather:
         author = wire.whose(payload, SIZES)
         known = self.notes.streams[stream]
         if author is None or (number <= len(known) and known[number - 1] not in (0, author[0] << 40 | author[1])):
-            self.problems.append(f"{stream} {number} is {author} in the log, and was handed out as something else")
+            self.problems.append(f"{stream} {number} is {author} in the log, but another message was delivered")
 
 
 async def manage(urls: list[str], what: str) -> None:
-    """Call the method *what* of nats-py with the stream of the cluster."""
+    """Call *what*, a method of nats-py, for the stream of the cluster."""
     client = await nats.connect(urls)
     try:
         await getattr(client.jetstream(), what)("FYREHOSE_fyrehose")
@@ -515,7 +512,7 @@ def gap(times: list[float]) -> float:
 
 
 def compare(one: Path, other: Path, size: int) -> list[str]:
-    """Compare the first *size* bytes of two logs, which are divided into the same segments."""
+    """Compare the first *size* bytes of two logs with the same segments; return the differences."""
     problems = []
     for segment in scan.segments(one):
         twin = other / segment.path.name
@@ -526,7 +523,7 @@ def compare(one: Path, other: Path, size: int) -> list[str]:
 
 
 def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
-    """Return lines with the number, the median, the 99th percentile and the longest outage of each kind."""
+    """Return a table of outages as lines: number, median, 99th percentile and longest of each kind."""
     groups: dict[str, list[dict[str, float]]] = defaultdict(list)
     for what, outages in found:
         groups["two at once" if "+" in what else what].append(outages)
@@ -592,7 +589,7 @@ def main() -> int:
     )
     print("\n".join(table(found)))
     if weather.problems:
-        print(f"kept for a look: {root}")
+        print(f"the directory is kept: {root}")
         return 1
     shutil.rmtree(root)
     return 0

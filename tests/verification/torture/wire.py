@@ -1,7 +1,7 @@
-"""Clients for Figg and the backbone, written from the specifications with raw sockets, without code of Fyrehose.
+"""Figg and the backbone by raw sockets and struct, written from their texts; nothing is shared with the server.
 
-Also the payloads: each begins with its publisher and number, from which it can be made again, so that deliveries are
-compared without keeping what was sent.
+Payloads name their publisher and number, from which they can be computed again, so that received payloads are checked
+without storing the sent ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def payload(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
 
 
 def whose(data: bytes, largest: dict[int, int]) -> tuple[int, int] | None:
-    """Return publisher and number of ``data``, or None if it is not exactly their payload."""
+    """Return publisher and number of a payload, or None if it is not exactly what they sent."""
     if len(data) < STAMP.size:
         return None
     publisher, number, _ = STAMP.unpack_from(data)
@@ -62,7 +62,7 @@ def attach(topic: bytes, offset: int | None) -> bytes:
 
 
 class Frames:
-    """Splits received bytes into whole frames: (type, topic, number, data)."""
+    """Collects received bytes, and yields complete frames: (type, topic, number, data)."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -73,7 +73,7 @@ class Frames:
         while len(view) - at >= HEADER.size:
             kind, version, size = HEADER.unpack_from(view, at)
             if version != 1:
-                raise ValueError(f"version {version}")
+                raise ValueError(f"unexpected version {version}")
             end = at + HEADER.size + size
             if end > len(view):
                 break
@@ -93,21 +93,20 @@ class Frames:
         if kind == ATTACHED:
             return kind, topic, number, b""
         if kind != DATA:
-            raise ValueError(f"type {kind}")
+            raise ValueError(f"unexpected frame type {kind}")
         (size,) = U32.unpack_from(view, at)
         data = view[at + 4 : at + 4 + size]
         if at + 4 + size != end:
-            raise ValueError("lengths contradict each other")
+            raise ValueError("the lengths in a frame contradict each other")
         return kind, topic, number, data
 
 
 def read_all(
     port: int, topics: list[bytes], ends: dict[bytes, int] | None = None, patience: float = 60.0
 ) -> dict[bytes, list[tuple[int, bytes]]]:
-    """Read everything in ``topics`` from offset 0; return (offset, data) in the order of arrival.
+    """Read all records of ``topics`` from offset 0: (offset, data) in the order in which they came.
 
-    :param ends: the last number of each topic that has a record, if the server's last number may be of a lost one
-
+    :param ends: the last record of each topic, where the last number that the server reports may have no record
     """
     found: dict[bytes, list[tuple[int, bytes]]] = {topic: [] for topic in topics}
     with socket.create_connection(("127.0.0.1", port), timeout=patience) as peer:
@@ -132,7 +131,7 @@ def read_all(
                     if number >= last[topic]:
                         left.discard(topic)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{left} did not come to their ends {last}")
+                raise TimeoutError(f"the topics {left} did not reach their ends {last}")
     return found
 
 
@@ -143,7 +142,7 @@ def _some(peer: socket.socket) -> bytes:
     return chunk
 
 
-# The backbone.
+# The backbone:
 
 DELIVER, PUSH, KEEPALIVE = 0x1, 0x2, 0x10
 KEEPALIVE_ACK = 0x20
@@ -163,5 +162,5 @@ def delivered(datagram: bytes) -> tuple[int, bytes] | None:
         return None
     (size,) = struct.unpack_from(">H", datagram, 1)
     if size != len(datagram) - 9:
-        raise ValueError("a DELIVER of another length than it says")
+        raise ValueError("a DELIVER has another length than its header says")
     return int.from_bytes(datagram[3:9], "big"), datagram[9:]

@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Kill and freeze workers of a shared subscription: each record is settled once, or becomes a dead letter once.
+"""Kill and freeze workers of a shared subscription: each record must be settled once, or become a dead letter once.
 
     workers.py [--minutes M] [--records N] [--seed S] [--kills [SECONDS]] [--points N] [--only POINT] [--directory DIR]
 
 The client is written from docs/protocols/http.md alone.  Each worker is a process; in each second two of them are
-killed (new ones take their places), and one is stopped for longer than its lease lasts.  The records are published
-evenly over the time.  A worker publishes a result with each record that it settles, rejects some records, and lets some
-fail each time.  In the end every record must have one result, or else one dead letter, and the counters of the
-subscription and of the metrics must say the same.  With --kills the server is killed as well, each time at a moment of
-the next seconds, ten on average, since it serves again.  With --cheat a worker publishes its results separately from
-settling, which must be noticed.
+killed and replaced, and one is stopped for longer than its lease lasts.  The records are published evenly over the
+time.  A worker publishes a result with each record that it settles, rejects some records, and lets some fail each time.
+In the end every record must have one result, or else one dead letter, and the counters of the subscription and of the
+metrics must agree.  With --kills the server is killed, too, at a random time after it became ready, after SECONDS on
+average (default 10).  With --cheat a worker publishes its results separately from settling, which must be noticed.
 
-With --points a worker kills itself instead, or cuts its connection, at each point of its work now and then; the run
-lasts until each of them has happened N times (and the server was killed as often, with --kills), or until the minutes
-are over, and then says what was too rare.  The records are published as that proceeds.  With --only, which may be given
-several times, only these points happen:
+With --points a worker instead kills itself, or cuts its connection, at random at each of several points of its work.
+The run lasts until each of them has happened N times (and, with --kills, the server was killed as often), or until
+the minutes are over; it then reports the points that were too rare.  The records are published at the same pace.  With
+--only, which may be given several times, only these points happen:
 
     worker: asks, sends a lease, has records, sends a settling, has settled      connection: half a request, no answer
     server: server killed, which needs --kills
@@ -48,34 +47,34 @@ import servers
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
 LEASE, FROZEN = 2, 3.0
 WORKERS, MOST = 8, 100
-#: A record fails when its worker is killed; the limit is so high that chance does not reach it.
+#: The limit of failures; killed workers fail records by chance, but practically never so often.
 LIMIT = 15
 #: One record in so many is rejected; one in so many fails each time.
 REJECTED, FAILING = 97, 101
 
 
-#: Points where a worker dies, or its connection is cut, each at one in so many times.  Few workers come as
-#: far as the last points.
+#: The points where a worker dies or its connection is cut, and one in how many times that happens.  Few workers
+#: reach the last points, so these are more likely.
 DEATHS = {"asks": 20, "sends a lease": 20, "has records": 15, "sends a settling": 15, "has settled": 8}
 CUTS = {"half a request": 40, "no answer": 40}
 ONE_IN = DEATHS | CUTS
-#: How many records are published before the first kill, and at least in each second.
+#: How many records are published before anything happens at the points, and in each second at least.
 AHEAD, LEAST = 5_000, 100
 #: How many servers have loaded their code, and wait for the end of the running one.
 PREPARED = 8
-#: A program that loads the code of a server, waits for a line, and then becomes the server.
+#: Loads the code of a server, waits for a line of input, and then runs as the server.
 LOAD = (
     "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
     "fyrehose.admin.server; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
 )
-#: How long a server may take until it serves, in seconds.
+#: How long a server may take until it is ready, in seconds.
 PATIENCE = 120.0
 
 
 class Points:
-    """Kills a worker, or cuts its connection, at certain points, and reports that to the pool by a pipe.
+    """Decides at which points of a worker's code something happens, and reports it to the pool through a pipe.
 
-    :param pipe: what to write to
+    :param pipe: the descriptor to write to
     :param chosen: the points where something happens
     """
 
@@ -83,22 +82,22 @@ class Points:
         self.pipe, self.chosen, self.dice = pipe, chosen, dice or random.Random()
 
     def comes(self, point: str) -> bool:
-        """Return whether the fault happens at *point* now; if so, count it."""
+        """Return whether something happens at *point* this time; if so, report it."""
         if point not in self.chosen or self.dice.randrange(ONE_IN[point]):
             return False
         os.write(self.pipe, bytes([[*ONE_IN].index(point)]))
         return True
 
     def die(self, point: str) -> None:
-        """Kill this process, if the fault happens at *point* now."""
+        """Kill this process, if *point* is chosen this time."""
         if self.comes(point):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Client:
-    """A client that sends requests, and repeats those without an answer at the next server.
+    """Sends requests, and repeats unanswered ones at the next server.
 
-    :param ports: of the servers, of which one leads
+    :param ports: the ports of the servers, of which one leads
     """
 
     def __init__(self, ports: list[int], points: Points | None = None) -> None:
@@ -135,13 +134,13 @@ class Client:
                 if answer.status < 500:
                     raise AssertionError(f"{method} {path}: {answer.status} {text!r}")
             except (OSError, HTTPException):
-                pass  # The server was killed, or is starting.
+                pass  # the server was killed, or is starting
             self.close()
             self.ports = [*self.ports[1:], self.ports[0]]
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Close the connection; the next request makes another one."""
+        """Close the connection; the next request opens another one."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
@@ -152,7 +151,7 @@ class Client:
 
 
 def work(ports: list[int], name: str, cheat: bool, points: Points) -> None:
-    """Lease and settle records for ever; each has its number as payload."""
+    """Lease and settle records for ever; the payload of each record is its number."""
     client, request = Client(ports, points), 0
     while True:
         request += 1
@@ -188,7 +187,7 @@ def work(ports: list[int], name: str, cheat: bool, points: Points) -> None:
 class Pool:
     """The processes of the workers.
 
-    :ivar points: where workers and connections end
+    :ivar points: the points where workers and connections end
     """
 
     def __init__(self, ports: list[int], dice: random.Random, cheat: bool, points: Collection[str] = ()) -> None:
@@ -206,7 +205,7 @@ class Pool:
         seed = self.dice.random()
         pid = os.fork()
         if not pid:
-            os.setsid()  # It has its own share of a busy machine, as the servers have.
+            os.setsid()  # a session of its own gets its own share of a busy machine, as the servers do
             try:
                 points = Points(self.telling, self.points, random.Random(seed))
                 work(self.ports, f"w{self.count['started']}", self.cheat, points)
@@ -224,21 +223,21 @@ class Pool:
             self.start()
 
     def bury(self) -> None:
-        """Replace the workers that have killed themselves; count the points where workers and connections ended."""
+        """Replace the workers that have killed themselves, and count at which points workers and connections ended."""
         with contextlib.suppress(BlockingIOError):
             self.count.update([*ONE_IN][each] for each in os.read(self.told, 1 << 16))
         for pid in list(self.pids):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                assert self.points, "a worker has ended by itself"
-                assert os.WIFSIGNALED(status), "a worker has ended by itself"
+                assert self.points, "a worker has ended without being killed"
+                assert os.WIFSIGNALED(status), "a worker has ended without being killed"
                 self.remove(pid)
                 self.start()
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status), "a worker has ended by itself"
+        assert os.WIFSIGNALED(status), "a worker has ended without being killed"
         self.remove(pid)
 
     def remove(self, pid: int) -> None:
@@ -246,7 +245,7 @@ class Pool:
         self.frozen = [(until, frozen) for until, frozen in self.frozen if frozen != pid]
 
     def second(self) -> None:
-        """Kill two workers, freeze one, and continue those that were frozen long enough."""
+        """Kill two workers, freeze one, and continue those whose time is over."""
         now = time.monotonic()
         for _, pid in [each for each in self.frozen if each[0] <= now]:
             os.kill(pid, signal.SIGCONT)
@@ -279,9 +278,9 @@ def numbers_in(client: Client, stream: str) -> list[int]:
 
 
 def check(client: Client, pages: Client, records: int) -> list[str]:
-    """Return the problems at the end.
+    """Check the results, dead letters, counters and metrics at the end; return the problems.
 
-    :param pages: asks the same servers for their metrics
+    :param pages: a client that asks the same servers for their metrics
     """
     results, letters = Counter(numbers_in(client, "results")), Counter(numbers_in(client, "dead"))
     every, problems = results + letters, []
@@ -289,7 +288,7 @@ def check(client: Client, pages: Client, records: int) -> list[str]:
     problems += [f"record {number} has no end" for number in range(1, records + 1) if number not in every]
     for number in letters:
         if number % REJECTED and number % FAILING:
-            problems.append(f"record {number} is a dead letter, and no worker has refused it")
+            problems.append(f"record {number} is a dead letter although no worker has refused it")
     shown = json.loads(client.ask("GET", "/subscriptions/work"))
     expected = {"settled_total": results.total(), "dead_total": letters.total()}
     expected |= {"expired_total": 0, "in_flight": 0, "lag": 0}
@@ -311,10 +310,11 @@ def check(client: Client, pages: Client, records: int) -> list[str]:
 
 
 class Victim(Protocol):
-    """The base of the server, or cluster, that serves the workers, and is killed now and then.
+    """The server or leader that serves the workers, and is killed at random times.
 
-    :ivar kind: what such a kill is called
-    :ivar ports: the ports of HTTP, and *page*: the one with the metrics
+    :ivar kind: the name of such a kill
+    :ivar ports: the ports of HTTP
+    :ivar page: the port of the page with the metrics
     """
 
     kind: str
@@ -324,17 +324,17 @@ class Victim(Protocol):
     def page(self) -> int: ...
 
     def serves(self) -> bool:
-        """Return whether a server serves the workers."""
+        """Return whether a server is ready for the workers."""
 
     def kill(self) -> None:
         """Kill the server, and start it again."""
 
     def end(self) -> None:
-        """Kill the server for good."""
+        """Kill all servers for good."""
 
 
 class OneServer:
-    """A single server; its successors have loaded their code, and wait for its end."""
+    """A single server; its successors have already loaded their code, and wait for its end."""
 
     kind = "server killed"
 
@@ -372,7 +372,7 @@ class OneServer:
         log = self.root / f"log-{self._count}"
         data, listens = self.root / "data", servers.listens(self.listen, only=True)
         words = [str(servers.TWISTD), "--pidfile=", "-n", "fyrehose", "--data-dir", str(data), *listens]
-        # In a session of its own it has its own share of a busy machine.
+        # A session of its own gets its own share of a busy machine.
         started = subprocess.Popen(
             [sys.executable, "-c", LOAD, *words],
             cwd=self.root,
@@ -387,7 +387,7 @@ class OneServer:
 class Torture:
     """One run: publishes the records, and kills workers and servers meanwhile.
 
-    :ivar wanted: what has to happen ``--points`` times
+    :ivar wanted: the points that must happen ``--points`` times
     """
 
     def __init__(self, victim: Victim, options: argparse.Namespace) -> None:
@@ -399,7 +399,7 @@ class Torture:
         self._kill_at: float | None = None
 
     def run(self) -> list[str]:
-        """Run the test; return the problems."""
+        """Run until the end; return the problems."""
         self.wait_until_serving()
         fields = {"stream": "inputs", "shared": True, "lease": LEASE, "limit": LIMIT, "dead": "dead", "window": 4_000}
         self.client.ask("PUT", "/subscriptions/work", json.dumps(fields).encode())
@@ -435,7 +435,7 @@ class Torture:
             time.sleep(0.1)
 
     def share(self, pool: Pool, second: int) -> float:
-        """Return which part of the run is done, from 0 to 1."""
+        """Return how much of the run is done, from 0 to 1."""
         share = 0.0
         if self.wanted:
             share = min(pool.count[each] for each in self.wanted) / self.options.points
@@ -444,12 +444,12 @@ class Torture:
     def publish(self, upto: int) -> None:
         if upto > self.published:
             lines = "".join(f"{number}\n" for number in range(self.published + 1, upto + 1)).encode()
-            # With a key, because the server may be lost before it answers.
+            # A key makes the request repeatable, because the server may be lost before it answers.
             self.client.ask("POST", "/streams/inputs", lines, "application/x-ndjson", key=f"{self.published}-{upto}")
             self.published = upto
 
     def kill_server(self, pool: Pool, until: float) -> None:
-        """Wait for the rest of a second, and kill the server if that is due."""
+        """Wait until the time *until*, and kill the server if a kill is due."""
         while True:
             now = time.monotonic()
             if self.kills and self._kill_at is None and self.victim.serves():

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Check that many shared subscriptions with some workers each are served fairly: none waits much longer than others.
+"""Check that many shared subscriptions with some workers each are served fairly: no wait is much longer than others.
 
     workers_fair.py [--subscriptions N] [--workers N] [--rounds N] [--directory DIR]
 
 All subscriptions share one stream.  In each round, as many records as a subscription has workers are published at once,
 and each worker of each subscription waits for one of them, settles it, and waits again.  The wait of a record is the
 time from its publishing until a worker of a subscription has it.  The longest wait must be less than three times the
-median.  The workers connect from several addresses, because one of them may have some of the connections only.
+median.  The workers connect from several addresses, because the server limits the connections of one address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import servers
 
-#: How many connections come from one address.
+#: How many connections are made from one address.
 OF_ADDRESS = 500
 #: How many times the median the longest wait may be.
 MOST_TIMES = 3.0
@@ -61,7 +61,7 @@ class Connection:
 
 
 async def work(connection: Connection, name: str, consumer: str, rounds: int, waits: list[float]) -> None:
-    """Lease and settle one record in each round, and record how long it has waited."""
+    """Lease and settle one record in each round, and record how long each has waited."""
     for _ in range(rounds):
         records: Sequence[dict] = ()
         while not records:
@@ -100,8 +100,8 @@ async def rounds(publisher: Connection, options: argparse.Namespace, waits: list
             await asyncio.sleep(0.1)
             if any(task.done() and task.exception() for task in tasks):
                 await asyncio.gather(*tasks)
-        await asyncio.sleep(1)  # All wait again.
-        await publisher.open()  # The server may have closed it, because it was idle.
+        await asyncio.sleep(1)  # until all workers wait again
+        await publisher.open()  # the server may have closed the idle connection
         lines = b"%f\n" % time.monotonic() * options.workers
         await publisher.ask("POST", "/streams/jobs", lines, "application/x-ndjson")
     await asyncio.gather(*tasks)
@@ -110,7 +110,7 @@ async def rounds(publisher: Connection, options: argparse.Namespace, waits: list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subscriptions", type=int, default=1_000)
-    parser.add_argument("--workers", type=int, default=10, help="of each subscription")
+    parser.add_argument("--workers", type=int, default=10, help="workers of each subscription")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--directory", type=servers.directory, help="where to keep the journal")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Kill the leader of a cluster with workers: each record is settled once, or becomes a dead letter once.
+"""Kill the leader of a cluster with workers: each record must be settled once, or become a dead letter once.
 
     workers_takeovers.py --kills SECONDS [--points N] [--only POINT] [--records N] [--seed S] [--directory DIR]
 
-Everything is as in workers.py, but three servers share a log, and it is the leader that is killed; it starts again when
+Everything is as in workers.py, except that three servers share a log, and the leader is killed; it starts again when
 another server leads.  The point is called "take-over".
 """
 
@@ -38,7 +38,7 @@ class Leader:
         return self._wait_for_leader().ports[2]
 
     def leader(self) -> ClusterServer | None:
-        """Return the leader, or None while no other server than the killed one leads."""
+        """Return the server that leads; None if none does, or if only the one that was killed last says so."""
         others = (each for each in self.cluster.servers.values() if each is not self._killed)
         return next((each for each in others if is_ready(each)), None)
 
