@@ -19,6 +19,8 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
+from tests.doubles.programs import ForkedPopen, RealPopen
+
 # How long a Hypothesis example takes depends mainly on the machine, so there is no deadline.
 settings.register_profile("fyrehose", deadline=None)
 settings.load_profile("fyrehose")

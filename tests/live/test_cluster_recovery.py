@@ -57,7 +57,7 @@ def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[
 
 def command(line: str) -> list[str]:
     """Return the arguments of a command of docs/cluster.md, for this installation."""
-    return [sys.executable, "-c", "from fyrehose.cli import main; main()", *line.split()[1:]]
+    return [str(Path(sys.executable).with_name("fyrehose")), *line.split()[1:]]
 
 
 def commands(begin: str, config: Path, **values: str) -> list[str]:

@@ -436,7 +436,7 @@ class Worker:
 
         def note(found):
             for part in found:
-                world.leased(part.run.stream, part.run, [each.token for each in part.leases for _ in range(len(each))])
+                world.leased(part.run.stream, part.run, [part.lease.token] * len(part.lease))
             # the request may be delivered twice, and answered in two generations
             return {stream: world.generation(stream) for stream in STREAMS}, found
 

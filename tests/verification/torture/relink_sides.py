@@ -242,7 +242,7 @@ class Side:
         self.link = world.new_link(self, world.epoch, world.next_id())
         if self.durable:
             self.link.channel(0)  # a channel that is not in the snapshot would begin again
-            self.saved = snapshot.save(self.link)
+            self.saved = linklog.save_snapshot(self.link)
         self.take(self.session.accept(self.link, resumed=False))
 
     def on_linked(self, event: Linked) -> None:
