@@ -42,7 +42,7 @@ class Commands(MutableMapping[str, click.Command]):
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._commands and name in self._modules:
-            self._commands[name] = getattr(import_module(self._modules[name]), name)
+            self._commands[name] = vars(import_module(self._modules[name]))[name]
         return self._commands[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
