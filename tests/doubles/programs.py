@@ -176,14 +176,19 @@ def _main_of(words: list[Any]) -> Callable[[], object] | None:
     if words[0] != sys.executable or len(words) < 2:
         return None
     if Path(os.fsdecode(words[1])).parent == TORTURE:
-        return partial(_with_forks, partial(runpy.run_path, words[1], run_name="__main__"))
+        return partial(_with_forks, partial(_run, runpy.run_path, words[1]))
     if words[1] == "-m" and words[2:] and words[2] in MAKERS:
-        return partial(runpy.run_module, words[2], run_name="__main__")
+        return partial(_run, runpy.run_module, words[2])
     return None
 
 
 def _call(module: str, function: str) -> object:
     return getattr(import_module(module), function)()
+
+
+def _run(run: Callable[..., object], name: str) -> None:
+    """Run a module by its path or its name; its variables, which runpy returns, are no exit status."""
+    run(name, run_name="__main__")
 
 
 def _with_forks(main: Callable[[], object]) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fyrehose.bench.plans import LoadOutcome, Plan
 from tests.doubles import programs
 from tests.doubles.programs import ForkedPopen, RealPopen
 
@@ -141,3 +142,13 @@ def test_the_parent_ends_with_the_process_that_has_started_it() -> None:
     while Path(f"/proc/{pid}").exists() and "zombie" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("maker", programs.MAKERS)
+def test_a_maker_of_load_ends_like_a_module_that_python_runs(maker: str) -> None:
+    plan = Plan(wire="figg", port=1, read_port=1, stream="s", size=1, publishers=[1]).dumps().encode()
+    words = [sys.executable, "-m", maker]
+    for popen in (ForkedPopen, RealPopen):
+        status, said, errors = outcome(popen, words, cwd=programs.ROOT, input=plan + b"\n")
+        assert (status, errors) == (0, b"")
+        assert "refused" in LoadOutcome.loads(said.decode()).trouble
