@@ -345,7 +345,7 @@ def refusal(found: Survey) -> str:
 
 def _members(found: Survey) -> list[MemberStatus]:
     """Return the state of each server that the leader describes, and of servers that only this command has heard."""
-    listed = parsed(leader_of(found.servers) or {})
+    listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [
         MemberStatus(name=str(said.get("name")), role=str(said.get("state")), address=str(said.get("address") or ""))
@@ -431,7 +431,7 @@ def _said_by(said: dict[str, Any]) -> Members | None:
 def _rows(found: Survey, listed: Members) -> Iterator[tuple[str, str]]:
     """Yield the name and the state of each member, then those of other servers that run."""
     heard = {re.sub(r"[^\x20-\x7e]", "?", str(said.get("name"))): said for said in found.servers}
-    known = {each.name: each.heard for each in parsed(leader_of(found.servers) or {})}
+    known = {each.name: each.heard for each in parsed((leader_of(found.servers) or {}).get("servers"))}
     for name in listed.names:
         if name in heard:
             yield name, str(heard[name].get("state"))
