@@ -1,12 +1,15 @@
 """The clock that stamps records: the wall clock, protected against large steps.
 
 A wall clock can be wrong by years: a dead battery, a typing error, a faulty time server.  The time of a record is never
-changed, and retention deletes by it, so a step of more than :data:`BOUND` is not followed at first.  The monotonic
+changed, and retention deletes records by their time, so a step of more than :data:`BOUND` is not followed at first.
+The monotonic
 clock then counts the time, until the wall clock steps back, or has run steadily for :data:`SETTLED`: then the step was
 a correction.
 
-At a start, the end of the log tells the time: a wall clock that is further from it than :data:`BOUND` counts as a step.
-The server may have been down for that long, which is known when the wall clock has run steadily, too.
+When the server starts, the clock is compared with the last record of the log: a wall clock that is further from it than
+:data:`BOUND` counts as a step.
+The server may really have been down for that long, so this step is followed as well after the wall clock has run
+steadily for :data:`SETTLED`.
 
     the wall clock, the monotonic clock, the time of the last record -> the time of the next record
 """
@@ -34,7 +37,7 @@ STEADY = 60 * 1_000_000
 
 @attrs.define(eq=False)
 class RecordClock:
-    """Returns the time of records; thread-safe, because the writer thread and the reactor thread both call it.
+    """A clock that gives records their times; thread-safe, because the writer thread and the reactor thread call it.
 
     :ivar wall: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
@@ -42,18 +45,18 @@ class RecordClock:
 
     wall: Callable[[], int] = wall_clock
     monotonic: Callable[[], int] = monotonic_clock
-    #: Wall clock minus monotonic clock, by which record times are computed; None until the clocks were read first.
+    #: Wall clock minus monotonic clock, from which record times are computed; None before the clocks are read.
     _offset: int | None = attrs.field(default=None, init=False)
     #: Wall clock minus monotonic clock after a step of the wall clock that is not followed yet; None without one.
     _stepped_offset: int | None = attrs.field(default=None, init=False)
-    #: The monotonic time of that step.
+    #: When the step that is not followed yet was noticed, by the monotonic clock.
     _stepped_at: int = attrs.field(default=0, init=False)
-    #: The latest messages for the log; bounded, because a clock that steps all the time must not fill the memory.
+    #: The latest messages for the log; limited, so that a clock that steps all the time does not fill the memory.
     _messages: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
     _lock: Lock = attrs.field(factory=Lock, init=False)
 
     def start(self, last: int) -> int:
-        """Start the clock, and return its time, in microseconds since 1970 UTC.
+        """Start this clock, and return the time that it shows, in microseconds since 1970 UTC.
 
         :param last: the time of the last record of the log, in microseconds since 1970 UTC; 0: the log is empty, and
             the clock begins with the time of the wall clock
@@ -78,7 +81,7 @@ class RecordClock:
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether the time may be wrong: the wall clock made a step, and has not run steadily since."""
+        """Return whether the time may be wrong, because the wall clock has made a step that is not followed yet."""
         with self._lock:
             return self._stepped_offset is not None
 

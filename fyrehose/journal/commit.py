@@ -1,12 +1,12 @@
 """Group commit: publishes wait, and one commit writes and syncs all publishes that wait.
 
-    submit -> waiting -> a commit: in the reactor's thread at the end of its turn, or in the writer thread
+    submit -> waiting -> a commit: in the reactor's thread at the end of an iteration, or in the writer thread
            -> Commit -> the journal, which settles each owner of the commit once
 
-While one commit is synced, publishes gather for the next, so commits grow with the load.  Once they are as large as the
-last commit, the writer thread is scheduled to commit them at once, so that the disk stays busy.  Otherwise, and if
-commits are large, the next commit is scheduled when the reactor has processed the present one: that delay costs less
-than many small commits.
+While one commit is synced, publishes gather for the next, so commits grow with the load.  Once the gathered publishes
+are as large as the last commit, the writer thread is scheduled to commit them at once, so that the disk stays busy.
+Otherwise, and if commits are large, the next commit is scheduled when the reactor has processed the present one,
+because that delay costs less than many small commits.
 
 Handing a commit to another thread, and its result back, costs more than a sync of a fast disk: four context switches,
 and two wake-ups of the interpreter.  A slow disk, however, would make every connection wait.  So small commits run in
@@ -35,22 +35,22 @@ log = Logger()
 T = TypeVar("T")
 
 _HEADER = fmt.BATCH_HEADER.size
-#: Upper bound of a commit, in bytes, unless it is a single publish; keeps a single sync short.
+#: Upper bound of a commit, in bytes, so that each sync is short; a single publish may be larger.
 COMMIT = 16 << 20
-#: Commits larger than this, in bytes, are not scheduled ahead: the delay of the reactor is small compared with them.
+#: Commits larger than this, in bytes, are not scheduled ahead, because they take much longer than the reactor's delay.
 AHEAD = 256 << 10
-#: Larger commits, in bytes, run in the writer thread: meanwhile the reactor receives the publishes of the next one.
+#: Commits larger than this, in bytes, run in the writer thread, so that the reactor can receive publishes meanwhile.
 SMALL = 64 << 10
-#: Commits move to the reactor's thread when they take less than the first on average, and back above the second.
+#: Commits move to the reactor's thread if they take less than FAST seconds on average, and back if more than SLOW.
 FAST, SLOW = 500e-6, 1e-3
-#: Weight of one commit in that average.
+#: Weight of one commit in the moving average of their durations.
 WEIGHT = 1 / 16
 #: A commit that takes longer than this, in seconds, is a stall.
 STALL = 10e-3
-#: After two stalls within so many seconds, commits run in the writer thread until that time has passed without a stall.
-#: After a single stall they stay: mostly another process had the processor, and handing commits over costs more.
+#: After two stalls within this many seconds, commits run in the writer thread until as many have passed without one.
+#: A single stall changes nothing: usually another process had the processor, and handing commits over costs more.
 CALM = 10.0
-#: A change between the threads is logged at most once in so many seconds: a busy machine may change every second.
+#: Changes between the threads are logged at most once in this many seconds; on a busy machine there may be many.
 QUIET = 60.0
 
 
@@ -59,9 +59,9 @@ QUIET = 60.0
 
 @attrs.define(eq=False, slots=True)
 class Commit:
-    """The outcome of one commit.
+    """The publishes of one commit, and its outcome.
 
-    :ivar size: of its publishes, in bytes
+    :ivar size: size of the publishes, in bytes
     :ivar began, ended: when the commit itself ran (monotonic clock, seconds)
     :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
     """
@@ -79,12 +79,13 @@ class Commits:
 
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar pace: decides in which thread commits run
-    :ivar may_write: returns whether a number of bytes may be written now; called in the thread that writes; None: yes
-    :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn
+    :ivar may_write: called with a number of bytes in the thread that writes; returns whether they may be written now;
+        None: always
+    :ivar at_turn_end: calls a function when the reactor has read everything that is readable in this iteration
     :ivar process: called in the reactor's thread with each commit, in order
-    :ivar failed: set after a failed commit: without its publishes, later ones must not be written
-    :ivar size: size of everything that waits or is being written, in bytes
-    :ivar waiting: what waits, the oldest first
+    :ivar failed: set after a failed commit, because later publishes must not be written without those of that commit
+    :ivar size: size of all publishes that wait or are being written, in bytes
+    :ivar waiting: the publishes that wait for a commit, the oldest first
     """
 
     writer: Writer
@@ -124,14 +125,14 @@ class Commits:
         self._under_way += 1
         self._added = 0
         if near and self.pace.near and self.worker.idle and self.size <= SMALL:
-            # What else arrives in this turn of the reactor belongs to the same commit.
+            # Publishes that arrive later in this iteration of the reactor belong to the same commit.
             self.at_turn_end(self._commit_near)
         else:
             self.worker.call(self.commit).addCallback(self._process).addErrback(_log_bug)
 
     def _commit_near(self) -> None:
         size = self.size
-        # More may have arrived meanwhile, and the worker may have got another job.
+        # More publishes may have arrived meanwhile, and the worker may have got another job.
         writer = self.writer
         whole = writer.position + size + _HEADER <= writer.base + writer.segment_size  # else the segment is full
         if size > SMALL or not self.worker.idle or not whole:
@@ -207,7 +208,7 @@ def settle(items: Sequence[Publish], error: Exception | None) -> None:
         try:
             owner.settle(of, error)
         except Exception:
-            log.failure("settling publishes failed; please report this bug")  # the other owners do not suffer from it
+            log.failure("settling publishes failed; please report this bug")  # the other publishes are still settled
 
 
 class Deferreds:
@@ -228,35 +229,35 @@ DEFERREDS = Deferreds()
 
 
 class Pace(Protocol):
-    """Decides whether a commit runs in the reactor's thread."""
+    """The choice of the thread, the reactor's or the writer's, in which small commits run."""
 
     @property
     def near(self) -> bool:
         """Return whether the next small commit should run in the reactor's thread."""
 
     def took(self, seconds: float) -> None:
-        """Note that a small commit, in either thread, took *seconds*."""
+        """Note that a small commit took *seconds*, in whichever thread it ran."""
 
 
 class Far:
-    """Run all commits in the worker."""
+    """A pace by which every commit runs in the writer thread, never in the reactor's thread."""
 
     near = False
 
     def took(self, seconds: float) -> None:
-        """Do nothing, because this worker does not depend on how long a commit took."""
+        """Do nothing, because this pace does not depend on how long a commit took."""
 
 
 @attrs.define(eq=False)
 class Measured:
-    """Run small commits in the reactor's thread while commits are measured to be fast.
+    """A pace by which small commits run in the reactor's thread while they are measured to be fast.
 
     :ivar seconds: a monotonic clock
     """
 
     seconds: Callable[[], float] = time.monotonic
     near: bool = attrs.field(default=False, init=False)
-    #: Moving average of commits; the disk counts as slow until some fast ones have been seen.
+    #: Moving average of the duration of commits, in seconds; the disk counts as slow until some commits were fast.
     _average: float = attrs.field(default=2 * SLOW, init=False)
     _calm_at: float = attrs.field(default=float("-inf"), init=False)
     _log_again_at: float = attrs.field(default=float("-inf"), init=False)
@@ -288,17 +289,17 @@ class Measured:
 
 
 class Worker(Protocol):
-    """Runs blocking functions in order."""
+    """A queue of blocking functions that run one after another."""
 
     @property
     def idle(self) -> bool:
-        """Return whether all jobs have run and their Deferreds have fired, so that the caller may run a job itself."""
+        """Return whether all jobs have run and their Deferreds have fired; if so, the caller may run a job itself."""
 
     def call(self, job: Callable[[], T]) -> Deferred[T]:
-        """Run *job*; the Deferred fires in the reactor thread with its result or its exception."""
+        """Run *job* after all earlier jobs; its result or exception fires the Deferred in the reactor thread."""
 
     def stop(self) -> None:
-        """Accept no more jobs; block until those that were accepted have run."""
+        """Accept no more jobs, and block until all accepted jobs have run."""
 
 
 class ThreadWorker:

@@ -1,7 +1,7 @@
-"""Detect copies of a journal in which no server may start, or that were made file by file while a server wrote.
+"""Detect copies of a journal that a server must not use, or that were made file by file while a server wrote.
 
-`tar`, `cp` and `rsync` copy file by file.  MARK contains its own inode number, which tells a copied directory from the
-original (see :func:`fyrehose.journal.scan.look_at_mark`).
+`tar`, `cp` and `rsync` copy file by file.  The file MARK contains its own inode number, by which a copied directory is
+told from the original (see :func:`fyrehose.journal.scan.look_at_mark`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.journal.scan import SegmentReader
 
-#: How many bytes at the start of a batch are looked at: a batch that was written never begins with so many zeros.
+#: A batch that was written never begins with this many zeros, so this many bytes at its start are looked at.
 WORD = 8
-#: How many zeros in a row are taken for a part that was not written yet: text has no zeros, and no number in a record
-#: is so long.
+#: This many zeros in a row count as a part of the file that was not written yet, because text has no zeros, and no
+#: number in a record is as long.
 TORN = 64
 #: How many bytes are searched for zeros at a time.
 WINDOW = 1 << 20
@@ -62,6 +62,6 @@ def refuse_copies(directory: Path) -> None:
 
 
 def followed(directory: Path) -> str:
-    """Return the URL of the journal that the standby in *directory* follows, or "" if it is no standby."""
+    """Return the URL of the journal that the standby in *directory* follows, or "" if the directory is no standby."""
     path = directory / STANDBY
     return path.read_text(errors="replace").strip() if path.exists() else ""

@@ -16,7 +16,7 @@ import attrs
 from fyrehose.journal import format as fmt
 from fyrehose.records import Buffer, Run
 
-#: The batches of a commit are handed over as one item if they have at most this many bytes together.
+#: Consecutive batches are handed over as one item of at most this many bytes.
 TOGETHER = 512 << 10
 
 
@@ -24,7 +24,7 @@ TOGETHER = 512 << 10
 class Batches:
     """Whole batches, one or several, or the header of a segment with its first batch.
 
-    :ivar chain: the checksum from which the log continues behind them
+    :ivar chain: the checksum from which the log continues behind these batches
     """
 
     data: Buffer
@@ -75,12 +75,13 @@ def _separated(view: memoryview, position: int) -> list[Batches]:
 
 
 def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: bool) -> tuple[int, int]:
-    """Check the header and the first batch of a segment, if *data* begins with them.
+    """Check the header and the first batch of a segment, if *data* begins with a segment.
 
-    :param identity: of this journal; UNKNOWN: it is empty
+    :param identity: the identity of this journal; UNKNOWN if the journal is empty
     :param chain: the checksum from which the next batch of this log continues
     :param begun: whether this log has the segment already
-    :return: the size of header and batch, 0 without them; and the checksum from which the batch behind them continues
+    :return: the size of the header and the first batch together, or 0 if *data* does not begin a segment; and the
+        checksum from which the next batch continues
     :raises Damage: the header or the batch is damaged, or does not continue this log
     """
     if not data.startswith(fmt.SEGMENT_MAGIC):
@@ -101,8 +102,8 @@ def start_of(position: int, data: bytes, identity: bytes, chain: int, begun: boo
 def parsed(position: int, view: memoryview, chain: int) -> list[tuple[fmt.BatchHeader, list[Run], list[fmt.Entry]]]:
     """Decode and check batches that continue from the checksum *chain*.
 
-    :return: the header of each batch, its runs, and its entries
-    :raises Damage: one of them is damaged, or does not continue from the one before
+    :return: for each batch, its header, its runs and its entries
+    :raises Damage: a batch is damaged, or does not continue from the previous one
     """
     found = []
     while view:

@@ -28,10 +28,10 @@ __all__ = ["Files", "SteppedFiles", "lock", "monotonic_clock", "owns_lock", "wal
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
-#: The most bytes that are written by one call.  With ext4 of Linux 6.18 a call that writes more than 2 MiB into
+#: Limit of the bytes that one system call writes.  With ext4 of Linux 6.18 a call that writes more than 2 MiB into
 #: allocated space takes fourteen times as long: 46 ms for 16 MiB, while all other commits wait.
 WRITE = 1 << 20
-#: Errors of a disk that is full or read-only: reading still works, and writing may work again later.
+#: Error numbers of a full or read-only disk: the journal can still be read, and perhaps be written again later.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 #: FS_IOC_GETVERSION of Linux: on ext4, XFS and btrfs a file has a random generation number besides its inode number.
 _GET_GENERATION = 0x80087601
@@ -79,11 +79,11 @@ class Files:
         """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
 
-    #: Writes a small batch to a segment, syncs it, and writes MARK, all in one call: the kernel ``commit`` itself.
+    #: Writes a small batch to a segment, syncs it, and writes MARK, in one call of the compiled function ``commit``.
     commit: Callable[..., tuple[int, int, int, float, int, int]] = staticmethod(commit)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a class that overrides :meth:`write`, :meth:`sync` or :meth:`is_linked`: commits do not call these."""
+        """Refuse subclasses that override :meth:`write`, :meth:`sync` or :meth:`is_linked`, unused by commits."""
         super().__init_subclass__(**arguments)
         steps = (cls.write, cls.sync, cls.is_linked) != (Files.write, Files.sync, Files.is_linked)
         if steps and cls.commit is Files.commit:
@@ -92,7 +92,7 @@ class Files:
             )
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Return the inode number and the generation of the file; a copy of the file has others.
+        """Return the inode number and the generation number of the file, which differ in a copy of the file.
 
         The generation is 0 on file systems without generations.
         """
@@ -133,7 +133,7 @@ class Files:
             os.close(fd)
 
     def free(self, directory: Path) -> int:
-        """Return the free space of the disk that this process may use, in bytes; 0 if it is mounted read-only."""
+        """Return how many free bytes of the disk this process may use; 0 if the disk is mounted read-only."""
         stat = os.statvfs(directory)
         return 0 if stat.f_flag & os.ST_RDONLY else stat.f_bavail * stat.f_frsize
 
@@ -157,7 +157,7 @@ class Files:
 
 
 class SteppedFiles(Files):
-    """Files whose commits make each call by its own method, for tests that count, record or fail them."""
+    """Files that make each system call of a commit in a separate method, so that tests can count it or make it fail."""
 
     def commit(self, *batch: Any) -> tuple[int, int, int, float, int, int]:
         return stepwise(self, *batch)
@@ -168,8 +168,8 @@ def lock(directory: Path) -> int:
 
     :return: a descriptor; the lock lasts until it is closed
     :raises JournalLocked: another process has locked it
-    :raises JournalUnusable: the directory cannot be created, or not written by this user
-    :raises JournalFull: the disk has no room for the pid
+    :raises JournalUnusable: this user may not create the directory, or not write to it
+    :raises JournalFull: the disk has no space for the process id, which the lock file contains
     :raises JournalError: the file system failed
     """
     try:
@@ -230,8 +230,8 @@ def _make(directory: Path) -> None:
 def owns_lock(directory: Path, fd: int) -> bool:
     """Return whether the lock file in *directory* is still the one that :func:`lock` returned.
 
-    If not, the directory was emptied or replaced: files that are written there may be lost, or another process may
-    write there, too.
+    If not, the directory was emptied or replaced, so files that are written there may be lost, and another process may
+    write there at the same time.
 
     :param fd: the descriptor that :func:`lock` returned
     :raises OSError: the lock file cannot be examined

@@ -16,15 +16,15 @@ import attrs
 
 from fyrehose.journal.store import Store
 
-#: How many streams have cached results; names of retired streams may be among them.
+#: Limit of the number of streams whose results are cached; streams that were retired since may be among them.
 MOST = 200_000
 
 
 @attrs.frozen(slots=True)
 class Floor:
-    """The first number of a stream that is served.
+    """The first record of a stream that is young enough to be served: its number and its time.
 
-    :ivar time: of the record of that number, in microseconds since 1970 UTC; when it is too old, the number changes
+    :ivar time: the time of that record, in microseconds since 1970 UTC; once the record is too old, a new search is due
     """
 
     seq: int
@@ -33,7 +33,7 @@ class Floor:
 
 @attrs.define(eq=False)
 class Floors:
-    """Finds the first record of a stream that is not too old.
+    """A search, with a cache, for the first record of a stream that is not too old.
 
     :ivar stream_age: returns the maximum age of a stream's records, in seconds; 0: no limit
     :ivar now: the current time, in microseconds since 1970 UTC; the journal sets it, unless its clock is in doubt
@@ -46,7 +46,7 @@ class Floors:
     _found: dict[str, Floor] = attrs.field(factory=dict, init=False)
 
     def expired(self, stream: str, time: int) -> bool:
-        """Return whether a record of *stream* and of *time* (microseconds since 1970 UTC) is too old to be served."""
+        """Return whether a record of *stream* from *time*, in microseconds since 1970 UTC, is too old to be served."""
         age = self._age(stream)
         return age > 0 and time < self.now - age
 
@@ -78,7 +78,8 @@ class Floors:
     def _search(self, stream: str, last: int, limit: int) -> Floor:
         """Return the first number whose record is of the time *limit* or later."""
         bases = self.store.bases
-        # A segment is created after the last record of the previous segment was written, so its time of creation tells.
+        # A segment is created after the last record of the previous segment was written, so a segment created
+        # before the limit is preceded only by older records.
         at = bisect_left(range(len(bases) - 1), limit, key=lambda i: self.store.created(bases[i + 1]))
         found = self._search_segment(bases[at], stream, limit)
         if found is not None:

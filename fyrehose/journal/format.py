@@ -18,12 +18,14 @@ are named after the position of their first byte:
               payloads end to end | 0..7
     entry     header 24 | stream | 0..7
 
-Every part begins at a multiple of 8 bytes; integers are little-endian; padding is zero and covered by the checksums.
+Every part begins at a multiple of 8 bytes; integers are little-endian; padding consists of zeros, and the checksums
+cover it.
 The checksum of a body is CRC32C, continued from the checksum of the previous batch (its *chain*), so that a lost,
 repeated or moved batch is noticed.  A batch header includes the chain, so a batch can also be checked by itself.
 
-The first batch of a segment is of kind ENDS: it has the last number of every stream so far.  The numbers therefore
-outlive the segments that retention deletes, and recovery reads one segment only.  If there are many streams, the first
+The first batch of a segment is of kind ENDS: it has the last number of every stream so far.  Therefore the numbers are
+still known after retention has deleted segments, and recovery reads one segment only.  If there are many streams, the
+first
 batch is of kind STREAMS instead: it names a snapshot file, and the streams that changed since that snapshot.
 
     in: bytes of segments      out: headers, runs, entries; Damage if the bytes are not as they were written
@@ -40,13 +42,15 @@ from crc32c import crc32c
 
 from fyrehose.records import Buffer, Run
 
-#: The newest versions that this code reads.  Batches that an older Fyrehose can read are written as version 1: only
-#: batches of kind STREAMS are version 2.
+#: The newest versions that this code reads.  Batches that an older Fyrehose can read are written as version 1, that is,
+#: all batches except those of kind STREAMS, which have version 2.
 SEGMENT_VERSION = 1
 BATCH_VERSION = 2
-#: Size of a batch's body, in bytes: a group commit is divided into such batches, unless a single append is larger.
+#: Limit of a batch's body, in bytes, when a group commit is divided into batches; a single larger append is not
+#: divided.
 BATCH = 4 << 20
-#: Upper bound of a body, in bytes; a single append may be larger than BATCH (see records.MAX_PUBLISH).
+#: Upper bound of any batch's body, in bytes; it is above BATCH because a single append may be as large as
+#: records.MAX_PUBLISH.
 MAX_BODY = 64 << 20
 
 #: The identity of a journal that has none, because an older version created it.
@@ -110,7 +114,7 @@ ENTRY_HEADER = Struct(
 )
 
 _CRC = Struct("<I")
-#: The zeros that fill up to the next multiple of 8 bytes, by their number.
+#: PADDING[n] is n zeros, which fill a part up to the next multiple of 8 bytes.
 PADDING = tuple(bytes(size) for size in range(8))
 
 
@@ -135,7 +139,7 @@ _VERSIONS = tuple(kind.version for kind in Kind)
 
 
 class StreamState(IntEnum):
-    """The states of streams in entries of STREAMS; entries of other kinds are LIVE."""
+    """The state of a stream in an entry of a STREAMS batch; in batches of other kinds, entries have the state LIVE."""
 
     LIVE = 0  #: as in ENDS; without a stream: ``first`` is the position of the snapshot (0: none), ``last`` the floor
     RETIRED = 1  #: the stream was retired: numbers up to ``last`` were given out, and none of its records is served
@@ -148,7 +152,7 @@ _STATES = tuple(StreamState)
 
 
 class Has(IntEnum):
-    """The optional parts of a run, as bits."""
+    """The optional parts that a run has, as bits."""
 
     PRODUCER = 1
     TOPIC = 2
@@ -164,11 +168,11 @@ _WIDTHS = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 
 
 class Damage(Exception):
-    """The bytes are not as they were written."""
+    """The error for bytes of a journal that are not as they were written."""
 
 
 class Newer(Damage):
-    """The bytes were written by a newer version.
+    """The error for bytes of a journal that a newer version of Fyrehose has written.
 
     In every version, a header has its magic, its version, its position and its checksum at the same places.
     """
@@ -208,7 +212,8 @@ class SegmentHeader:
 class BatchHeader:
     """The first 64 bytes of a batch.
 
-    Nobody changes a header that was built.  It is not frozen, because that would make building it slow, as with
+    A header is never changed after it was built.  The class is not frozen, because building frozen objects is slow, as
+    with
     :class:`~fyrehose.records.Column`.
 
     :ivar end: the position behind the batch
@@ -319,9 +324,9 @@ class Entry:
 
 
 def runs(body: Buffer, time: int) -> list[Run]:
-    """Decode the runs of a *body* that was checked; they share its bytes.
+    """Decode the runs of a *body* whose checksum was checked; the runs refer to the bytes of *body*.
 
-    :param time: of the batch, in microseconds since 1970 UTC
+    :param time: the time of the batch, in microseconds since 1970 UTC
     :raises Damage: lengths contradict each other (the writer has a bug, because the checksum is right)
     """
     view = memoryview(body)
@@ -334,7 +339,7 @@ def runs(body: Buffer, time: int) -> list[Run]:
 
 
 def extents(body: Buffer) -> list[tuple[str, int, int]]:
-    """Return the stream, the first and the last number of each run of a *body* that was checked.
+    """Return, for each run of a *body* whose checksum was checked, the stream, the first number and the last number.
 
     :raises Damage: lengths contradict each other
     """
@@ -357,7 +362,7 @@ def extents(body: Buffer) -> list[tuple[str, int, int]]:
 
 
 def entries(body: Buffer, count: int) -> list[Entry]:
-    """Decode the *count* entries of a *body* that was checked; zeros may follow them in a mended batch.
+    """Decode the *count* entries of a *body* that was checked; in a mended batch, zeros may follow the entries.
 
     :raises Damage: lengths contradict each other
     """
@@ -370,7 +375,7 @@ def entries(body: Buffer, count: int) -> list[Entry]:
 
 
 def begins(header: BatchHeader, base: int) -> bool:
-    """Return whether *header* is of the first batch of the segment at *base*, which lists the streams."""
+    """Return whether *header* is that of the first batch of the segment at *base*, the batch that lists the streams."""
     return header.kind in (Kind.ENDS, Kind.STREAMS) and header.position == base + SEGMENT_HEADER.size
 
 

@@ -22,7 +22,7 @@ from fyrehose.observe.meters import ClusterStatus
 
 
 class IGate(Interface):
-    """Decides when the journal releases a synced commit, and whether the journal accepts publishes."""
+    """The part of a journal that decides when a synced commit is released and whether publishes are accepted."""
 
     accepts = Attribute("Whether the journal accepts publishes; it may be read-only nevertheless.")
     handover = Attribute(
@@ -39,10 +39,10 @@ class IGate(Interface):
         """Become the gate of *journal*, which calls this once."""
 
     def prepare() -> Deferred[None]:
-        """Prepare for opening the journal, for example copy that of another server; fails if it must not be opened."""
+        """Prepare for opening the journal, for example by copying another server's; fail if it must stay closed."""
 
     def before_recovery() -> list[str]:
-        """Prepare the directory, which is locked; return notes for the log (called in the writer thread)."""
+        """Prepare the journal's locked directory; return messages for the log (called in the writer thread)."""
 
     def recovered() -> None:
         """Note that recovery has succeeded (called in the writer thread)."""
@@ -56,7 +56,7 @@ class IGate(Interface):
     )
 
     def synced(commit: Commit) -> None:
-        """Release *commit*, which is on disk, now or later, in order."""
+        """Release *commit*, which is on disk, at once or later; commits are released in the order of these calls."""
 
     def failed(commit: Commit, error: Exception) -> None:
         """Refuse *commit*, which was not written, or which the journal must not release any more.
@@ -65,10 +65,10 @@ class IGate(Interface):
         """
 
     def broke() -> None:
-        """Refuse all waiting commits, because the journal has failed."""
+        """Refuse all commits that wait at this gate, because the journal has failed."""
 
     def expect_stop() -> None:
-        """Begin to stop in a few seconds, in case :meth:`stop` is not called before."""
+        """Prepare to stop: begin it in a few seconds, unless :meth:`stop` is called before."""
 
     def stop() -> Deferred[None]:
         """Prepare for closing the journal, which accepts publishes until the returned Deferred fires."""

@@ -1,8 +1,8 @@
 """Indexes: where the records of each stream are in a segment.  An index is a cache, rebuilt from the segment.
 
 The index is sparse: a stream has a pair (first number, position) for the first of its batches, and another for the next
-batch that is 64 KiB or more behind the last pair.  So the size of the index is bounded by that of the segment, and a
-reader scans little.
+batch that is 64 KiB or more behind the last pair.  So the index is small compared with the segment, and a reader scans
+little.
 
     file      header 56 | stream 24 ... | names end to end | 0..7 | pairs u64 u64 ...
     header    magic "FYREIDX3" | base | end | floor | snapshot | streams u32 | size of the names u32 |
@@ -10,11 +10,11 @@ reader scans little.
     stream    end of its name u32 | end of its pairs u32 | its last number before this segment | its last number in this
               segment, or 0
 
-For streams that are not listed, the last number before this segment is in the snapshot or, if there is no snapshot, is
-the floor: on a server with many streams, an index lists only streams that changed.
+For a stream that is not listed, the last number before this segment is in the snapshot or, if there is no snapshot, is
+the floor.  Therefore the index lists only streams that changed, on a server with many streams.
 
-Streams are sorted by name, so a binary search in the packed bytes finds one: a journal with a hundred thousand streams
-and a thousand segments is not unpacked to find one record.
+Streams are sorted by name, so that a binary search in the packed bytes finds a stream, and no index has to be unpacked
+to find one record in a journal with a hundred thousand streams and a thousand segments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fyrehose.journal.format import StreamState
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.records import Buffer
 
-#: Minimum distance between the batches of two pairs of a stream, in bytes.
+#: Minimum distance, in bytes, between two batches for which the index has a pair of the same stream.
 SPACING = 64 << 10
 
 _MAGIC = b"FYREIDX3"
@@ -46,15 +46,15 @@ _PAIR = Struct("<QQ")
 class SegmentIndex:
     """The index of a segment while it is written or scanned.
 
-    All positions are those of batches.  A reader of a stream starts at :meth:`find` and continues with
-    :meth:`following` until that returns None.
+    All positions are those of batches.  A reader of a stream starts at the result of :meth:`find`, and continues at the
+    results of :meth:`following` until there is none.
 
-    :ivar before: the last number of each stream when the segment began
-    :ivar floor: the last number of every stream that is not in ``before``, if there is no snapshot
+    :ivar before: the last number of each listed stream when the segment began
+    :ivar floor: without a snapshot, the number that counts as the last one of any stream that is not in ``before``
     :ivar end: the index covers the segment up to this position
     :ivar snapshot: the position of the snapshot that has the streams that are not in ``before``; 0 if there is none
-    :ivar streams: for each stream its last number, then its pairs; one array each, because there may be a hundred
-        thousand streams
+    :ivar streams: for each stream an array of its last number and its pairs, because arrays take little memory: there
+        may be a hundred thousand streams
     """
 
     base: int
@@ -121,15 +121,15 @@ class SegmentIndex:
         return 0 if of is None else of[0]
 
     def firsts(self) -> list[tuple[str, int]]:
-        """Return each stream and its first number here, in the order of the positions of these records."""
+        """Return each stream and its first number in this segment, in the order of these records' positions."""
         return [(stream, of[1]) for stream, of in self.streams.items()]
 
     def lasts(self) -> list[tuple[str, int]]:
-        """Return each stream and its last number here, roughly in the order of the positions of these records."""
+        """Return each stream and its last number in this segment, roughly in the order of these records' positions."""
         return [(stream, of[0]) for stream, of in sorted(self.streams.items(), key=lambda item: item[1][-1])]
 
     def find(self, stream: str, seq: int) -> int | None:
-        """Return the position from which to scan for record *seq* or later, or None if there is no such record."""
+        """Return the position from which to scan for record *seq* or a later one, or None if this segment has none."""
         of = self.streams.get(stream)
         if of is None or of[0] < seq:
             return None
@@ -137,7 +137,7 @@ class SegmentIndex:
         return of[max(at, 1) * 2]
 
     def following(self, stream: str, position: int) -> int | None:
-        """Return the first position, at least *position*, that may have records of *stream*, or None."""
+        """Return the first position from *position* on that may have records of *stream*, or None if none has."""
         of = self.streams[stream]
         at = bisect_right(range(len(of) // 2), position, key=lambda i: of[2 * i + 2])
         if position - of[2 * at] < SPACING:
@@ -150,7 +150,7 @@ class SegmentIndex:
         return [(of[i], of[i + 1]) for i in range(1, len(of), 2)]
 
     def positions(self, begin: int) -> list[int]:
-        """Return the positions of all pairs that are at least *begin*, in order; each batch is near one of them."""
+        """Return those positions of all pairs that are at least *begin*, in order; each batch is near one of them."""
         return sorted({each for of in self.streams.values() for each in of[2::2] if each >= begin})
 
     def pack(self) -> bytes:
@@ -181,7 +181,7 @@ def _header(base: int, end: int, floor: int, snapshot: int, streams: int, names_
 
 @attrs.frozen(eq=False, slots=True)
 class PackedIndex:
-    """The index of a sealed segment, as it is in the index file; see :class:`SegmentIndex` for the methods.
+    """The index of a sealed segment, in the bytes of its file; see :class:`SegmentIndex` for the methods.
 
     Only the values that a method needs are unpacked.
     """
@@ -196,7 +196,7 @@ class PackedIndex:
 
     @classmethod
     def unpack(cls, data: bytes, base: int, end: int) -> PackedIndex | None:
-        """Return the index in *data*, or None if it is damaged or not of the segment from *base* to *end*."""
+        """Return the index in *data*; None if *data* is damaged, or no index of the segment from *base* to *end*."""
         if len(data) < _HEADER.size:
             return None
         *_, floor, snapshot, streams, names_size, _, _ = _HEADER.unpack_from(data)
@@ -250,7 +250,7 @@ class PackedIndex:
         return list(_PAIR.iter_unpack(memoryview(self.data)[begin:end]))
 
     def _at(self, stream: str) -> int | None:
-        """Return the offset of the stream's entry, or None if it has none."""
+        """Return the offset of the entry of *stream*, or None if the index does not list the stream."""
         name = stream.encode()
         at = bisect_left(range(self._streams), name, key=self._name)
         return _HEADER.size + at * _STREAM.size if at < self._streams and self._name(at) == name else None
@@ -261,7 +261,7 @@ class PackedIndex:
         return self.data[self._names + begin : self._names + _STREAM.unpack_from(self.data, at)[0]]
 
     def _range(self, at: int) -> tuple[int, int]:
-        """Return the indexes of the first pair of the entry at the offset *at*, and of the pair behind its last."""
+        """Return the range of the pairs that belong to the entry at the offset *at*, as two indexes."""
         begin = _STREAM.unpack_from(self.data, at - _STREAM.size)[1] if at > _HEADER.size else 0
         return begin, _STREAM.unpack_from(self.data, at)[1]
 

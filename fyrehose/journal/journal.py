@@ -83,12 +83,13 @@ class FileJournal:
     :ivar now: the wall clock, in microseconds since 1970 UTC
     :ivar monotonic: a clock that never steps, in microseconds
     :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
-    :ivar pace: decides in which thread a commit runs; None: a small one in the reactor's while the disk is fast, or, if
-        there is a *worker*, all in that
-    :ivar at_turn_end: calls a function when the reactor has read what is readable in this turn; None: a delayed call
+    :ivar pace: decides in which thread a commit runs; None: small commits run in the reactor's thread while the disk is
+        fast or, if a *worker* is given, all commits run in the worker
+    :ivar at_turn_end: calls a function when the reactor has read everything readable in this iteration; None: by a
+        delayed call
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
-    :ivar gate: decides when a synced commit is released, and whether publishes are accepted
+    :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
     :ivar report: the result of recovery
     """
 
@@ -116,7 +117,7 @@ class FileJournal:
     _observer: IJournalObserver = attrs.field(init=False)
     #: How many records of other servers :meth:`apply` has written.
     applied: int = attrs.field(default=0, init=False)
-    #: The streams as of the last durable commit; the writer already counts commits under way.
+    #: The streams as of the last durable commit; the writer's own streams also include commits that are under way.
     _streams: Streams = attrs.field(factory=Streams, init=False)
     _commits: Commits = attrs.field(init=False)
     #: Number of publishes and retirements that are not settled yet.
@@ -125,17 +126,17 @@ class FileJournal:
     _checking: LoopingCall | None = attrs.field(default=None, init=False)
     _sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _worker: Worker | None = attrs.field(default=None, init=False)
-    #: Fires when the gate has prepared the opening, see :meth:`.IGate.prepare`; None: it is not preparing.
+    #: Fires when the gate has prepared the opening (:meth:`.IGate.prepare`); None while the gate prepares nothing.
     _preparing: Deferred[None] | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    #: The last error that was logged for the disk; the same error is not logged every second.
+    #: The last disk error that was logged, so that the same error is not logged every second.
     _disk_error: str = attrs.field(default="", init=False)
-    #: The reason of a change of state; the observer is notified when everything that was accepted is settled.
+    #: The reason for a change of state, of which the observer is notified once all accepted publishes are settled.
     _announcement: str | None = attrs.field(default=None, init=False)
     #: Whether MARK is about to be written in the writer thread.
     _marking: bool = attrs.field(default=False, init=False)
-    #: Fires when nothing is unsettled any more; set while the journal is being closed.
+    #: Fires when all publishes and retirements are settled; None unless the journal is being closed.
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -148,25 +149,25 @@ class FileJournal:
         self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
-        """Use another retention, and other limits of the ages of records, from now on.
+        """Change the retention and the limits of the ages of records, from now on.
 
-        :param settings: with the present durability, linger and segment size, which cannot change
+        :param settings: the new settings; their durability, linger and segment size must be the present ones
         """
         self.settings = self.keeper.settings = settings
         if stream_age != self.stream_age:
-            # The next check of the journal sets the time, if there is none yet.
+            # Without earlier limits the time is not known yet; the journal's next check sets it.
             now = 0 if self._floors is None else self._floors.now
             self.stream_age = stream_age
             self._floors = None if stream_age is None else Floors(self._store, stream_age, now)
 
     @property
     def refusal(self) -> str:
-        """Return why appends are refused although the disk has room; empty if they are accepted."""
+        """Return why appends are refused although the disk has space; "" if appends are accepted."""
         return str(self.gate.refusal)
 
     @property
     def leader(self) -> str | None:
-        """Return the address of the server that publishers have to use; empty: unknown; None: this server is alone."""
+        """Return the address of the server that publishers have to use: "" if unknown, None outside a cluster."""
         leader: str | None = self.gate.leader
         return leader
 
@@ -177,13 +178,13 @@ class FileJournal:
 
     @property
     def age(self) -> float | None:
-        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
+        """Return by how many seconds readers may be behind the leader; None if no other server has newer records."""
         age: float | None = self.gate.age
         return age
 
     @property
     def leads_alone(self) -> bool:
-        """Return whether no other server can have taken over from this one, which accepts publishes."""
+        """Return whether this server accepts publishes and no other server can have taken over from it."""
         return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)
 
     @property
@@ -202,12 +203,12 @@ class FileJournal:
         return self._worker is None or self._worker.idle
 
     def cluster_status(self) -> ClusterStatus | None:
-        """Return the figures of this server as a member of a cluster; None: it is alone, or not open."""
+        """Return the figures of this server as a member of a cluster; None outside a cluster, or before the opening."""
         return self.gate.cluster_status()
 
     @property
     def floor(self) -> int:
-        """Return the number above which new streams begin: forgotten retired streams had numbers up to it."""
+        """Return the number above which new streams begin, because forgotten retired streams had numbers up to it."""
         return self._streams.floor
 
     # Opening.
@@ -289,7 +290,7 @@ class FileJournal:
     def _opened(self, writer: Writer) -> Mapping[str, int]:
         assert self._worker is not None
         self._writer = writer
-        # If commits are not synced, or run in the caller's worker, their duration says nothing about the disk.
+        # If commits are not synced, or run in the worker of the caller, their duration says nothing about the disk.
         pace = self.pace or (Measured() if self.worker is None and writer.sync_each else Far())
         at_turn_end = self.at_turn_end or partial(self.reactor.callLater, 0)
         self._commits = Commits(
@@ -301,7 +302,8 @@ class FileJournal:
         index.end = writer.position if rolled is None else rolled.base
         self._store.open(self.report.sealed, index)
         if self._floors is not None:
-            # The earlier of the two times: a wall clock that is ahead must not make records count as too old.
+            # Use the earlier of the two times, because a wall clock that is ahead must not make records count as too
+            # old.
             self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
@@ -351,7 +353,7 @@ class FileJournal:
     # Called by the gate.
 
     def release(self, commit: Commit, rest: Sequence[Publish] | None = None) -> None:
-        """Let readers see what *commit* has written, notify the observer, and settle its publishes.
+        """Let readers see the records of *commit*, notify the observer, and settle the publishes of *commit*.
 
         :param rest: the publishes of *commit* that are not settled yet; None: all
         """
@@ -412,7 +414,7 @@ class FileJournal:
         self._writer.write_mark()
 
     def note(self) -> Deferred[int]:
-        """Write and sync MARK; fires with the durable mark that the file has now."""
+        """Write and sync the file MARK; return a Deferred that fires with the durable mark that the file then has."""
         return self._call(lambda: self._writer.note())
 
     def accept(self, reason: str) -> None:
@@ -425,7 +427,7 @@ class FileJournal:
         self._settle()
 
     def forbid(self, reason: str) -> None:
-        """Refuse further publishes; accepted ones are still written.
+        """Refuse further publishes; those that were accepted are still written.
 
         :param reason: for people
         """
@@ -434,7 +436,7 @@ class FileJournal:
         self._settle()
 
     def halt(self) -> None:
-        """Fail the waiting appends instead of writing them."""
+        """Stop writing: the appends that wait fail."""
         self._commits.failed = True
 
     def break_off(self, reason: str) -> None:
@@ -444,18 +446,18 @@ class FileJournal:
     # In a cluster.
 
     def lead(self) -> Deferred[None]:
-        """Prepare for commits of this server; fires when :meth:`accept` may be called."""
+        """Prepare for commits as the leader; return a Deferred that fires when :meth:`accept` may be called."""
         return self._call(lambda: self._writer.lead(self._clock.now())).addCallback(self._led)
 
     def _led(self, _: None) -> None:
         self._commits.failed = False
 
     def apply(self, position: int, data: bytes) -> Deferred[int]:
-        """Write batches of the leader at the end of the log, sync them, and deliver them.
+        """Write batches of the leader at *position*, the end of the log, sync them, and deliver their records.
 
-        :return: fires with the position behind the batches; fails with :class:`~fyrehose.journal.format.Damage` if they
-            do not continue this log, and with :class:`~fyrehose.journal.writer.NoRoom` if the disk is full: then the
-            caller repeats the same call later
+        :return: fires with the position behind the batches; fails with :class:`~fyrehose.journal.format.Damage` if the
+            batches do not continue this log, and with :class:`~fyrehose.journal.writer.NoRoom` if the disk is full,
+            after which the caller may repeat the same call
         """
         return self._call(lambda: self._writer.apply(position, data)).addCallback(self._applied)
 
@@ -476,7 +478,7 @@ class FileJournal:
         return self._writer.position
 
     def differs(self, position: int, data: bytes) -> Deferred[bool]:
-        """Return whether the log at *position* differs from *data*; only bytes that both have are compared."""
+        """Return whether the bytes of the log at *position* differ from *data*, as far as the log has them."""
         return self._call(lambda: self._differs(position, data))
 
     def _differs(self, position: int, data: bytes) -> bool:
@@ -551,7 +553,7 @@ class FileJournal:
     # Retiring streams.
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        """Retire *streams* by a commit of its own, in order with the appends; see :class:`IJournal`."""
+        """Retire *streams* by a separate commit, which keeps its place among the appends; see :class:`IJournal`."""
         if self.state is not JournalState.WRITABLE:
             return fail(self.refused())
         self._unsettled += 1
@@ -584,7 +586,7 @@ class FileJournal:
         self._settle()
 
     def _break(self, failure: Failure) -> None:
-        """Become read-only if the disk is full, else failed; pending appends are not written."""
+        """Make the journal read-only if the disk is full, otherwise failed; pending appends are not written."""
         if self.state is JournalState.FAILED:
             return
         self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
@@ -652,7 +654,7 @@ class FileJournal:
         self._retain()
 
     def _retain(self) -> None:
-        """Delete what nothing keeps; while the journal opens the broker has not said yet what subscriptions need."""
+        """Delete the segments that nothing keeps, but not before the broker has said what subscriptions need."""
         if not self._opening:
             self.keeper.check(self._writer.keep_from)
 
@@ -706,7 +708,7 @@ class FileJournal:
         return self._store.latest(size)
 
     def status(self) -> JournalStatus:
-        """Return the figures of an open journal, for metrics and status pages."""
+        """Return the figures of the open journal, for metrics and status pages."""
         position, bases = self._writer.position, self._store.bases
         return JournalStatus(
             directory=str(self.directory),
@@ -759,7 +761,7 @@ class FileJournal:
 
     def _close(self, in_order: bool) -> Deferred[None]:
         self._cancel_sync()  # only now: commits that were under way may have scheduled a sync
-        # If a commit has failed meanwhile, the log must not say that it was closed in order.
+        # If a commit has failed meanwhile, the log must not end with a note that the journal was closed in order.
         failed = JournalState.FAILED
         closed = self._call(lambda: self._writer.close(in_order and self.state is not failed, self._clock.now()))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())

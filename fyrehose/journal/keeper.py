@@ -1,6 +1,6 @@
 """Retention of an open journal; :mod:`fyrehose.journal.retention` decides which segments are kept.
 
-the store, the clock, the named subscriptions -> deleted segments (by the writer thread), log lines
+in: the store, the clock, the named subscriptions      out: deleted segments (by the writer thread), log lines
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Keeper:
-    """Deletes the oldest segments of an open journal, and logs it.
+    """The retention of an open journal: deletes its oldest segments, and logs that.
 
     :ivar run: runs a function in the writer thread
     :ivar unread: returns the records that the named subscriptions of streams have not acknowledged
     :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
-    :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
+    :ivar overrun_subscriptions: how often a subscription lost segments that it had not read, because they were deleted
     """
 
     directory: Path
@@ -43,13 +43,13 @@ class Keeper:
     unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     overrun_subscriptions: int = attrs.field(default=0, init=False)
-    #: base of the segment that has a record, by the stream and the number of the record
+    #: (stream, number of a record) -> base of the segment that has the record
     _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
-    #: The last error that was logged; the same error is not logged every second.
+    #: The last error that was logged, so that the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
 
     def check(self, keep_from: Callable[[int], object]) -> None:
-        """Delete the segments that the settings and the subscriptions no longer keep.
+        """Delete the segments that neither the settings nor the subscriptions keep any longer.
 
         :param keep_from: called in the writer thread with the position where the log begins, to store it durably
         """
@@ -73,23 +73,23 @@ class Keeper:
             )
 
     def subscriptions(self) -> list[FileLag]:
-        """Return the subscriptions to the files, the one that is furthest behind first."""
+        """Return the subscriptions to the journal's files, the one that is furthest behind first."""
         end = self.store.active.end
         return [FileLag(each.name, max(0, end - each.position), each.time) for each in registered(self.directory)]
 
     def delete(self, name: str) -> bool:
-        """Delete the subscription *name* to the files; return whether there was one."""
+        """Delete the subscription *name* to the journal's files; return whether it existed."""
         return any(each.name == name for each in registered(self.directory)) and delete(self.directory, name)
 
     def is_sealed(self, stream: str, seq: int) -> bool:
-        """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted.
+        """Return whether record *seq* of *stream* is in a sealed segment, or was deleted.
 
         :raises JournalCorrupt: an index is damaged
         """
         return self.store.before(self.store.active.base, stream) >= seq
 
     def _every_subscription(self) -> list[FileSubscription]:
-        """Return the subscriptions to the files and to streams, the one that is furthest behind first."""
+        """Return the subscriptions to files and those to streams, the one that is furthest behind first."""
         furthest: dict[str, FileSubscription] = {}
         places, self._places = self._places, {}
         for each in self.unread():
@@ -97,7 +97,7 @@ class Keeper:
             place = places[record] if record in places else self.store.place(*record)
             if place < self.store.active.base:  # Remember the segment: a record in a sealed segment stays there.
                 self._places[record] = place
-            # A subscription of a pattern has many streams; the one that is furthest behind counts.
+            # A subscription of a pattern has many streams; of these, the stream that is furthest behind counts.
             if each.name not in furthest or place < furthest[each.name].position:
                 furthest[each.name] = FileSubscription(each.name, place, each.time, each.pinned)
         found = [*registered(self.directory), *furthest.values()]

@@ -17,7 +17,7 @@ from fyrehose.records import Buffer, Run
 
 #: Payloads of at least this many bytes are written without a copy; smaller ones are cheaper to copy.
 LARGE = 16 << 10
-#: Approximate memory of a run besides its bytes, in bytes; significant for single small messages.
+#: Approximate memory of the objects of a run, in bytes, besides its data: a large part for single small messages.
 RUN_COST = 1 << 10
 
 
@@ -25,7 +25,7 @@ RUN_COST = 1 << 10
 class StoredBatch:
     """A batch of records in memory, between its writer and its readers; immutable.
 
-    :ivar position, end: where it begins and ends in the log
+    :ivar position, end: where the batch begins and ends in the log
     :ivar streams: its runs, by stream
     :ivar size: the memory that it takes, in bytes
     """
@@ -37,7 +37,7 @@ class StoredBatch:
 
 
 def batch_of(header: BatchHeader, streams: dict[str, list[Run]]) -> StoredBatch:
-    """Return the batch of *header* with the runs of *streams*; a batch of another kind than RECORDS has none."""
+    """Return the batch with *header* and the runs of *streams*; only a batch of kind RECORDS has runs."""
     size = header.length + RUN_COST * (1 + sum(map(len, streams.values())))
     return StoredBatch(header.position, header.end, streams, size)
 
@@ -53,10 +53,10 @@ def pieces(
     chain: int,
     fill: int = 0,
 ) -> tuple[BatchHeader, list[Buffer]]:
-    """Encode a batch; large payloads are not copied.
+    """Encode a batch as a header and pieces of bytes, without copying large payloads.
 
     :param parts: its runs, if *kind* is RECORDS, else its entries
-    :param position: of its header
+    :param position: the position of the batch's header
     :param durable: everything below this position is on disk
     :param time: of its records, in microseconds since 1970 UTC
     :param clock: the wall clock, in microseconds since 1970 UTC
@@ -116,7 +116,7 @@ def _joined(pieces: Sequence[Buffer]) -> list[Buffer]:
 def names(
     stream: str, source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """Encode the strings behind the header of a run; cached, because most runs have the strings of an earlier one.
+    """Encode the strings behind the header of a run, with a cache, because most runs repeat earlier strings.
 
     :return: the bits of the optional strings that are present, the lengths, and the padded bytes
     """
@@ -130,7 +130,7 @@ def names(
 def _others(
     source: str, producer: str | None, topic: str | None, content_type: str | None
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """Encode the strings behind the name of the stream; cached by themselves, because many streams share them.
+    """Encode the strings behind the name of the stream; cached separately, because many streams have the same ones.
 
     :return: the bits of the optional strings that are present, the lengths of these and of *source*, and the bytes
     """

@@ -5,8 +5,8 @@ rest as the last part.  Records of other producers may lie between them.
 
     part, part, another producer's record, last part  ->  another producer's record, event
 
-The event has the number of its last part.  :class:`Joiner` is for readers of everything from some number on, and holds
-the parts in memory; :func:`event_at` finds the parts of one event in a stream that can be read at any number.
+The event has the number of its last part.  :class:`Joiner` is for a reader of all records from some number on, and
+keeps the parts in memory; :func:`event_at` finds the parts of one event in a stream that can be read at any number.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LAST_PART = "application/x-lumberjack-last-part"
 PARTS = frozenset({PART, LAST_PART})
 #: Content type of an event that was joined.
 JSON = "application/json"
-#: The largest event that an answer of the server joins, in bytes.
+#: Limit of an event that the server joins for an answer, in bytes.
 LARGEST = 64 << 20
-#: The most bytes of parts that a :class:`Joiner` keeps in memory.
+#: Limit of the bytes of parts that a :class:`Joiner` keeps in memory.
 HELD = 256 << 20
-#: The most bytes of other records between two parts that :func:`event_at` reads in each direction.
+#: Limit of the bytes of other records between the parts of an event that :func:`event_at` reads in each direction.
 BETWEEN = 32 << 20
-#: The most bytes of one read; the number of records that the search backwards reads first, and its limit: the number
-#: doubles with each read.
+#: Limit of the bytes of one read; how many records the first read of a backward search covers, and the limit of that
+#: number, which doubles with each read.
 _READ, _FEW, _MANY = 256 << 10, 16, 4_096
 
 
@@ -43,7 +43,7 @@ def is_part(run: Run) -> bool:
 
 
 def joined(parts: list[Run], content_type: str | None) -> Run:
-    """Return the event that *parts*, all of them in order, make up; it has the number and the time of the last one."""
+    """Join *parts*, all parts of an event in order; the event gets the number and the time of the last part."""
     whole = column_of([b"".join(part.payload for part in parts)])
     return attrs.evolve(parts[-1], lengths=whole.lengths, payload=whole.payload, content_type=content_type)
 
@@ -55,14 +55,15 @@ def is_next(part: Run, run: Run) -> bool:
 
 @attrs.define(eq=False)
 class Joiner:
-    """Joins the parts of large events on their way to a reader; all other runs pass through unchanged.
+    """A filter that joins the parts of large events for a reader, and passes on all other runs unchanged.
 
        Parts are joined only if the result is a JSON text.
 
     A reader that begins between the parts of an event gets only its end,
        which is no JSON text.
 
-       :ivar most: the most bytes of parts in memory; beyond that, the parts of the oldest event are passed on unjoined
+       :ivar most: limit of the bytes of parts in memory; beyond it, the parts of the oldest event are passed on
+           unjoined
     """
 
     most: int = HELD
@@ -78,7 +79,7 @@ class Joiner:
             return
         held = self._held.get(key)
         if held is not None and not (is_part(run) and is_next(held[0], run)):
-            yield from self._release(key)  # The producer has sent something else, so this event stays incomplete.
+            yield from self._release(key)  # another record came before the last part, so the event is incomplete
             held = None
         if not is_part(run) or (held is None and run.content_type == LAST_PART):
             yield run
@@ -96,11 +97,11 @@ class Joiner:
         return bool(self._held)
 
     def first_held(self, stream: str) -> int | None:
-        """Return the number of the oldest record of *stream* that is held; None: none is."""
+        """Return the number of the oldest record of *stream* that is kept in memory, or None if no record is."""
         return min((parts[0].first_seq for (name, _), parts in self._held.items() if name == stream), default=None)
 
     def end(self) -> Iterator[Run]:
-        """Yield the parts of events that are incomplete at the end."""
+        """Yield the parts of the events that are still incomplete when no more records follow."""
         for key in list(self._held):
             yield from self._release(key)
 
@@ -128,7 +129,7 @@ def event_at(read: Read, run: Run, oldest: int, last: int) -> tuple[int, ...] | 
         and at least one record
     :param oldest: the oldest number of the stream that can be read
     :param last: the last number to consider
-    :return: None if the event is incomplete, larger than :data:`LARGEST`, or its parts are far apart
+    :return: None if the event is incomplete or larger than :data:`LARGEST`, or if its parts are too far apart
     """
     before = _parts_before(read, run, oldest)
     if before is None:
@@ -178,7 +179,7 @@ def _parts_before(read: Read, run: Run, oldest: int) -> list[int] | None:
 
 
 def _of_producer(read: Read, run: Run, begin: int, end: int, left: int) -> tuple[list[Run], int]:
-    """Return the runs from *begin* to before *end* that have the producer of *run*.
+    """Return those runs from number *begin* to before *end* whose producer is that of *run*.
 
     :return: these runs, and *left* minus the bytes of the records of other producers in between
     """

@@ -35,7 +35,7 @@ from fyrehose.records import Buffer
 
 #: Minimum size of a record, in bytes: its length field.
 _SMALLEST_RECORD = 4
-#: Size of the first batch of a segment that refers to a snapshot, in bytes.
+#: Size of a segment's first batch, in bytes, if it only refers to a snapshot.
 _SMALLEST_BEGINNING = fmt.BATCH_HEADER.size + 2 * fmt.ENTRY_HEADER.size
 #: Maximum size of a batch that replaces damage, so that reading it takes no more memory than reading any other.
 _LONGEST = fmt.BATCH
@@ -54,7 +54,7 @@ class _Range:
     #: The last number of each stream before the segment, if the segment's first batch is damaged; else None.
     before: dict[str, int] | None
     floor: int  #: the last number of every other stream at this position
-    #: Numbers that were in the range.
+    #: The numbers of records that were in this damaged range and are lost.
     lost: list[fmt.Entry] = attrs.field(factory=list)
 
 
@@ -77,9 +77,9 @@ class _Survey:
     confirmed: set[str] = attrs.field(factory=set)
     #: Bytes of damage since a segment last listed all streams: they may have contained numbers of any stream.
     unaccounted: int = 0
-    #: Bytes of damage that an earlier quarantine has replaced since then: its gap may itself be damaged now.
+    #: Bytes, since then, that an earlier quarantine replaced by a gap, which may itself be damaged now.
     mended: int = 0
-    #: Whether a damaged range may contain a batch of kind RESERVED, or a first batch of a segment, which repeats it.
+    #: Whether a damaged range may contain reserved numbers: a batch of kind RESERVED, or the first batch of a segment.
     reserving: bool = False
     #: Whether a damaged range may contain a batch of kind GAP, whose numbers must be skipped again.
     skipping: bool = False
@@ -90,14 +90,14 @@ class _Survey:
     def add_damage(self, damage: _Range, records: bool) -> None:
         """Add a damaged range.
 
-        :param records: whether the damaged range was certainly a batch of records
+        :param records: whether it is certain that the damaged range was a batch of records
         """
         self.reserving = self.reserving or not records
         self.skipping = self.skipping or not records
         self.ranges.append(damage)
         self.unaccounted += damage.stop - damage.start
         if damage.before == {}:
-            # The oldest segment began with the numbers of all streams, and retention may have deleted their records.
+            # The oldest segment began with the last numbers of all streams, whose records retention may have deleted.
             self.unaccounted += damage.base
         self.confirmed.clear()
         self.end = damage.stop
@@ -138,7 +138,7 @@ class _Survey:
             self._reaches(stream, entry.last)
 
     def _load(self, segment: scan.SegmentReader, position: int, entries: list[fmt.Entry]) -> Streams:
-        """Return the streams of a snapshot; if it is damaged, replace it by one with the numbers that are known.
+        """Return the streams of a snapshot; replace a damaged snapshot by one with the numbers that are known.
 
         Any other stream then begins above the highest number of all streams.
         """
@@ -170,7 +170,7 @@ class _Survey:
 
     @property
     def skip(self) -> int:
-        """Return how many numbers each stream must skip, because they may have been in the damaged ranges."""
+        """Return how many numbers each stream must skip, because the damaged ranges may have contained as many."""
         if not self.skipping:
             return self.unaccounted // _SMALLEST_RECORD
         return (self.unaccounted + self.mended) // _SMALLEST_RECORD + writer.RESERVE
@@ -189,8 +189,8 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     """Replace every damaged range of the journal in *directory* by a gap.
 
     :return: messages for the log, empty if nothing is damaged
-    :raises JournalCorrupt: a newer version has written it; nothing is changed, because this version cannot tell such
-        batches from damage
+    :raises JournalCorrupt: a newer version has written to the journal; nothing is changed, because this version cannot
+        tell such batches from damage
     """
     for segment in scan.segments(directory):
         _refuse_newer(segment, files)
@@ -218,7 +218,8 @@ def set_aside(directory: Path, files: Files) -> list[str]:
 def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
     """Append a gap with the numbers that must not be used again.
 
-    This comes before the damage is replaced: if the process ended in between, the numbers would be unknown.
+    This is done before the damage is replaced, because otherwise the numbers would be unknown if the process ended in
+    between.
     """
     _, data = packing.batch(
         fmt.Kind.GAP,
@@ -235,7 +236,7 @@ def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:
 
 
 def _refuse_newer(segment: scan.Segment, files: Files) -> None:
-    """Check the versions of all headers, before anything is changed.
+    """Check, before anything is changed, that no newer version has written a header.
 
     :raises JournalCorrupt: a newer version has written one of them
     """
@@ -247,7 +248,7 @@ def _refuse_newer(segment: scan.Segment, files: Files) -> None:
 
 
 def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
-    """Write into MARK where the log begins, if the oldest segments are missing; return a message about that."""
+    """If the oldest segments are missing, write into MARK where the log begins now; return a message about that."""
     found = scan.segments(directory)
     if not found or mark.begin is None or found[0].base <= mark.begin:
         return []
@@ -259,7 +260,7 @@ def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
 
 
 def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
-    """Extend segments with zeros up to the next one, if a segment is missing or truncated; the zeros are damage."""
+    """Fill the places of missing or truncated segments with zeros, which then count as damage."""
     reach = [(segment, after.base) for segment, after in pairwise(found)]
     reach += [(segment, mark) for segment in found[-1:]]
     for segment, stop in reach:
@@ -270,16 +271,16 @@ def _extend(found: list[scan.Segment], mark: int, files: Files) -> None:
 
 
 def _mend_header(reader: scan.SegmentReader, survey: _Survey, files: Files) -> None:
-    """Write the header of a segment again if it is damaged; set the checksum from which its first batch continues."""
+    """Replace the header of a segment if it is damaged; set the checksum from which the first batch continues."""
     try:
         header = reader.header()
-        survey.time = max(survey.time, header.created)  # all of its batches may be damaged
+        survey.time = max(survey.time, header.created)  # all batches of the segment may be damaged
     except fmt.Damage:
         header = fmt.SegmentHeader(reader.base, _created(reader), _continued(reader, survey), survey.identity)
         with files.opened(reader.path, os.O_RDWR) as fd:
             files.write(fd, header.pack(), 0)
             files.sync(fd)
-    # The chain is that of the header: the previous segment may be deleted, or its end may be damaged, too.
+    # Continue from the header's checksum, because the previous segment may be deleted or damaged at its end.
     survey.chain = header.chain
 
 
@@ -293,9 +294,9 @@ def _continued(reader: scan.SegmentReader, survey: _Survey) -> int:
 
 
 def _created(reader: scan.SegmentReader) -> int:
-    """Estimate when a segment was created whose header is damaged, in microseconds since 1970 UTC.
+    """Estimate when a segment with a damaged header was created, in microseconds since 1970 UTC.
 
-    Retention derives the age of the previous segment from it.
+    Retention derives the age of the previous segment from that time.
     """
     stat = reader.path.stat()
     position, stop = reader.base + fmt.SEGMENT_HEADER.size, reader.base + stat.st_size
@@ -352,7 +353,7 @@ def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, 
 def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
     """Copy a damaged range to another file, and replace it by batches of the same length; return a message."""
     aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
-    # The index goes first, and durably: if the process ends after this, no index must list records that are lost.
+    # First delete the index, durably, because no index must list lost records, even if the process ends after this.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     with files.opened(damage.path, os.O_RDWR) as fd:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
@@ -396,7 +397,7 @@ def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[in
         if not parts:
             size = max(size, min(left, _LONGEST))
         if size > left:
-            # The range is too small for the list of numbers; the mended batch marks the gap all the same.
+            # The range is too small for the list of numbers, but the mended batch still tells readers of the gap.
             entries, size = [], left
         if 0 < left - size < fmt.BATCH_HEADER.size:
             size = left

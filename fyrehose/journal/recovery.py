@@ -1,21 +1,23 @@
-"""Recover a journal when it is opened: find the end of the log, and truncate a torn tail.
+"""Recover a journal when it is opened: find the end of the log, and truncate a batch that was not written completely.
 
 Only the last segment is read as a whole, because only it can have been written to when the last process ended.  If a
-batch in it is damaged, there are two cases, which differ in what is known to have been durable (from the file MARK, and
-from the headers of batches):
+batch in it is damaged, there are two cases.  Which one it is depends on the position up to which the log is known to
+have been durable, from the file MARK and from the headers of batches:
 
-    torn tail     the damage lies beyond that: the batch was being written, and was never acknowledged.
+    torn tail     the damage lies beyond that position: the batch was being written, and was never acknowledged.
                   It is copied to another file and truncated.
-    corruption    the damage lies below: acknowledged records may be lost.  The journal does not open, unless
+    corruption    the damage lies below that position: acknowledged records may be lost.  The journal does not open,
+    unless
                   --quarantine is given (journal/quarantine.py).
 
 The directory may also be a copy that was made file by file while a server wrote, so that MARK and the segments are from
-different moments.  MARK contains its own inode number, which tells a copy.  For a copy, only the headers of batches say
+different moments.  MARK contains its own inode number, so a copied file is recognized.  In a copy, only the headers of
+batches say
 what was durable, every segment is checked, and a batch that was being written while the last segment was copied is
 truncated like a torn tail.
 
-The part between the durable mark and the end of the log was perhaps read from the page cache, which a failed sync
-leaves marked as clean: it is written again and synced before any record in it is delivered.
+The part between the durable mark and the end of the log may exist only in the page cache, which a failed sync leaves
+marked as clean.  So that part is written again and synced before any record in it is delivered.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from fyrehose.options import counted
 from fyrehose.records import Buffer
 
 _MAGIC = re.compile(re.escape(fmt.BATCH_MAGIC))
-#: The file that exists while quarantine changes a journal, and after a quarantine that was killed.
+#: Name of the file that exists while a quarantine changes a journal; the file is left over if the quarantine is killed.
 QUARANTINE_NAME = "QUARANTINE"
 
 
@@ -61,16 +63,16 @@ class Recovered:
     """The result of recovery.
 
     :ivar begin: the position of the oldest segment
-    :ivar identity: of the journal; zeros if it has none yet
+    :ivar identity: the identity of the journal; zeros if it has none yet
     :ivar sealed: (base, end) of every segment except the last
-    :ivar index: of the last segment; None if there is no segment
+    :ivar index: the index of the last segment; None if there is no segment
     :ivar position: where the next batch goes
     :ivar chain: checksum of the last batch
     :ivar durable: everything below this position was durable before recovery
-    :ivar time: of the last batch, in microseconds since 1970 UTC
+    :ivar time: the time of the last batch, in microseconds since 1970 UTC
     :ivar streams: all streams at the end of the log
     :ivar closed: whether the last process closed the journal in order
-    :ivar gaps: numbers that may have been given out and were not written; the writer notes them as gaps
+    :ivar gaps: numbers that may have been given out and were not written, for which the writer appends gaps
     :ivar notes: messages for the log
     """
 
@@ -121,14 +123,14 @@ class Recovered:
 def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     """Find the end of the log in *directory*, and truncate a torn tail.
 
-    :param verify: how many bytes of the sealed segments to check as well, the newest first
-    :raises JournalCorrupt: something that was durable is damaged or missing; nothing was changed
+    :param verify: how many bytes of the sealed segments to check as well, beginning with the newest segment
+    :raises JournalCorrupt: a durable part of the log is damaged or missing; nothing was changed
     :raises JournalFailed: the directory could not be synced
     """
     for leftover in directory.glob("*.new"):
         files.unlink(leftover)
-    # A process that was killed may have renamed a new segment without syncing the directory: the records that are
-    # appended to it from now on would be lost with its name.
+    # A process that was killed may have renamed a new segment without syncing the directory.  Without this sync,
+    # records that are appended to that segment from now on could be lost with its name.
     try:
         files.sync_directory(directory)
         sync_mended(directory, files)
@@ -170,9 +172,9 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
 
 
 def sync_mended(directory: Path, files: Files) -> None:
-    """Sync everything that a quarantine may have changed, and note that it has ended; do nothing if none has begun.
+    """Sync all changes of a quarantine, and record that the quarantine has ended; do nothing if none has begun.
 
-    The file that notes the beginning still exists if the quarantine was killed: its changes are then visible, but not
+    The file QUARANTINE still exists if the quarantine was killed; then the changes are visible, but perhaps not
     durable.
 
     :raises OSError: something cannot be synced
@@ -188,7 +190,7 @@ def sync_mended(directory: Path, files: Files) -> None:
 
 
 def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -> None:
-    """Delete indexes without a segment, which retention leaves if it is killed between its two deletions."""
+    """Delete indexes without a segment, which remain if the process is killed while retention deletes a segment."""
     kept = {segment.path.with_suffix(INDEX_SUFFIX) for segment in found}
     for path in directory.glob("*" + INDEX_SUFFIX):
         if path not in kept:
@@ -198,8 +200,8 @@ def _unlink_stray_indexes(directory: Path, found: list[Segment], files: Files) -
 def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, files: Files) -> None:
     """Delete snapshots that no segment refers to.
 
-    Snapshots before the one of the oldest segment are not needed any more, and snapshots at positions within the last
-    segment were being written when the last process ended.
+    Snapshots that are older than the one of the oldest segment are not needed any more; snapshots at positions within
+    the last segment were being written when the last process ended.
 
     :param newest: the position of the snapshot that the last segment refers to, which may be the segment's base
     """
@@ -215,9 +217,9 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
-    """Build the error for damage at *position*, which says where the damage is and what to do.
+    """Return the error for damage at *position*; its text says where the damage is and what to do.
 
-    :param base: of the segment
+    :param base: the base of the segment
     """
     if isinstance(reason, fmt.Newer):
         return JournalCorrupt(f"{path} cannot be read: {reason}; serve it with that version, nothing of it is damaged")
@@ -229,7 +231,7 @@ def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorr
 
 @contextmanager
 def newer_refused(path: Path) -> Iterator[None]:
-    """Raise JournalCorrupt for :class:`format.Newer`, that is, for a batch that a newer version has written.
+    """Turn :class:`format.Newer`, which the body of the ``with`` statement raises, into JournalCorrupt.
 
     Otherwise such a batch would count as damage or as a torn tail, and acknowledged records would be truncated.
 
@@ -242,7 +244,7 @@ def newer_refused(path: Path) -> Iterator[None]:
 
 
 def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
-    """Return up to which position the log was durable, according to the batches behind the damage at *position*.
+    """Return the position below which the log was durable, according to the batches behind the damage at *position*.
 
     :param stop: the end of the segment
     :return: 0 if there are no batches behind the damage
@@ -261,7 +263,8 @@ def durable_beyond(reader: SegmentReader, position: int, stop: int) -> int:
 def behind(reader: SegmentReader, position: int, stop: int) -> int:
     """Return the position from which to search for a batch behind the damaged one at *position*.
 
-    If its header is intact, the search starts at the end of the batch: its payloads may look like batches.
+    If the header of the damaged batch is intact, that is the end of the batch, because its payloads may look like
+    batches.
     """
     if _is_header(reader, position):
         return min(reader.header_ahead(position).end, stop)
@@ -269,7 +272,7 @@ def behind(reader: SegmentReader, position: int, stop: int) -> int:
 
 
 def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
-    """Return the first position from *position* on with the intact header of a batch; *stop* if there is none."""
+    """Return the first position from *position* on that has the intact header of a batch; *stop* if none has."""
     if position < stop and _is_header(reader, position):
         return position  # the common case: batches follow each other without a hole
     for piece in reader.pieces(position, stop):
@@ -298,7 +301,7 @@ def next_whole(reader: SegmentReader, position: int, stop: int) -> int:
 def _is_header(reader: SegmentReader, position: int) -> bool:
     """Return whether there is an intact header of a batch at *position*.
 
-    :raises Newer: there is one, and a newer version has written it
+    :raises Newer: a newer version has written the header
     """
     try:
         reader.header_ahead(position)
@@ -328,7 +331,7 @@ def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) 
 def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: bool) -> int:
     """Check the size and the header of a sealed segment; return the position at which it ends.
 
-    :raises JournalCorrupt: it is damaged, too short, or of another journal, or it overlaps the next segment
+    :raises JournalCorrupt: the segment is damaged, too short, or of another journal, or it overlaps the next segment
     """
     if segment.end < next_base:
         remedy = (
@@ -379,9 +382,9 @@ def _check(segment: Segment, end: int, copied: bool) -> None:
 
 
 def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, damage: fmt.Damage) -> JournalCorrupt:
-    """Build the error for damage in a directory that is no copy, but may have been overwritten with one.
+    """Return the error for damage in a directory that is no copy, but may have been overwritten with a copy.
 
-    Files that are overwritten keep their inode numbers, so MARK does not tell that its content was copied.
+    Overwritten files keep their inode numbers, so MARK does not show that its content was copied.
 
     :param after: the position of the next undamaged batch
     """
@@ -424,7 +427,7 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
 
 
 def _cut_off(segment: Segment, reader: SegmentReader, recovered: Recovered, files: Files) -> None:
-    """Copy the bytes behind the last intact batch to another file, and truncate them; zeros are left in place."""
+    """Move the bytes behind the last intact batch to another file; zeros are left in place."""
     at = recovered.position
     stop = last_byte(reader, at, segment.end)
     if stop == at:

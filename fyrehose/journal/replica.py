@@ -1,8 +1,9 @@
-"""The directory of a server of a cluster: bytes of the log beyond the durable mark are set aside.
+"""Set aside the bytes of the log beyond the durable mark, in the directory of a server of a cluster.
 
 MARK says up to where the log is on disk here *and* released (see :mod:`fyrehose.replication`).  Bytes beyond MARK when
-the journal is opened are moved to a file ``torn-POSITION.bytes``: only the shared log tells which bytes follow there.
-If the shared log is lost, these files may be all that is left, so they can be appended to the log again.
+the journal is opened are moved to a file ``torn-POSITION.bytes``: only the shared log tells which bytes follow the
+mark.  If the shared log is lost, these files may have the only copy of the bytes, so they can be appended to the log
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.writer import Writer
 
-#: Name of the file that marks a directory as a replica; it has the name of the server.
+#: Name of the file that marks a directory as a replica; the file contains the name of the server.
 REPLICA = "REPLICA"
 
 
@@ -59,7 +60,7 @@ def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
 
 
 def cut_at_mark(directory: Path, files: Files) -> list[str]:
-    """Set aside the bytes beyond the durable mark; do nothing in a directory that was not in a cluster before.
+    """Set aside the bytes beyond the durable mark; do nothing if the directory was not used in a cluster before.
 
     :return: notes for the log
     :raises JournalCorrupt: the durable mark is not known
@@ -78,7 +79,7 @@ def cut_at_mark(directory: Path, files: Files) -> list[str]:
 
 @attrs.frozen
 class SetAside:
-    """A file that was set aside: it continues the log from *position* to *end*."""
+    """A file with bytes of the log that were set aside, from *position* to *end*."""
 
     path: Path
     position: int
@@ -105,7 +106,7 @@ def bring_back(writer: Writer, found: list[SetAside], files: Files) -> None:
     """Append the files that were set aside to the log again, durably, and delete them.
 
     :param found: see :func:`continuing`
-    :raises NoRoom: the disk is full; another call continues
+    :raises NoRoom: the disk is full; the same call continues later
     """
     for aside in found:
         size = aside.end - aside.position
@@ -119,9 +120,9 @@ def _aside(directory: Path, position: int) -> Path:
 
 
 def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple[int, int]:
-    """Return the end of those whole batches in *data* that continue a log at *position*, and their last checksum.
+    """Return where the whole batches in *data* that continue a log at *position* end, and their last checksum.
 
-    Zeros at the end of a batch are not in the file if nothing follows them; its checksum covers them.
+    The file lacks the zeros at the very end of the last batch, although the batch's checksum covers them.
     """
     begin = position
     try:
@@ -141,7 +142,7 @@ def _whole(data: bytearray, position: int, identity: bytes, chain: int) -> tuple
 
 
 def _batch(data: bytearray, at: int, begin: int) -> tuple[fmt.BatchHeader, bytes]:
-    """Return the header and the body of the batch at *at*, with the zeros that are missing at the end of *data*."""
+    """Return the header and the body of the batch at *at*; add the zeros that are missing at the end of *data*."""
     body = at + fmt.BATCH_HEADER.size
     data.extend(bytes(max(0, body - len(data))))
     header = fmt.BatchHeader.unpack(data[at:body], begin + at)

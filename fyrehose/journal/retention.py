@@ -2,7 +2,7 @@
 
 A segment that the settings do not keep is deleted as soon as every named subscription has read it.  Subscriptions have
 two limits, so that a reader that died or lags for ever cannot fill the disk: a subscription that was not used for
-``subscription-timeout`` does not count any more, and all together keep no more than ``subscription-bytes``.
+``subscription-timeout`` keeps no segments any more, and all subscriptions together keep at most ``subscription-bytes``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Verdict:
     :ivar expired: number of segments to delete, from the oldest on
     :ivar held: number of further segments that only subscriptions keep
     :ivar held_by: the subscription that is furthest behind, if ``held`` is not 0
-    :ivar overrun: subscriptions that have not read some of the segments to delete
+    :ivar overrun: the subscriptions that lose records, because they have not read all of the segments to delete
     """
 
     expired: int
@@ -36,7 +36,7 @@ class Verdict:
 
 
 class Deletion:
-    """Deletes segments one after the other, the oldest first, so that the log never has a hole.
+    """A deletion of segments one after the other, the oldest first, so that the log never has a hole.
 
     :ivar segments: the segments to delete, the oldest first: the path, the position where the log begins afterwards,
         and the position of the oldest snapshot that is still needed then
@@ -48,16 +48,16 @@ class Deletion:
         self._at_work = False
 
     def is_due(self) -> bool:
-        """Return whether the caller must call :meth:`work` now; no other call returns True until it returns."""
+        """Return whether the caller must call :meth:`work` now; until that has ended, further calls return False."""
         due = bool(self.segments) and not self._at_work
         self._at_work = self._at_work or due
         return due
 
     def work(self, keep_from: Callable[[int], object]) -> None:
-        """Delete :attr:`segments` and the snapshots that go with them; blocks.  After an error, call it again.
+        """Delete :attr:`segments` and the snapshots that only they need; block; may be repeated after an error.
 
-        :param keep_from: called with the position where the log begins, to store it durably: recovery then knows a
-            deleted segment from a lost one
+        :param keep_from: called with the position where the log begins, to store it durably, so that recovery can tell
+            a deleted segment from a lost one
         :raises OSError: a segment could not be deleted, or not durably
         """
         try:
@@ -82,12 +82,12 @@ def judge(
     subscriptions: Callable[[], Sequence[FileSubscription]],
     doubted: bool = False,
 ) -> Verdict:
-    """Decide how many of the oldest segments neither the settings nor a named subscription keeps.
+    """Decide how many of the oldest segments are kept neither by the settings nor by a named subscription.
 
     :param now: microseconds since 1970 UTC
     :param subscriptions: returns the named subscriptions, the one that is furthest behind first; called only if there
         is a segment to delete, because it reads files
-    :param doubted: whether *now* may be wrong; then nothing is too old, neither segments nor subscriptions
+    :param doubted: whether *now* may be wrong; if so, no segment and no subscription counts as too old
     """
     count = expired(store, settings, now, doubted)
     if not count:
@@ -114,10 +114,10 @@ def judge(
 def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) -> int:
     """Return how many segments, from the oldest on, the settings do not keep.
 
-    Only sealed segments count: the active one stays, and with it the last number of every stream.
+    Only sealed segments count, because the active segment has the last number of every stream.
 
     :param now: microseconds since 1970 UTC
-    :param doubted: whether *now* may be wrong; then no segment expires by its age
+    :param doubted: whether *now* may be wrong; if so, no segment expires by its age
     """
     sealed = store.sealed
     count = 0
@@ -128,7 +128,7 @@ def expired(store: Store, settings: JournalSettings, now: int, doubted: bool) ->
             count += 1
     if settings.keep_age and not doubted:
         oldest = now - int(settings.keep_age * 1_000_000)
-        # The next segment was created when the last record of this one had been written.
+        # A segment's last record is older than the next segment, so the creation time of that one is compared.
         while count < len(sealed) and store.created_after(sealed[count][0]) < oldest:
             count += 1
     return count

@@ -34,7 +34,7 @@ _MARK_REST = Struct(
 )
 #: How many bytes are read ahead: a large read costs hardly more than a small one.
 AHEAD = 256 << 10
-#: A reader keeps at most this many bytes for its next call, because many readers are open at once.
+#: A reader keeps at most this many bytes of its last read in memory, because many readers are open at once.
 KEPT = 4 << 20
 _NAME = re.compile(r"[0-9a-f]{16}\.segment")
 _SNAPSHOT_NAME = re.compile(r"[0-9a-f]{16}\.streams")
@@ -45,7 +45,7 @@ class Segment:
     """A segment file.
 
     :ivar base: the position of its first byte
-    :ivar size: of the file, in bytes; includes space that is allocated ahead
+    :ivar size: the size of the file, in bytes; includes space that is allocated ahead
     """
 
     path: Path
@@ -97,7 +97,7 @@ class Mark:
     """The content of the file MARK.
 
     :ivar durable: everything below this position is on disk; 0: unknown
-    :ivar begin: the position of the oldest segment that retention has kept; None: unknown
+    :ivar begin: the position of the oldest segment that retention has not deleted; None: unknown
     :ivar copied: whether the file is a copy, made at another moment than the segments beside it
     """
 
@@ -107,12 +107,12 @@ class Mark:
 
     @property
     def trusted(self) -> Mark:
-        """Return this mark, or an empty one if the file is a copy from another directory."""
+        """Return this mark, or an empty mark if the file was copied from another directory."""
         return Mark(copied=True) if self.copied else self
 
 
 def identity_of(found: Sequence[Segment]) -> bytes:
-    """Return the journal's identity from the newest segment that has one; zeros if none has.
+    """Return the journal's identity from the newest segment that has one; zeros if no segment has an identity.
 
     :raises Newer: a newer version has written a segment
     """
@@ -136,7 +136,7 @@ def look_at_mark(directory: Path, files: Files) -> Mark:
 def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
     """Decode MARK.
 
-    :param identity: of the file that was read: see :meth:`Files.identity`
+    :param identity: inode number and generation of the file that was read: see :meth:`Files.identity`
     """
     if len(data) not in (_MARK.size, _MARK.size + _MARK_REST.size):
         return Mark()
@@ -152,7 +152,7 @@ def _mark(data: bytes, identity: tuple[int, int]) -> Mark:
 
 
 def read_mark(directory: Path) -> int:
-    """Return the durable mark from MARK: at most the position up to which the log is on disk; 0: unknown."""
+    """Return the durable mark from the file MARK: the log is on disk at least up to this position; 0: unknown."""
     return look_at_mark(directory, Files()).durable
 
 
@@ -160,7 +160,7 @@ def pack_mark(durable: int, begin: int | None = None, identity: tuple[int, int] 
     """Return the content of the file MARK.
 
     :param begin: the position of the oldest segment that is kept; None leaves it and *identity* out
-    :param identity: of the file that this is written to: see :meth:`Files.identity`
+    :param identity: inode number and generation of the file that the content is written to: see :meth:`Files.identity`
     """
     data = durable.to_bytes(8, "little")
     data = _MARK.pack(durable, crc32c(data))
@@ -172,10 +172,10 @@ def pack_mark(durable: int, begin: int | None = None, identity: tuple[int, int] 
 
 @attrs.define(eq=False)
 class SegmentReader:
-    """Reads a segment file, also after retention has deleted it.
+    """A reader of a segment file, which can also read after retention has deleted the file.
 
-    :ivar limit: the end of the segment, or of what is known of it; no batch extends beyond it, and nothing behind it
-        is read ahead, because it may still be written
+    :ivar limit: the end of the segment, or of its part that is known; no batch extends beyond this position, and
+        nothing behind it is read ahead, because the server may still be writing there
     :ivar ahead: how many bytes are read ahead
     """
 
@@ -223,7 +223,7 @@ class SegmentReader:
             return None
 
     def batch_header(self, position: int) -> fmt.BatchHeader:
-        """Return the header of the batch at *position*; nothing else is read from the file.
+        """Read only the header of the batch at *position*, and return it.
 
         :raises Damage: there is no batch, or its header is damaged
         """
@@ -231,7 +231,7 @@ class SegmentReader:
         return fmt.BatchHeader.unpack(data, position)
 
     def header_ahead(self, position: int) -> fmt.BatchHeader:
-        """Return the header of the batch at *position*, and read the bytes behind it ahead, for the next call.
+        """Return the header of the batch at *position*; also read the bytes behind the header, for the next call.
 
         :raises Damage: there is no batch, or its header is damaged
         """
@@ -252,7 +252,7 @@ class SegmentReader:
     def batches(self, position: int, stop: int) -> Iterator[tuple[fmt.BatchHeader, memoryview]]:
         """Yield the header and the body of every batch from *position* up to *stop*, after checking the chain.
 
-        :raises Damage: a batch is damaged; it begins where the last one ended
+        :raises Damage: a batch is damaged, namely the one that begins where the last yielded batch ends
         """
         chain: int | None = None
         while position < stop:
@@ -272,7 +272,8 @@ class SegmentReader:
         at, data = self._ahead
         if not at <= position <= position + size <= at + len(data):
             at = position
-            # A large batch is read with the header of the next one; otherwise the next read would repeat these bytes.
+            # Read a large batch together with the header of the next one, so that the next read does not repeat these
+            # bytes.
             ahead = max(self.ahead, size + fmt.BATCH_HEADER.size)
             wanted = max(size, min(ahead, self.limit - position))
             data = memoryview(self.files.read(self._fd, wanted, position - self.base))

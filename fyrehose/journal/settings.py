@@ -33,13 +33,13 @@ def durability(text: str) -> Durability:
         return Durability(text)
     match = re.fullmatch(r"interval:(\d+)(?:ms)?", text)
     if not match or not int(match[1]):
-        raise ValueError("batch, never, or interval:MS with a number of milliseconds")
+        raise ValueError("expected batch, never, or interval:MS with a number of milliseconds")
     return Durability("interval", int(match[1]) / 1000)
 
 
 @attrs.frozen(kw_only=True)
 class JournalSettings:
-    """The options of the journal, as ``journal.NAME`` in a configuration."""
+    """The options of the journal, which a configuration has as ``journal.NAME``."""
 
     durability: Durability = option(
         Durability(), durability, "when a message is acknowledged: batch, interval:MS, never"

@@ -31,7 +31,7 @@ from fyrehose.journal.scan import SegmentReader, snapshot_path_of
 from fyrehose.journal.streams import Streams, referenced_snapshot
 
 VERSION = 1
-#: How many rows are packed per piece: packing a hundred thousand at once would delay a commit.
+#: How many rows are packed per piece, because packing a hundred thousand rows at once would delay a commit.
 STEP = 5_000
 
 _MAGIC = b"FYSTREAM"
@@ -43,7 +43,7 @@ _CRC = Struct("<I")
 def pieces(streams: Streams, position: int, identity: bytes) -> Iterator[bytes]:
     """Yield the bytes of a snapshot of *streams*, in pieces that each take a few milliseconds to make.
 
-    :param position: of the log, at which the streams were in this state
+    :param position: the position of the log at which the streams were in this state
     """
     names = sorted(stream.encode() for of in (streams.ends, streams.retired) for stream in of)
     size = sum(map(len, names))
@@ -72,7 +72,7 @@ def _row(streams: Streams, stream: str, end: int) -> bytes:
 
 @attrs.frozen(eq=False, slots=True)
 class Snapshot:
-    """A snapshot, as it is in its file; only the values that a method needs are unpacked."""
+    """A snapshot in the bytes of its file, of which only the values that a method needs are unpacked."""
 
     data: bytes
     position: int
@@ -84,7 +84,7 @@ class Snapshot:
     def of(cls, data: bytes, position: int) -> Snapshot:
         """Decode *data*, the content of the file of the snapshot at *position*.
 
-        :raises Damage: it is damaged, no snapshot, or one of another position
+        :raises Damage: *data* is damaged, no snapshot, or a snapshot at another position
         :raises Newer: a newer version has written it
         """
         if len(data) < _HEADER.size + _CRC.size or _CRC.unpack(data[-4:])[0] != crc32c(data[:-4]):

@@ -26,22 +26,22 @@ from fyrehose.records import Run
 CACHE = 32 << 20
 #: Size of the cache of indexes of sealed segments, in bytes; an index with 100,000 streams takes several MiB.
 INDEXES = 64 << 20
-#: How many snapshots are cached; one with 100,000 streams takes about 5 MiB.
+#: How many snapshots are cached; a snapshot of 100,000 streams takes about 5 MiB.
 SNAPSHOTS = 4
 #: How many sealed segments are kept open; the process reserves 64 file descriptors for its own use.
 OPEN = 32
 #: A read that has found records returns them after scanning this many bytes.
 ENOUGH = 4 * scan.AHEAD
-#: How many positions are remembered at which a read stopped, and the next read of the stream may continue.
+#: How many positions are remembered at which a read stopped, because the next read of the stream often continues there.
 PLACES = 1_024
 
 
 @attrs.define(eq=False)
 class Store:
-    """The segments of one journal up to the last commit; used in the reactor thread.
+    """The readable content of one journal, up to the last commit; used in the reactor thread.
 
-    :ivar remade: called with the path and the content of an index file that was missing and has been rebuilt
-    :ivar damage: the last damage that reading has found in each segment that is kept, by the base of the segment
+    :ivar remade: called with the path and the content of an index that was rebuilt, because its file was missing
+    :ivar damage: for each kept segment with damage, by its base, the last damage that a read has found
     """
 
     directory: Path
@@ -54,7 +54,7 @@ class Store:
     _indexes: OrderedDict[int, PackedIndex] = attrs.field(factory=OrderedDict, init=False)
     _indexed: int = attrs.field(default=0, init=False)
     _snapshots: OrderedDict[int, Snapshot] = attrs.field(factory=OrderedDict, init=False)
-    #: Indexes of segments that were just sealed, until they are packed.
+    #: Indexes of segments that were sealed and whose indexes are not packed yet.
     _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
     #: Cached times of creation of the segments.
     _created: dict[int, int] = attrs.field(factory=dict, init=False)
@@ -73,7 +73,7 @@ class Store:
 
     @property
     def bases(self) -> Sequence[int]:
-        """Return the positions where the segments begin, the oldest first; the last is that of the active one."""
+        """Return the positions where the segments begin, the oldest first; the last is that of the active segment."""
         return self._bases
 
     @property
@@ -91,7 +91,7 @@ class Store:
         self._active = active
 
     def close(self) -> None:
-        """Close the files and clear the caches; nothing is found any more."""
+        """Close the files and clear the caches; later reads find nothing."""
         for reader in self._readers.values():
             reader.close()
         kept = self._readers, self._indexes, self._snapshots, self._fresh, self._cache, self._sealed_ends, self._places
@@ -116,7 +116,7 @@ class Store:
         return old
 
     def packed(self, base: int, data: bytes) -> bool:
-        """Store the packed index of a sealed segment; return False if the segment was deleted meanwhile."""
+        """Keep the packed index of a sealed segment; return False if the segment was deleted meanwhile."""
         fresh = self._fresh.pop(base, None)
         if fresh is None or base not in self._sealed_ends:
             return False
@@ -124,7 +124,7 @@ class Store:
         return True
 
     def wrote(self, batch: StoredBatch) -> None:
-        """Add a batch that was written to the active segment, to its index and to the cache."""
+        """Add *batch*, which was written to the active segment, to the segment's index and to the cache."""
         index, position = self._active, batch.position
         assert position >= index.end, f"a batch at {position} follows, and the index ends at {index.end}"
         for stream, runs in batch.streams.items():
@@ -158,7 +158,7 @@ class Store:
     def place(self, stream: str, seq: int) -> int:
         """Return the base of the first segment that may hold record *seq* of *stream*, or a later record.
 
-        If no sealed segment does, that is the active one.
+        If no sealed segment may hold such a record, return the base of the active segment.
 
         :raises JournalCorrupt: an index is damaged
         """
@@ -230,10 +230,10 @@ class Store:
         # Live subscribers read the batch that was written last.
         if self._newest is not None:
             newest = self._newest.streams.get(stream)
-            # A part of the batch, or more than the batch, is read by the general way below.
+            # A read of only a part of the batch, or of more than the batch, takes the general way below.
             if newest and newest[0].first_seq == start and len(newest) == 1 and len(newest[0].payload) <= max_bytes:
                 return (newest[0],)
-        # Most other reads continue where another one stopped, and most of these in the active segment.
+        # Most other reads continue where an earlier read stopped, usually in the active segment.
         place = self._places.pop((stream, start), 0)
         for base in (self._active.base,) if place > self._active.base else self._segments(stream, start):
             found: list[Run] = []
@@ -258,7 +258,7 @@ class Store:
     def latest(self, size: int) -> Iterator[Run]:
         """Yield the runs of about the last *size* bytes of the log, the newest first.
 
-        The log may grow and lose segments while the caller uses the iterator, which then leaves these records out.
+        The log may grow and lose segments while the caller iterates; such new and deleted records are left out.
 
         :raises JournalCorrupt: a batch or an index is damaged
         """
@@ -300,11 +300,11 @@ class Store:
         def before(base: int) -> int:
             return self.before(base, stream)
 
-        # The last segment that began before number start was assigned: no other segment can have it.
+        # Only the last segment that began before number start was assigned can have that number.
         at = max(0, bisect_left(self._bases, start, key=before) - 1)
         yield self._bases[at]
         while at < last:
-            # The last of the segments with the same last number before them: only it can have the next record.
+            # Of the segments that have the same last number before them, only the last one can have the next record.
             at = bisect_right(self._bases, before(self._bases[at + 1]), lo=at + 1, key=before) - 1
             yield self._bases[at]
 
@@ -343,7 +343,7 @@ class Store:
         return batch
 
     def _shrink(self) -> None:
-        """Forget the batches that were not used for the longest time; at least one is kept."""
+        """Shrink the cache: remove the batches that were not used for the longest time, but keep at least one."""
         while self._cached > CACHE and len(self._cache) > 1:
             self._cached -= self._cache.popitem(last=False)[1].size
 
@@ -416,9 +416,9 @@ class Store:
 
 
 def _take(runs: Sequence[Run], start: int, max_bytes: int, found: list[Run]) -> int:
-    """Append the records from number *start* on to *found*, up to *max_bytes* of payloads.
+    """Append those of *runs* from number *start* on to *found*, up to *max_bytes* of payloads.
 
-    :return: the number of bytes that are left; 0 if some records did not fit
+    :return: how much of *max_bytes* is left; 0 if some records did not fit
     """
     for run in runs:
         if run.last_seq < start:

@@ -1,7 +1,8 @@
 """Set aside files that are not part of the log, although they are named like its segments.
 
-A segment of another journal, or an old copy of a segment, may have a name within this log.  Two files then have the
-same positions.  If the previous segment goes on with undamaged batches where the stray file begins, only that file is
+A segment of another journal, or an old copy of a segment, may have a name that this log would give to a segment.  Two
+files then have bytes for the same positions.  If the previous segment goes on with undamaged batches where the stray
+file begins, only that file is
 set aside, and no record is lost.
 
     in: a directory      out: renamed and truncated files, messages for the log
@@ -32,7 +33,7 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
         del found[0]
         with scan.SegmentReader(segment.path, segment.base, files) as reader:
             end = last_byte(reader, after.base, segment.end)
-            # Zeros may also be the end of a batch, so they do not tell where the batches end.
+            # A batch may end with zeros, so zeros do not show where the last batch ends.
             goes_on = segment.end > after.base and _undamaged_end(reader, segment.end) > after.base
             header = reader.look_at_header()
         if goes_on:
@@ -54,13 +55,13 @@ def set_strays_aside(directory: Path, files: Files) -> list[str]:
 
 
 def _undamaged_end(reader: scan.SegmentReader, stop: int) -> int:
-    """Return up to which position the batches of a segment are undamaged and follow each other."""
+    """Return the position up to which the batches of a segment are undamaged and follow each other."""
     position = reader.base + fmt.SEGMENT_HEADER.size
     try:
         for header, _ in reader.batches(position, stop):
             position = header.end
     except fmt.Damage:
-        pass  # what follows is damaged, or belongs to no batch
+        pass  # the next bytes are damaged, or belong to no batch
     return position
 
 
@@ -72,7 +73,7 @@ def _is_of(segment: scan.Segment, identity: bytes, files: Files) -> bool:
 
 
 def _cut(segment: scan.Segment, start: int, stop: int, files: Files) -> str:
-    """Set aside the bytes of a segment file from *start* to *stop*, and truncate it there; return a message."""
+    """Move the bytes of a segment file from *start* to its end *stop* to another file; return a message."""
     aside = free_name(segment.path.with_name(f"quarantine-{start:016x}.bytes"))
     cut(segment, start, stop, aside, files)
     size, name = stop - start, segment.path.name

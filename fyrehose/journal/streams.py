@@ -1,7 +1,8 @@
 """The state of all streams at one position of the log: their last numbers, and which of them are retired.
 
-Recovery replays it from the last segment, and the writer updates it.  Every segment begins with it, so that numbers
-outlive the segments that retention deletes.  If there are few streams, a segment begins with all of them (ENDS); if
+Recovery rebuilds this state from the last segment, and the writer updates it.  Every segment begins with the state, so
+that numbers are still known after retention has deleted earlier segments.  If there are few streams, a segment begins
+with all of them (ENDS); if
 there are many, with those that changed since the last snapshot file (STREAMS, see :mod:`.snapshots`).
 
     batches that are read or written -> the entries that the next segment begins with
@@ -16,10 +17,11 @@ import attrs
 from fyrehose.journal.format import Entry, Kind, StreamState
 from fyrehose.records import LAST_SEQ
 
-#: Up to this many streams, a segment lists all of them, because reading a snapshot file as well would cost more.
+#: If there are at most this many streams, a segment lists them all, because reading a snapshot file would cost more.
 INLINE = 512
-#: How many retired streams are remembered by name.  Beyond that, those that were retired first are forgotten, and the
-#: floor is raised: new streams begin above their numbers, so that no number of a stream is used twice.
+#: How many retired streams are remembered by name.  If there are more, those that were retired first are forgotten.
+#: New streams then begin above the numbers of forgotten streams (the floor), so that no number of a stream is used
+#: twice.
 MOST_RETIRED = 100_000
 
 
@@ -31,8 +33,9 @@ class Streams:
     :ivar retired: the last number of each retired stream, the longest retired first
     :ivar starts: for streams that were published to again after they were retired: records up to this number are not
         served
-    :ivar reserved: numbers up to this one may have been given out without being written
-    :ivar floor: the last number of every stream that is neither in ``ends`` nor in ``retired``
+    :ivar reserved: for each stream, the number up to which numbers may have been given out without being written
+    :ivar floor: counts as the last number of any stream that is neither in ``ends`` nor in ``retired``, so that a
+        forgotten stream does not use a number twice
     :ivar snapshot: the position of the snapshot file that the next segment refers to; 0: it refers to none
     :ivar changed: the streams that changed since that snapshot; None: all streams, because there is no snapshot
     :ivar changed_meanwhile: the streams that changed since :meth:`capture`; None while no snapshot is being written
@@ -53,7 +56,8 @@ class Streams:
         """Note that records *first* to *last* of *stream* were written."""
         if stream not in self.ends:
             start = self.retired.pop(stream, self.floor)
-            # The stream was retired, perhaps so long ago that only the floor covers it.  (A new stream whose first
+            # The stream was retired, perhaps so long ago that it was forgotten and begins above the floor.  (A new
+            # stream whose first
             # numbers were assigned just before the floor was raised begins below the floor.)
             if 0 < start < first:
                 self.starts[stream] = start
@@ -76,7 +80,7 @@ class Streams:
             self._touch(entry.stream)
 
     def close(self) -> None:
-        """Apply a batch of kind CLOSED: every number that was given out before it is written."""
+        """Apply a batch of kind CLOSED, which says that every number given out before it was written."""
         for stream in self.reserved:
             self._touch(stream)
         self.reserved.clear()
@@ -109,7 +113,7 @@ class Streams:
             self.changed_meanwhile.add(stream)
 
     def unwritten(self) -> list[Entry]:
-        """Return the gaps of numbers that were reserved but not written when the last process ended."""
+        """Return as gaps the numbers that were reserved but not written when the last process ended."""
         reserved = ((stream, self.ends.get(stream, 0), last) for stream, last in self.reserved.items())
         return [Entry(stream, end + 1, last) for stream, end, last in reserved if last > end]
 
@@ -136,7 +140,7 @@ class Streams:
         return Kind.STREAMS, self.since(self.snapshot, named)
 
     def since(self, snapshot: int, named: Iterable[str]) -> list[Entry]:
-        """Return the entries of STREAMS: the current state of the streams *named*, and the position of *snapshot*."""
+        """Return the entries of a STREAMS batch: the state of the streams *named*, and the position of *snapshot*."""
         entries = [entry for stream in named for entry in self._entries(stream)]
         highest = max([self.floor, *self.ends.values(), *self.retired.values()])
         return [*entries, Entry("", snapshot, self.floor), Entry("", 0, highest, StreamState.HIGHEST)]
@@ -172,7 +176,7 @@ class Streams:
         return self.copy()
 
     def adopt(self, snapshot: int) -> None:
-        """Let later segments refer to the snapshot at position *snapshot*: the one captured last, now on disk."""
+        """Let later segments refer to the snapshot at position *snapshot*, which is on disk now."""
         assert self.changed_meanwhile is not None, "capture() was called before"
         self.snapshot, self.changed, self.changed_meanwhile = snapshot, self.changed_meanwhile, None
 
@@ -217,8 +221,7 @@ class Streams:
 def streams_at_start(entries: Sequence[Entry], load: Callable[[int], Streams]) -> Streams:
     """Return the streams at the beginning of a segment.
 
-    :param entries: of the segment's first batch
-    :param load: returns the streams of the snapshot at a position
+    :param entries: the entries of the segment's first batch returns the streams of the snapshot at a position
     """
     snapshot = referenced_snapshot(entries)
     streams = Streams()

@@ -1,9 +1,11 @@
 """Named subscriptions to the journal's files: retention waits for the programs that read them.
 
-    DIRECTORY/subscriptions/NAME    {"position": ..., "time": ...}: the log is kept from this position on; last update
+    DIRECTORY/subscriptions/NAME    {"position": ..., "time": ...}: the log is kept from this position on; time of the
+    last update
 
 A program updates its subscription whenever it has stored what it read, and now and then while there is nothing to read.
-A subscription that is not updated for long times out (journal/retention.py), so that a dead program cannot fill the
+A subscription that is not updated for a long time expires (journal/retention.py), so that a dead program cannot fill
+the
 disk.  The positions of subscriptions to streams are records of the journal (broker/positions.py).
 
 This module does not import Twisted, because the readers are processes of their own.
@@ -22,7 +24,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.journal.files import Files
 
 FOLDER = "subscriptions"
-#: Limit of the number of subscriptions; retention reads the file of each.
+#: Limit of the number of subscriptions, because retention reads the file of each.
 MAX_SUBSCRIPTIONS = 64
 #: Upper bounds of a subscription's position and of its time (microseconds since 1970 UTC: the end of the year 9999).
 MAX_POSITION, MAX_TIME = (1 << 63) - 1, 253_402_300_799_999_999
@@ -33,8 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 class FileSubscription:
     """A named subscription, as retention sees it.
 
-    :ivar position: the log must be kept from this position on
-    :ivar time: last update, in microseconds since 1970 UTC
+    :ivar position: the position from which on the log must be kept
+    :ivar time: the time of the last update, in microseconds since 1970 UTC
     :ivar pinned: whether the subscription has no limits
     """
 
@@ -45,7 +47,7 @@ class FileSubscription:
 
 
 def checked_name(name: str) -> str:
-    """Return *name* if a subscription may have it; it becomes the name of a file.
+    """Return *name* if it is valid for a subscription, whose file gets this name.
 
     :raises ConfigError: it is not 1 to 64 letters, digits, ``_``, ``.`` and ``-``
     """
@@ -77,7 +79,7 @@ def update(directory: Path, name: str, position: int, now: int | None = None) ->
 
 
 def delete(directory: Path, name: str) -> bool:
-    """Delete the subscription *name*; return whether there was one.
+    """Delete the subscription *name*; return whether it existed.
 
     :raises ConfigError: the name is invalid
     """

@@ -1,7 +1,7 @@
 """The writing side of the journal: append to the active segment, sync it, and roll over to the next.
 
-Everything here blocks, and runs in the writer thread only.  A commit goes into one segment as a whole, so that it can
-be truncated as a whole if the disk is full.
+All functions of this module block, and run in the writer thread only.  A commit is written to one segment as a whole,
+so that it can be truncated as a whole if the disk is full.
 
     in: numbered runs, in batches      out: bytes on disk; Committed
 """
@@ -27,32 +27,33 @@ from fyrehose.kernels.pure import commit
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run, room_of
 
-#: How many numbers of a stream are reserved at once, if a number may be given out before it is on disk.
+#: How many numbers of a stream are reserved at once, if numbers may be given out before their records are on disk.
 RESERVE = 1 << 20
-#: Commits of at most this many bytes are written with one call, and over zeros; for larger ones neither is worthwhile.
+#: Commits of at most this many bytes are written with one call, over zeros written ahead; larger ones gain nothing by
+#: it.
 SMALL = 128 << 10
 #: How many zeros are written ahead at once, in bytes.
 AHEAD = 1 << 20
-#: Unit of disk writes, in bytes: the rest of the page in which the last commit ends has been written with it.
+#: Unit of disk writes, in bytes: a commit also writes the rest of the page in which it ends.
 PAGE = 4 << 10
 _ZEROS = bytes(AHEAD)
 
 
 class NoRoom(Exception):
-    """The disk is full or read-only; nothing of the commit is in the journal."""
+    """The error for a full or read-only disk; nothing of the commit is in the journal."""
 
 
 class SyncFailed(Exception):
-    """A sync failed, and the disk may have lost data; a later sync could succeed without having written that data."""
+    """The error for a failed sync, after which a later sync could succeed although the disk has lost data."""
 
 
 @attrs.frozen(slots=True)
 class Rolled:
-    """The roll-over to a new segment.
+    """A roll-over: the end of one segment and the beginning of the next.
 
     :ivar sealed: (base, end) of the previous segment
-    :ivar base: of the new segment
-    :ivar entries: of the new segment's first batch: the streams and their last numbers so far
+    :ivar base: the base of the new segment
+    :ivar entries: the entries of the new segment's first batch: the streams and their last numbers so far
     """
 
     sealed: tuple[int, int]
@@ -64,15 +65,16 @@ class Rolled:
 class Committed:
     """The immutable result of one commit.
 
-    :ivar batches: what was written
+    :ivar batches: the batches that were written
     :ivar end: the position behind the last batch
     :ivar durable: everything below this position is on disk
     :ivar rolled: the roll-over before this commit, if any
     :ivar bare: whether few zeros are left ahead, so that :meth:`Writer.prepare` should be called before the next commit
     :ivar many: whether many streams have changed, so that :meth:`Writer.snapshot` should be called now
     :ivar size: of the bodies of the batches, in bytes
-    :ivar synced: how long the sync of the commit took, in seconds; None if it was measured already, or none was made
-    :ivar retired: the entries of the streams that were retired, which is a commit of its own
+    :ivar synced: how long the sync of the commit took, in seconds; None if the commit was not synced, or the sync was
+        counted already
+    :ivar retired: the entries of the streams that this commit retired; such a commit has no batches of records
     """
 
     batches: list[StoredBatch]
@@ -88,7 +90,7 @@ class Committed:
 
 @attrs.frozen(slots=True)
 class Applied:
-    """Another server's batches, as they were written.
+    """The result of writing another server's batches.
 
     :ivar batches: the header of each batch, its runs, and its entries
     :ivar rolled: the roll-over before them, if any
@@ -100,7 +102,7 @@ class Applied:
 
 @attrs.define(eq=False)
 class Writer:
-    """Appends to the journal in *directory*, from the position at which *recovered* ends.
+    """The writer of the journal in *directory*, which appends from the position at which *recovered* ends.
 
     The journals of the servers of a cluster have the same bytes, so a server adds none of its own unless it leads: with
     a *handover*, the log is opened and closed without a batch, and :meth:`apply` writes the bytes of another server.
@@ -140,12 +142,12 @@ class Writer:
     _start: int = attrs.field(default=0, init=False)  #: the position behind the first batch of the segment
     _zeroed: int = attrs.field(default=0, init=False)  #: the offset up to which the segment was written with zeros
     _rolled: Rolled | None = attrs.field(default=None, init=False)  #: a roll-over that was not reported yet
-    #: The failed sync after which nothing may be written or synced any more.
+    #: The error of a failed sync, after which nothing may be written or synced any more; None without such a failure.
     _failure: SyncFailed | None = attrs.field(default=None, init=False)
     #: The position of the oldest segment that is kept.
     _begin: int = attrs.field(default=0, init=False)
     _identity: bytes = attrs.field(init=False)
-    #: The base of the segment during which the last snapshot was written; one snapshot per segment is enough.
+    #: The base of the segment that was active when the last snapshot was written: one snapshot per segment is enough.
     _snapshot_base: int = attrs.field(default=-1, init=False)
     _mark_identity: tuple[int, int] = attrs.field(default=(0, 0), init=False)
 
@@ -189,12 +191,12 @@ class Writer:
         self.sync()
 
     def skip(self, gaps: Sequence[fmt.Entry]) -> None:
-        """Append a batch which says that the numbers of *gaps* are not in the journal and never will be."""
+        """Append a batch of kind GAP, which says that no records with the numbers of *gaps* exist or ever will."""
         self._control(fmt.Kind.GAP, gaps)
         self.streams.skip(gaps)
 
     def _begin_log(self) -> None:
-        """Give the log an identity, and its first segment, if it has none."""
+        """Give an empty log an identity and its first segment; do nothing if the log has a segment."""
         if self._identity == fmt.UNKNOWN:
             self._identity = self.files.random(len(fmt.UNKNOWN))
         if self._fd < 0:
@@ -227,7 +229,7 @@ class Writer:
             raise _no_room(error) from error
 
     def take_rolled(self) -> Rolled | None:
-        """Return the roll-over that was not reported yet, if any; it then counts as reported."""
+        """Return the roll-over that no call has returned yet, or None if there is none."""
         rolled, self._rolled = self._rolled, None
         return rolled
 
@@ -356,7 +358,7 @@ class Writer:
         return written
 
     def _grouped(self, runs: Sequence[Run]) -> dict[str, list[Run]]:
-        """Return the runs of a batch by stream, after a check that none has a number that was written before."""
+        """Return the runs of a batch by stream, after checking that none has a number that was written before."""
         grouped: dict[str, list[Run]] = {}
         ends = self.streams.ends
         for run in runs:
@@ -371,11 +373,11 @@ class Writer:
         return grouped
 
     def apply(self, position: int, data: bytes) -> Applied:
-        """Write and sync batches that another server has written, at the end of the log; they count as released.
+        """Write and sync batches of another server at the end of the log; their records count as released.
 
         :param data: whole batches; the header of a segment, with its first batch, can only be at the beginning
-        :raises Damage: they do not continue this log, and nothing was written
-        :raises NoRoom: the disk is full; calling again with the same arguments goes on
+        :raises Damage: the batches do not continue this log, and nothing was written
+        :raises NoRoom: the disk is full; another call with the same arguments continues
         :raises SyncFailed: a sync failed
         """
         self._check()
@@ -405,7 +407,7 @@ class Writer:
         return Applied(batches, self.take_rolled())
 
     def _follow_segment(self, start: bytes) -> None:
-        """Begin a segment with the header and the first batch of another server."""
+        """Begin a segment with *start*, a header and a first batch that another server has written."""
         self._identity = fmt.SegmentHeader.unpack(start).identity
         if self._fd < 0:
             self._begin_segment(foreign=start)
@@ -413,7 +415,7 @@ class Writer:
             self._roll(start)
 
     def retire(self, streams: Iterable[str]) -> list[fmt.Entry]:
-        """Retire those of *streams* that exist, durably; return the entries that were written.
+        """Retire those of *streams* that exist, durably; return the entries of the retired streams.
 
         :raises NoRoom: the disk is full, and nothing has changed
         :raises SyncFailed: a sync failed
@@ -447,9 +449,9 @@ class Writer:
         self.sync()
 
     def _is_due(self) -> bool:
-        """Return whether a snapshot should be taken of a segment that is nearly full: many streams have changed.
+        """Return whether to take a snapshot now, because the segment is nearly full and many streams have changed.
 
-        Never in a cluster: the other servers would not have the file of the snapshot.
+        Return False in a cluster, because the other servers would not have the file of the snapshot.
         """
         if self.handover is not None or self._snapshot_base == self.base:
             return False
@@ -484,8 +486,8 @@ class Writer:
     def prepare(self) -> None:
         """Write zeros behind the end of the log, so that the next commits are synced faster.
 
-        In space that is only allocated, the file system must also record durably that the space is in use now, which is
-        another write to the disk.
+        For a write into space that is only allocated, the file system must also record durably that the space is in
+        use, which is another write to the disk.
 
         :raises SyncFailed: a sync failed
         """
@@ -497,7 +499,7 @@ class Writer:
         try:
             self.files.write(self._fd, memoryview(_ZEROS)[:size], begin)
         except OSError:
-            # The zeros are optional, and if the disk has a problem, the next commit reports it.
+            # The zeros are optional; if the disk has failed, the next commit reports the error.
             size = self.segment_size - begin
         else:
             self._sync(self._fd)
@@ -506,7 +508,7 @@ class Writer:
     def sync(self) -> int:
         """Sync everything that was written so far; return the position up to which the log is on disk.
 
-        :raises SyncFailed: the sync failed; what was written since the last sync may be lost
+        :raises SyncFailed: the sync failed, and everything that was written since the last sync may be lost
         """
         self._check()
         if self.durable < self.position:
@@ -519,7 +521,7 @@ class Writer:
 
     @property
     def marked(self) -> int:
-        """Return the durable mark as in the file MARK: records below it are on disk and may leave the server."""
+        """Return the durable mark for MARK: records below this position are on disk and may leave the server."""
         return self.durable if self.handover is None else min(self.durable, self.released)
 
     def write_mark(self) -> None:
@@ -528,14 +530,14 @@ class Writer:
         self._write_mark()
 
     def note(self) -> int:
-        """Write MARK, and sync it; return the position that MARK has now."""
+        """Write and sync MARK; return the durable mark that the file then has."""
         self._check()
         self._write_mark()
         self._sync(self._mark_fd)
         return self.marked
 
     def keep_from(self, begin: int) -> None:
-        """Store durably that the log begins at *begin*, so that the segments before can be deleted.
+        """Store durably that the log begins at *begin*, so that the segments before *begin* can be deleted.
 
         :raises OSError: MARK could not be written or synced
         """
@@ -563,7 +565,7 @@ class Writer:
         return self._failure
 
     def _check(self) -> None:
-        """Refuse writes after a failed sync: the next sync could succeed without having written the lost data."""
+        """Raise the error of an earlier failed sync, because the next sync could succeed although data is lost."""
         if self._failure is not None:
             raise self._failure
 
@@ -572,8 +574,9 @@ class Writer:
 
         :param in_order: whether to append a batch of kind CLOSED, and free the space that was allocated ahead; in a
             cluster nothing is appended, and MARK is synced
-        :param time: of that batch, in microseconds since 1970 UTC, which tells the next start how long ago this was
-        :raises NoRoom: the disk is too full for that batch, which does no harm
+        :param time: the time of that batch, in microseconds since 1970 UTC, from which the next start knows when this
+            was
+        :raises NoRoom: the disk is too full for that batch; the journal is intact without it
         :raises SyncFailed: a sync failed
         """
         try:
@@ -637,7 +640,7 @@ class Writer:
         )
 
     def _roll(self, foreign: bytes = b"") -> None:
-        """Seal the segment and begin the next one, with the start *foreign* of another server if that is given.
+        """Seal the segment, and begin the next one with *foreign*, another server's header and first batch, or its own.
 
         After an OSError nothing has changed.
         """
@@ -682,13 +685,13 @@ class Writer:
         return entries
 
     def _start_of(self, base: int, kind: fmt.Kind, entries: list[fmt.Entry]) -> bytes:
-        """Return the header and the first batch of a new segment of this server."""
+        """Return a header and a first batch for a new segment at *base*."""
         start = fmt.SegmentHeader(base, self.time, self._chain, self._identity).pack()
         _, ends = self._batch(kind, entries, base + len(start))
         return b"".join((start, *ends))
 
     def _write_start(self, fd: int, base: int, data: bytes) -> tuple[int, int]:
-        """Write the header and the first batch of a segment; return the position behind them, and the chain."""
+        """Write the header and the first batch of a segment; return the position and the checksum behind them."""
         first = fmt.BatchHeader.unpack(data[fmt.SEGMENT_HEADER.size :], base + fmt.SEGMENT_HEADER.size)
         self.files.allocate(fd, 0, max(self.segment_size, len(data)))
         self.files.write(fd, data, 0)

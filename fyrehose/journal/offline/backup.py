@@ -2,7 +2,8 @@
 
     in: a source (a directory, or `fyrehose journal serve`), a directory      out: the same log in that directory
 
-The source's server keeps writing, rolling and deleting segments meanwhile.  Each run copies the new part of the log,
+Meanwhile, the source's server keeps appending to the journal and deleting old segments.  Each run copies the new part
+of the log,
 after it has checked that the source still has the batch with which the backup ends.
 
 This module does not import Twisted.
@@ -27,31 +28,31 @@ from fyrehose.journal.offline.replica import CheckedTail, Replica, reach
 from fyrehose.journal.offline.view import Extent, View, differ
 from fyrehose.journal.snapshots import Snapshot
 
-#: How often a run is repeated when the source's retention deletes segments that it was about to copy.
+#: How often a run is repeated when the source's retention deletes segments that the run was about to copy.
 TRIES = 5
 #: Longest pause of :meth:`Backup.follow` between two attempts to reach the source, in seconds.
 LONGEST_PAUSE = 5.0
-#: How often the subscription at the source is updated, in seconds, while there is nothing to copy.
+#: Interval of the updates of the subscription at the source while there is nothing to copy, in seconds.
 HEARTBEAT = 60.0
-#: Names that a directory may contain and still counts as empty.
+#: Names of files that may be in a directory that still counts as empty.
 _IGNORED = frozenset({"LOCK", RESTORING, STANDBY, "lost+found"})
 
 Progress = Callable[[int, int], object]
 
 
 class SourceBehind(JournalError):
-    """The log of the source ends before that of the backup: it was not recovered yet, or was restored from a copy."""
+    """The error for a source whose log ends before the backup's: it was not recovered yet, or restored from a copy."""
 
 
 @attrs.define(eq=False)
 class Backup:
-    """Copies the journal *source* into *replica*, the open copy of it.
+    """A backup: copies the journal *source* into *replica*, which is open.
 
     :ivar mirror: whether to delete segments that the source has deleted
     :ivar subscription: name of the subscription to the source's files; None: there is none
-    :ivar progress: called with the number of bytes that are copied, and their total
-    :ivar mark: the durable mark of the source when it was looked at last
-    :ivar looked: the time (monotonic, seconds) of the last look whose durable part is complete in the backup
+    :ivar progress: called with the number of bytes that are copied so far, and the number of bytes to copy
+    :ivar mark: the durable mark of the source when the backup last looked at it
+    :ivar looked: when (monotonic, seconds) the backup last looked at the source and then copied its whole durable part
     """
 
     source: Place
@@ -69,7 +70,7 @@ class Backup:
     def run(self) -> None:
         """Copy everything that is durable at the source and missing in the backup.
 
-        :raises JournalUnreachable: the source cannot be reached at present; the part that was copied is kept
+        :raises JournalUnreachable: the source cannot be reached at present; the bytes that were copied so far are kept
         :raises JournalCorrupt: the source is damaged; the backup is complete up to the damage
         :raises JournalGap: the source has deleted the positions that come next
         :raises SourceBehind: the source ends before the backup does
@@ -102,7 +103,7 @@ class Backup:
             self.run_patiently(say)
 
     def run_patiently(self, say: Callable[[str], object]) -> None:
-        """Call :meth:`run` once, and only report a source that is unreachable (a step of :meth:`follow`)."""
+        """Call :meth:`run` once; if the source is unreachable, only report that (a step of :meth:`follow`)."""
         try:
             self.run()
         except (JournalUnreachable, SourceBehind) as error:
@@ -195,7 +196,7 @@ class Backup:
                         return bytes(reader.read(tail.at, len(tail.last))) == tail.last
                     except OSError as error:
                         raise self._unreadable(extent, error) from error
-        return True  # the source has deleted that batch; the next one names the checksum that it continues from
+        return True  # the source has deleted that batch; the next batch has the checksum of the deleted one
 
     @contextmanager
     def _opened(self, extent: Extent) -> Iterator[scan.SegmentReader]:
@@ -251,7 +252,7 @@ class Backup:
                 self.replica.files.store(path, data)
 
     def _copy_subscriptions(self) -> None:
-        """Copy the subscriptions, so that retention respects them after a restore, before their readers return."""
+        """Copy the named subscriptions, for whose readers retention then keeps the log after a restore."""
         directory = self.replica.directory
         there = {each.name: each for each in self.source.subscriptions() if each.name != self.subscription}
         here = {each.name: each for each in subscriptions.registered(directory)}
@@ -262,14 +263,14 @@ class Backup:
                 subscriptions.update(directory, name, subscription.position, subscription.time)
 
     def _delete(self, position: int) -> None:
-        """Delete the files that the source has deleted, segments before the snapshots that they refer to."""
+        """Delete the files that the source has deleted: first segments, then the snapshots that these refer to."""
         self.replica.delete_before(position)
         directory = self.replica.directory
         for snapshot in sorted(set(scan.snapshots(directory)) - set(self.source.snapshots())):
             self.replica.files.unlink(scan.snapshot_path_of(directory, snapshot))
 
     def _update_subscription(self, min_age: float) -> None:
-        """Move the subscription to the end of the backup, unless that was done in the last *min_age* seconds."""
+        """Move the subscription to the end of the backup, unless it was moved in the last *min_age* seconds."""
         if self.subscription is not None and time.monotonic() - self._updated >= min_age:
             tail = self.replica.tail
             identity = fmt.UNKNOWN if tail is None else tail.identity
@@ -280,7 +281,7 @@ class Backup:
 def check_target(source: Place, directory: Path) -> None:
     """Check, before anything is written, that *source* is a journal and that *directory* can become its copy.
 
-    :raises ConfigError: the directory is the source itself, or has files that are none of a journal
+    :raises ConfigError: the directory is the source itself, or has files that do not belong to a journal
     :raises JournalError: the source is no journal
     """
     if isinstance(source, Directory) and directory.resolve() == source.path.resolve():
@@ -290,9 +291,9 @@ def check_target(source: Place, directory: Path) -> None:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that *directory* is empty, or has a journal.
+    """Check that *directory* is empty, or contains a journal.
 
-    :raises ConfigError: it has other files
+    :raises ConfigError: the directory has other files
     """
     if not is_empty(directory) and not scan.segments(directory) and not (directory / scan.MARK_NAME).exists():
         raise ConfigError(f"{directory} has files and is no backup; name an empty or a new directory")

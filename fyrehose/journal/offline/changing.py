@@ -1,4 +1,4 @@
-"""Change the journal of a stopped server: lock it, and turn the writer's errors into errors for people.
+"""Change the journal of a stopped server: lock the journal, and turn the writer's errors into errors for people.
 
 This module does not import Twisted.
 """
@@ -19,7 +19,7 @@ from fyrehose.journal.writer import NoRoom, SyncFailed
 def changing(directory: Path, failure: str) -> Iterator[None]:
     """Lock the journal in *directory* while the body of the ``with`` statement changes it.
 
-    :param failure: what a full or failed disk prevents, for the error, such as "cannot be promoted"
+    :param failure: for the error about a full or failed disk: what the disk prevents, such as "cannot be promoted"
     :raises JournalLocked: a server, or another command, writes there
     :raises JournalFull: the disk is full
     :raises JournalFailed: a sync failed

@@ -24,7 +24,7 @@ def batches(directory: Path, everything: bool = False) -> Iterator[Batch]:
 
     :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged; the batches before the damage were yielded
+    :raises JournalCorrupt: the journal is damaged; the batches before the damage were yielded
     """
     for found in walk(Log.of(directory), everything):
         if isinstance(found, Damaged):
@@ -34,9 +34,9 @@ def batches(directory: Path, everything: bool = False) -> Iterator[Batch]:
 
 
 def stream_names(directory: Path) -> Iterator[str]:
-    """Yield the names of the streams, from the newest segment and the snapshot that it refers to.
+    """Yield the names of the streams, from the newest segment and the snapshot that the segment refers to.
 
-    A name may come several times.  Damage hides names, but is no error: see :func:`batches`.
+    A name may be yielded several times.  Names in damaged batches are left out without an error: see :func:`batches`.
 
     :raises JournalError: there is no journal
     :raises JournalCorrupt: the snapshot cannot be used
@@ -64,7 +64,7 @@ def runs(
     :param limit: maximum number of records
     :param everything: also read intact batches beyond the durable mark
     :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged; the records before the damage were yielded
+    :raises JournalCorrupt: the journal is damaged; the records before the damage were yielded
     """
     if limit == 0:
         return
@@ -87,7 +87,7 @@ class StreamStats:
 
     :ivar first: number of the first record; 0 if there is none
     :ivar last: the last number that was given out, even if its record is missing
-    :ivar size: of the payloads, in bytes
+    :ivar size: total size of the payloads, in bytes
     :ivar began: time of the first record, in microseconds since 1970 UTC; 0 if there is none
     :ivar ended: time of the last record
     :ivar missing: how many numbers between ``first`` and ``last`` have no record
@@ -119,7 +119,7 @@ class Stats:
 
     :ivar mark: the durable mark; 0: unknown
     :ivar end: the position up to which the log was read
-    :ivar size: of the segment files, in bytes, including space that is allocated ahead
+    :ivar size: total size of the segment files, in bytes, including space that is allocated ahead
     :ivar closed: whether the journal was closed in order
     :ivar damaged: the damaged ranges
     """

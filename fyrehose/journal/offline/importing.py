@@ -2,10 +2,11 @@
 
     numbered runs, in the order of their numbers -> batches, and a gap wherever numbers are missing
 
-Records that the journal has already are compared and not written again, so an import can be repeated, and one that was
-interrupted continues where it ended.  Nothing leaves a journal that no server has open, so records are synced together.
+Records that the journal has already are compared and not written again, so that an import can be repeated, and an
+interrupted import continues where it ended.  Many records are synced together, because nobody reads a journal that no
+server has open.
 
-    in: runs      out: what was added, was there already, and is missing
+    in: runs      out: which records were added, were there already, and are missing
 
 This module does not import Twisted.
 """
@@ -37,13 +38,13 @@ SYNC_BYTES = 16 << 20
 
 @attrs.define(eq=False)
 class Importer:
-    """Adds records to one stream of the journal in *directory*; a context manager that holds the journal's lock.
+    """An import of records into one stream of the journal in *directory*; a context manager that locks the journal.
 
     :ivar added: records that were written
     :ivar present: records that the journal had already
-    :ivar gone: records that were not written because the journal has used their numbers: an earlier import lacked them,
-        or retention has deleted them
-    :ivar missing: numbers without a record, which were noted as gaps
+    :ivar gone: records that were not written because their numbers are used up: an earlier import noted them as
+        missing, or retention has deleted the records
+    :ivar missing: how many numbers have no record, and were written as gaps
     """
 
     directory: Path
@@ -94,11 +95,12 @@ class Importer:
         self._writer.close(in_order=not isinstance(error, SyncFailed), time=wall_clock() if error is None else 0)
 
     def add(self, run: Run) -> None:
-        """Add the records of *run*, which are numbered and have a time; each number is above that of the call before.
+        """Add the records of *run*, which have numbers above those of the previous call, and a time.
 
         The journal's times never go back: records that are older than the journal's last one get its time.
 
-        :raises JournalError: the journal has another record of the same number, or cannot have one of this number
+        :raises JournalError: the journal has another record with the same number, or cannot have a record with this
+            number
         :raises NoRoom: the disk is full; leaving the ``with`` statement raises JournalFull instead
         :raises SyncFailed: the disk failed; leaving the ``with`` statement raises JournalFailed instead
         """
@@ -116,7 +118,7 @@ class Importer:
             self._synced = self._writer.sync()
 
     def _skip_to(self, seq: int) -> None:
-        """Append a gap for the numbers before *seq* that no record has."""
+        """Append a gap for the numbers between the stream's last number and *seq*, which no record has."""
         streams = self._writer.streams
         if self.stream not in streams.ends:
             begin = streams.retired.get(self.stream, streams.floor)
@@ -131,7 +133,7 @@ class Importer:
             self.missing += seq - 1 - self._last
 
     def _compare(self, run: Run) -> None:
-        """Check that records of the journal with numbers of *run* are equal to those of *run*."""
+        """Check that the journal's records with the numbers of *run* are equal to the records of *run*."""
         if self._before is None:
             runs = dump.runs(self.directory, self.stream, run.first_seq)
             self._before = (record for found in runs for record in found.records())

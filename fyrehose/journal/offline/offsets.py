@@ -3,7 +3,7 @@
     in: a source (see places.py), a position      out: {position, identity, chain}, and whether a journal has it
 
 A position is a number of bytes, which any journal may have.  The identity tells one journal from another, and the chain
-- the checksum of all batches before the position - tells a journal from a copy of it that went on differently.
+- the checksum of all batches before the position - tells a journal from a copy to which other batches were appended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Offset:
     """A position of one journal.
 
     :ivar identity: of the journal, 16 bytes
-    :ivar chain: the checksum from which the log continues there; None if it is unknown
+    :ivar chain: the checksum from which the log continues at this position; None if it is unknown
     """
 
     position: int
@@ -33,9 +33,9 @@ class Offset:
 
     @classmethod
     def parse(cls, fields: Any) -> Offset:
-        """Return the offset that :meth:`fields` described.
+        """Return the offset that *fields*, a result of :meth:`fields`, describes.
 
-        :raises ValueError: it is not an offset
+        :raises ValueError: *fields* is not an offset
         """
         try:
             position, identity, chain = fields["position"], bytes.fromhex(fields["identity"]), fields["chain"]
@@ -49,31 +49,31 @@ class Offset:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the offset as an object for JSON."""
+        """Return this offset as an object for JSON."""
         return {"position": self.position, "identity": self.identity.hex(), "chain": self.chain}
 
 
 @attrs.define(eq=False)
 class Offsets:
-    """Makes the offsets of one journal, and checks those of others.
+    """A maker of offsets for one journal, which also checks offsets that programs have remembered.
 
-    The chain at a position is in the header of the next batch.  Behind the last batch it is found by reading the
-    headers of the last segment, from where this was done before.
+    The chain at a position is in the header of the next batch.  Behind the last batch, the chain is found by reading
+    the headers of the last segment, beginning where the previous such search ended.
     """
 
     place: Place
-    #: a position behind a batch, and the chain there
+    #: A position behind a batch, and the chain at that position; the next search begins there.
     _behind: tuple[int, int | None] = attrs.field(default=(0, None), init=False)
 
     def at(self, position: int, view: View | None = None) -> Offset:
-        """Return the offset of a position."""
+        """Return the offset for *position*."""
         view = self.place.view() if view is None else view
         return Offset(position, view.identity, self._chain(view, position))
 
     def check(self, offset: Offset, view: View, remedy: str) -> None:
-        """Check that the journal has the batches that were before an offset.
+        """Check that the journal has the batches that were in front of *offset* when the offset was made.
 
-        :param remedy: for the error: what the user can do if the journal does not have them
+        :param remedy: for the error: what the user can do if the journal does not have these batches
         :raises JournalCorrupt: the offset is of another journal, or of another copy of this one
         """
         if differ(offset.identity, view.identity):
@@ -89,7 +89,7 @@ class Offsets:
             )
 
     def _chain(self, view: View, position: int) -> int | None:
-        """Return the chain at a position; None if no batch begins or ends there, or the log was mended there."""
+        """Return the chain at *position*; None if no batch begins or ends there, or if damage was replaced there."""
         for extent in view.segments:
             if not extent.base <= position <= extent.end or (position == extent.end and extent != view.segments[-1]):
                 continue

@@ -2,8 +2,8 @@
 
     in: a path or http://HOST:PORT      out: the durable mark, the segments, their indexes and their bytes
 
-Both are read with the journal's own reader (journal/scan.py); over HTTP, each read is a request for a range of bytes.
-The journal's server keeps writing, rolling and deleting segments meanwhile.
+Both kinds of places are read with the journal's own reader (journal/scan.py); over HTTP, each read is a request for a
+range of bytes.  Meanwhile, the journal's server keeps appending and deleting old segments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fyrehose.web.tokens import authorization, read_token
 
 #: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
 CHUNK = 4 << 20
-#: How many bytes of a file are read at once for the headers of batches, so that few bodies of large batches are read.
+#: How many bytes of a file are read at once if only headers of batches are needed, so that few of their bodies are
+#: read.
 HEADERS = 64 << 10
 #: Timeout of a request, in seconds.
 TIMEOUT = 30.0
@@ -41,7 +42,7 @@ TRIES = 4
 
 
 class Missing(Exception):
-    """The segment or snapshot does not exist, or was deleted."""
+    """The error for a segment or snapshot that does not exist, or was deleted."""
 
 
 class Place(Protocol):
@@ -55,7 +56,7 @@ class Place(Protocol):
     def view(self) -> View:
         """Return which part of the journal is present and durable.
 
-        :raises JournalUnreachable: there is no journal, or the server does not answer
+        :raises JournalUnreachable: there is no journal at this place, or the server does not answer
         :raises JournalError: the server is no ``fyrehose journal serve``
         """
 
@@ -93,7 +94,7 @@ class Place(Protocol):
 
 
 def place(location: str, token_file: str | None = None) -> Place:
-    """Return the place that *location*, a path or ``http://HOST:PORT``, names.
+    """Return the place with the name *location*, which is a path or ``http://HOST:PORT``.
 
     :param token_file: the file whose first line is the server's token; None: the file that the environment variable
         FYREHOSE_TOKEN_FILE names
@@ -211,7 +212,7 @@ class RemoteJournal:
 
     @contextmanager
     def _checking_answers(self) -> Iterator[None]:
-        """Turn an answer that no ``fyrehose journal serve`` gives into a JournalError."""
+        """Raise a JournalError if the answer cannot be that of a ``fyrehose journal serve``."""
         try:
             yield
         except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -219,9 +220,9 @@ class RemoteJournal:
 
 
 def check_identity(place: Place, identity: bytes, view: View | None = None) -> None:
-    """Check that the journal at *place* has *identity*, that of the journal that was read, unless either is unknown.
+    """Check that the journal at *place* has the identity *identity*; do nothing if either identity is unknown.
 
-    :param view: a view of the journal; None: a new one
+    :param identity: the identity of the journal that was read before
     :raises JournalCorrupt: it is another journal
     """
     if identity != UNKNOWN and differ(found := (view or place.view()).identity, identity):
@@ -232,7 +233,7 @@ def check_identity(place: Place, identity: bytes, view: View | None = None) -> N
 
 
 class _Remote(Files):
-    """Reads one segment file over HTTP, in place of the system calls of a segment reader."""
+    """A segment file that is read over HTTP; replaces the system calls of a segment reader."""
 
     def __init__(self, server: RemoteJournal) -> None:
         self._server = server
@@ -253,14 +254,14 @@ class _Remote(Files):
 
 
 def _request(server: RemoteJournal, method: str, path: str, body: bytes = b"") -> bytes:
-    """Send one request over a connection of its own, and return the body of the answer."""
+    """Send one request over a new connection, and return the body of the answer."""
     with closing(_Connection(server.url, server.token)) as connection:
         return connection.request(method, path, body)
 
 
 @attrs.define(eq=False)
 class _Connection:
-    """Sends requests to one server, over one connection as long as it stays open."""
+    """A client of one server, which sends its requests over one connection as long as that stays open."""
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
@@ -272,7 +273,7 @@ class _Connection:
             self._http = None
 
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
-        """Send a request, several times if need be, and return the body of the answer.
+        """Send a request, repeat it if there is no answer, and return the body of the answer.
 
         :raises Missing: the server has no such file
         :raises JournalUnreachable: the server does not answer, or answers with a status of 500 or above
@@ -294,7 +295,7 @@ class _Connection:
                         f"{self.url} does not answer: {why}; is `fyrehose journal serve` running?"
                     ) from error
                 time.sleep(0.2 * 2**attempt)
-        raise AssertionError("the last try raised or returned")
+        raise AssertionError("unreachable: the last try raises or returns")
 
     def _connect(self) -> HTTPConnection:
         kind = HTTPSConnection if self.url.startswith("https:") else HTTPConnection

@@ -1,8 +1,9 @@
 """A replica: the directory of a backup or a standby, into which the batches of a journal are copied byte by byte.
 
-MARK has the position up to which batches were copied and checked, and is written after they were synced.  If copying is
-interrupted, only bytes behind the mark are copied again.  A new segment has another name until it is complete, so that
-a server can start in the directory at any moment.
+The file MARK has the position up to which batches were copied and checked, and is written after these were synced.  If
+copying is
+interrupted, only bytes behind the mark are copied again.  A new segment file has a temporary name until it is complete,
+so that a server can start in the directory at any moment.
 
     in: a segment reader      out: the same segment in the replica
 
@@ -34,14 +35,14 @@ from fyrehose.records import Buffer
 
 @attrs.define(eq=False)
 class CheckedTail:
-    """The end of the part of a log that was checked.
+    """The state of reading and checking a log: everything before this end was checked.
 
-    :ivar index: of the last segment
+    :ivar index: the index of the last segment
     :ivar position: where the next batch goes
     :ivar chain: checksum from which the next batch or segment continues; None: unknown
     :ivar at: the position of the last batch
     :ivar last: the header of that batch, as it is in the file; empty if the segment has no batch yet
-    :ivar identity: of the journal; zeros: unknown
+    :ivar identity: the identity of the journal; zeros: unknown
     """
 
     index: SegmentIndex
@@ -68,9 +69,9 @@ class Copied:
 
 @attrs.define(eq=False)
 class Replica:
-    """A replica in *directory*; a context manager that holds the lock of the directory.
+    """A replica in *directory*; a context manager that locks the directory.
 
-    :ivar done: how much this object has copied and deleted
+    :ivar done: statistics of what this object has copied and deleted
     :ivar tail: the end of the replica's log; None while it is empty
     :ivar position: everything below this position is on disk, according to MARK
     """
@@ -111,7 +112,7 @@ class Replica:
         self._lock = -1
 
     def is_writing(self, base: int) -> bool:
-        """Return whether the replica's log ends in the segment at *base*, so that the rest of it is missing."""
+        """Return whether the replica's log ends in the segment at *base*, whose rest then has to be copied."""
         return self.tail is not None and self.tail.index.base == base
 
     def copy(self, reader: scan.SegmentReader, stop: int, name: str, progress: Callable[[int], object]) -> None:
@@ -163,7 +164,7 @@ class Replica:
             self.tail = made
             self.note()
         else:
-            self._store_index(made)  # fills a hole: the segment had been deleted in the replica, and later ones had not
+            self._store_index(made)  # the new segment fills a hole, because later segments exist already
         return failure
 
     def _write(
@@ -176,7 +177,7 @@ class Replica:
         name: str,
         progress: Callable[[int], object],
     ) -> Exception | None:
-        """Copy batches up to *stop* or the first damaged one, and sync them; return the error about the damaged one."""
+        """Copy and sync batches up to *stop* or the first damaged batch; return the error about that batch, if any."""
         start = tail.position - len(head)
         at, size = start - reader.base, len(head)
         pieces: list[Buffer] = [head] if head else []
@@ -202,7 +203,7 @@ class Replica:
         return failure
 
     def note(self) -> None:
-        """Write MARK: everything up to the end of the replica's log is on disk."""
+        """Write MARK, which says that the replica's log is on disk up to its end."""
         assert self.tail is not None
         path = self.directory / scan.MARK_NAME
         made = not path.exists()
@@ -248,9 +249,9 @@ class Replica:
     def settle(self) -> None:
         """Check that no segment is missing, sync the last one, and write MARK.
 
-        This makes a directory that was copied with other tools a replica: its files were perhaps never synced.
+        This turns a directory that was copied with other tools, which perhaps never synced its files, into a replica.
 
-        :raises JournalCorrupt: a segment is missing, and the source does not have it either
+        :raises JournalCorrupt: a segment is missing that the source does not have either
         """
         end = self._begin
         for segment in scan.segments(self.directory):
@@ -283,8 +284,8 @@ def _damaged(name: str, base: int, position: int, damage: fmt.Damage) -> Journal
 def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, CheckedTail]:
     """Read the header of a segment.
 
-    :param chain: checksum from which it must continue; None: unknown
-    :return: the header as it is in the file, and the tail behind it
+    :param chain: the checksum from which the segment must continue; None: unknown
+    :return: the bytes of the header, and a tail that begins behind it
     :raises Damage: it is damaged, or continues from another checksum
     """
     data = _read(reader, reader.base, fmt.SEGMENT_HEADER.size)
@@ -299,9 +300,9 @@ def begin(reader: scan.SegmentReader, chain: int | None) -> tuple[bytes, Checked
 
 
 def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterator[tuple[fmt.BatchHeader, list[Buffer]]]:
-    """Read and check the batches from *tail* up to the position *stop*; *tail* is moved behind each one.
+    """Read and check the batches from *tail* up to the position *stop*; move *tail* behind each batch.
 
-    :return: the header of each batch, and its bytes
+    :return: for each batch, its header and its bytes
     :raises Damage: the next batch is damaged, or cannot be read; *tail* is in front of it
     """
     size = fmt.BATCH_HEADER.size
@@ -328,7 +329,7 @@ def _read(reader: scan.SegmentReader, position: int, size: int) -> memoryview:
 
 
 def tail_of(directory: Path) -> CheckedTail | None:
-    """Find the end of the log in *directory*, which no other process writes; None if there is no log.
+    """Find the end of the log in *directory*, to which no other process writes; return None if there is no log.
 
     :raises JournalCorrupt: the log ends before the durable mark, or the last segment is damaged
     """
@@ -352,10 +353,10 @@ def tail_of(directory: Path) -> CheckedTail | None:
 
 
 def reach(source: Place) -> View:
-    """Return the part of *source* that may be copied: the durable part or, of a copied journal, all intact batches.
+    """Return the part of *source* that may be copied: its durable part or, if it is itself a copy, all intact batches.
 
-    MARK in a directory that was copied file by file is ignored, and no process writes there.  So the log ends at the
-    last intact batch, as it does when a server starts there.
+    In a directory that was copied file by file, MARK is ignored, and no process writes.  So the log ends at the last
+    intact batch, as it does for a server that starts there.
 
     :raises JournalUnreachable: the source cannot be reached at present
     :raises JournalCorrupt: the source is a copy, and its end is damaged
@@ -376,7 +377,7 @@ def reach(source: Place) -> View:
 
 
 def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | None]:
-    """Read a segment up to *stop* or the first damaged batch; return the tail, and the damage or None."""
+    """Read a segment up to *stop* or the first damaged batch; return the tail there, and the damage or None."""
     tail = CheckedTail(SegmentIndex(segment.base), segment.base, None)
     with scan.SegmentReader(segment.path, segment.base) as reader:
         try:
@@ -389,9 +390,9 @@ def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | 
 
 
 def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
-    """Check, as recovery does, that nothing durable follows the last intact batch of a copied segment.
+    """Check, as recovery does, that no durable batch follows the last intact batch of a copied segment.
 
-    :raises JournalCorrupt: durable batches follow, and a copy during a write does not explain the damage
+    :raises JournalCorrupt: durable batches follow, and the damage does not look like that of a copy during a write
     """
     with scan.SegmentReader(segment.path, segment.base) as reader:
         durable = durable_beyond(reader, position, segment.end)

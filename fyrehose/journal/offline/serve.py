@@ -6,11 +6,11 @@
     GET /indexes/BASE        the index of a sealed segment
     GET /snapshots/POSITION  a snapshot of all streams
     GET /subscriptions       the named subscriptions to the files: {"NAME": {"position": ..., "time": ...}, ...}
-    PUT /subscriptions/NAME  create one, or move it to the position in the body, a decimal number
+    PUT /subscriptions/NAME  create a subscription, or move it to the position in the body, a decimal number
 
 BASE and POSITION are 16 hexadecimal digits, as in the names of the files.  Only subscriptions are written, and the
-message server is not involved.  Host and Origin are checked as by the HTTP listeners; with a token, every request must
-carry it.
+message server is not involved.  The headers Host and Origin are checked like those of requests to HTTP listeners.  If a
+token is set, every request must carry it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fyrehose.web.tokens import same
 PROTOCOL = "journal-serve"
 #: Timeout of idle connections, and of clients that read nothing of the answer, in seconds.
 IDLE = 90.0
-#: The largest number of digits of a position.
+#: How many decimal digits a position has at most.
 _MAX_DIGITS = 19
 _BASE = re.compile(r"[0-9a-f]{16}")
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})")
@@ -53,7 +53,8 @@ _BYTES = "application/octet-stream"
 class Asked:
     """A request that was received completely.
 
-    :ivar body: the first bytes of its body, at most one more than a position has digits: such a body is too long
+    :ivar body: the beginning of its body, up to one byte more than the digits of a position, so that a body that is too
+        long is noticed
     """
 
     request: RequestHead
@@ -62,7 +63,7 @@ class Asked:
 
 @attrs.define(eq=False)
 class ServeSession(WebSession):
-    """Checks the token of requests, and keeps only as much of their bodies as a position can have digits."""
+    """A session that checks the token of requests, and keeps only the beginning of their bodies."""
 
     token: str | None = attrs.field(default=None, kw_only=True)
     _request: RequestHead | None = attrs.field(default=None, init=False)
@@ -93,7 +94,7 @@ class ServeSession(WebSession):
 
 
 class ServeProtocol(WebProtocol):
-    """One connection; it answers from the files of the journal in *directory*."""
+    """A connection of a client, whose requests are answered from the files of the journal in *directory*."""
 
     protocol_name: ClassVar[str] = PROTOCOL
     log: ClassVar[Logger] = Logger()
@@ -104,7 +105,7 @@ class ServeProtocol(WebProtocol):
         self.directory = factory.directory
 
     def answer(self, asked: Asked) -> None:
-        """Answer a request, or begin to send a file."""
+        """Answer the request *asked*, or begin to send the file that it asks for."""
         request = asked.request
         methods = ("PUT",) if request.path[0] == "subscriptions" and any(request.path[1:]) else ("GET", "HEAD")
         if request.method not in methods:
@@ -146,7 +147,7 @@ class ServeProtocol(WebProtocol):
 
     def _view(self) -> dict[str, Any]:
         view = look(self.directory)
-        # Listed after the segments, so that every snapshot that they refer to is included.
+        # The snapshots are listed after the segments, so that every snapshot that a segment refers to is included.
         snapshots = scan.snapshots(self.directory)
         segments = [[extent.base, extent.end] for extent in view.segments]
         return {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
@@ -171,7 +172,7 @@ class ServeProtocol(WebProtocol):
         self._send_file(request, scan.path_of(self.directory, base), end - base)
 
     def _send_file(self, request: RequestHead, path: Path, limit: int | None = None) -> None:
-        """Send the content of a file or its first *limit* bytes, or the range of them that the request asks for."""
+        """Send the file at *path*, at most its first *limit* bytes, or the range of these that the request asks for."""
         file = path.open("rb")
         size = os.fstat(file.fileno()).st_size if limit is None else limit
         asked = request.headers.get("range")
@@ -192,9 +193,9 @@ class ServeProtocol(WebProtocol):
 
 
 class ServeFactory(SessionFactory):
-    """Listens for readers of the journal in *directory*.
+    """The factory of the connections of clients that read the journal in *directory*.
 
-    :param hosts: host names that requests may use; None: any
+    :param hosts: host names that requests may use; None: any host name
     :param token: the token that every request must carry; None: no token is required
     """
 
@@ -205,7 +206,7 @@ class ServeFactory(SessionFactory):
     def __init__(
         self, directory: Path, hosts: frozenset[str] | None = None, token: str | None = None, reactor: Any = None
     ) -> None:
-        # Only the counters and limits of this broker are used: nothing is published.
+        # Only the counters and limits of this broker are used, because clients publish nothing.
         super().__init__(CallbackBroker(lambda run: None), reactor=reactor)
         self.directory, self.hosts, self.token = directory, hosts, token
         self.rounds = Rounds(self.clock)
@@ -214,7 +215,7 @@ class ServeFactory(SessionFactory):
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class FileSending:
-    """Sends the bytes of a file from *position* to *stop*, as fast as the client reads them."""
+    """A producer that sends the bytes of a file from *position* to *stop* as fast as the client reads them."""
 
     protocol: ServeProtocol
     file: BinaryIO
@@ -230,7 +231,7 @@ class FileSending:
             self.protocol.factory.rounds.ready(self)
 
     def take_turn(self) -> int:
-        """Send the next piece of the file, and complete the answer after the last one."""
+        """Send the next piece of the file; after the last piece, complete the answer."""
         self._queued = False
         if self.paused:
             return 0
@@ -239,7 +240,7 @@ class FileSending:
         except OSError as error:
             self.protocol.log.warn("closing a connection, because a file cannot be read: {error}", error=error)
             data = b""
-        if not data:  # the file was truncated, or its disk failed: the promised content length cannot be sent
+        if not data:  # the file was truncated, or its disk failed, so the promised content length cannot be sent
             self.protocol.finish()
             return 0
         self.position += len(data)
@@ -264,7 +265,7 @@ class FileSending:
 def _range(header: str | None, size: int) -> tuple[int, int]:
     """Return the first byte and the end of the range that a Range *header* asks for.
 
-    An empty range stands for one that is malformed or begins behind the end.
+    Return an empty range if the header is malformed, or if its range begins behind the end of the file.
     """
     if header is None:
         return 0, size

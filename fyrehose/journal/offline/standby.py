@@ -7,8 +7,9 @@ follows, and no server starts there.
 
 The server that is followed may have given out numbers that the standby does not have: those of messages that it has
 acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
-so that no number means two messages.  From the batch with these gaps on, the two logs differ.  A program that
-remembers a position also remembers the checksum of the log before it, and so finds out which of the logs it read.
+so that no two messages get the same number.  From the batch with these gaps on, the two logs differ.  A program that
+remembers a position also remembers the checksum of the log before that position, by which it finds out which of the two
+logs it has read.
 
 This module does not import Twisted.
 """
@@ -34,8 +35,8 @@ from fyrehose.journal.replica import REPLICA
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.writer import Writer
 
-#: How many numbers every stream skips when a standby is promoted: more than a server can give out in six hours at three
-#: million a second, or in a week at 100,000.  A stream has 2^48 numbers.
+#: How many numbers every stream skips when a standby is promoted: more than a server gives out in six hours at three
+#: million a second, or in a week at 100,000 a second.  A stream has 2^48 numbers.
 SKIPPED = 1 << 36
 #: How long the server that was followed may take to accept a connection, in seconds.
 PATIENCE = 3.0
@@ -43,9 +44,9 @@ PATIENCE = 3.0
 
 @attrs.frozen
 class Lag:
-    """The lag of a standby.
+    """How far a standby is behind its source.
 
-    :ivar size: how many bytes were durable at the source when it was last looked at, and are missing in the standby
+    :ivar size: how many bytes that were durable at the source at the last look are missing in the standby
     :ivar seconds: how long ago the standby had everything that was durable at the source
     :ivar reachable: whether the source answers
     """
@@ -57,7 +58,7 @@ class Lag:
 
 @attrs.define(eq=False)
 class Standby:
-    """Follows the journal at *url* by *copying*.
+    """A standby that follows the journal at *url* by means of the backup *copying*.
 
     :ivar observe: called with the lag from time to time
     """
@@ -75,9 +76,9 @@ class Standby:
         return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
 
     def catch_up(self, run: Callable[[], object]) -> None:
-        """Copy the missing bytes by *run*, a method of the backup, and mark the directory as a standby.
+        """Copy the missing bytes by calling *run*, a method of the backup, and mark the directory as a standby.
 
-        A directory that has a journal already is marked only after its log was found to begin like that of the source.
+        A directory that has a journal already is marked only after a check that its log begins like that of the source.
 
         :raises JournalError: see :meth:`.Backup.run`
         """
@@ -108,8 +109,8 @@ class Promoted:
     """The result of promoting a standby.
 
     :ivar position: where the log of the standby ended
-    :ivar time: of its last batch, in microseconds since 1970 UTC
-    :ivar streams: how many streams it has, without those that are retired
+    :ivar time: the time of its last batch, in microseconds since 1970 UTC
+    :ivar streams: how many streams the standby has, without retired streams
     """
 
     position: int
@@ -121,7 +122,7 @@ def promote(directory: Path, files: Files) -> Promoted:
     """Make the standby in *directory* a journal of its own; after an interruption, the same call completes it.
 
     :raises ConfigError: the directory is no standby, or nothing was copied into it yet
-    :raises JournalLocked: it is being followed, or a server runs there
+    :raises JournalLocked: `fyrehose journal follow` or a server uses the directory
     :raises JournalFull: the disk is full
     :raises JournalError: it cannot be recovered or written
     """
@@ -142,10 +143,10 @@ def promote(directory: Path, files: Files) -> Promoted:
 
 
 def _part(writer: Writer, time: int) -> None:
-    """Append a durable gap, by which every stream skips numbers, and close the log in order."""
+    """Append a gap durably, so that every stream skips numbers and the log differs from the source's; close the log."""
     try:
         writer.open(time)
-        # The random part makes the checksums of two standbys differ that are promoted at the same position.
+        # The random part makes the checksums differ if two standbys are promoted at the same position.
         writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
     except BaseException:
         writer.close(in_order=False)
@@ -168,7 +169,7 @@ def check_standby(directory: Path) -> None:
 
 
 def answers(url: str) -> bool:
-    """Return whether something accepts connections at *url*."""
+    """Return whether a program accepts connections at *url*."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -1,6 +1,6 @@
-"""Read the named subscriptions of a journal from its files, with those of programs that read the files.
+"""Read all named subscriptions of a journal from its files: those to streams, and those of programs that read files.
 
-in: a directory      out: the positions, the last numbers of the streams -> objects as those of a running server
+in: a directory      out: one object for each subscription, as a running server describes it
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fyrehose.records import Run
 def subscriptions(
     directory: Path, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> list[dict[str, object]]:
-    """Return the subscriptions as objects for JSON, with the keys of ``GET /subscriptions`` that are known here.
+    """Return the subscriptions as objects for JSON, with those keys of ``GET /subscriptions`` that the files tell.
 
     :param progress: called with the number of bytes that were read, and their total
     :raises JournalError: there is no journal
-    :raises JournalCorrupt: it is damaged
+    :raises JournalCorrupt: the journal is damaged
     """
     view = look(directory)
     ends: dict[str, int] = {}

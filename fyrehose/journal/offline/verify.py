@@ -1,8 +1,8 @@
 """Verify every byte of a journal, also while it is in use.
 
 The checks cover the checksums and their chain, also from segment to segment; that the numbers of every stream are
-consecutive, except for gaps that are noted as such; the last numbers at the start of each segment; the times; that the
-index files agree with the segments; and that a server can read what is there: the first and the last record that each
+consecutive, except for gaps that the journal has noted; the last numbers at the start of each segment; the times; that
+the index files agree with the segments; and that a server can read the records: the first and the last record that each
 segment has of each stream are read through :class:`~fyrehose.journal.store.Store`, as the server reads them.
 
     in: a directory      out: Report
@@ -28,7 +28,7 @@ from fyrehose.journal.streams import streams_at_start
 from fyrehose.options import counted
 from fyrehose.records import Run
 
-#: How many problems are reported at most; if there are more, they mostly have a common cause.
+#: How many problems are reported at most, because more problems usually have a common cause.
 MAX_PROBLEMS = 1000
 
 
@@ -51,7 +51,7 @@ class Report:
     :ivar mark: the durable mark; 0: unknown
     :ivar end: the position up to which everything was checked
     :ivar size: number of bytes that were checked
-    :ivar allocated: number of bytes behind the end that are allocated and not used yet
+    :ivar allocated: number of bytes behind the end that are allocated on disk and not used yet
     :ivar gaps: missing numbers that the journal notes as gaps
     :ivar problems: empty if the journal is undamaged
     :ivar notes: harmless observations
@@ -103,9 +103,9 @@ class _Verifier:
     directory: Path
     store: Store = attrs.field(init=False)
     done: int = 0
-    #: (base, end) of the sealed segments that were checked
+    #: (base, end) of each sealed segment that was checked
     _sealed: list[tuple[int, int]] = attrs.field(factory=list)
-    #: The index of the last sealed segment, until its records are read through the store; None: they were read.
+    #: The index of the last sealed segment while its records are still to be read through the store; None otherwise.
     _unread: SegmentIndex | None = None
     _last: SegmentStart | None = None
     _whole: bool = True  #: no damage was found in the present segment
@@ -115,7 +115,7 @@ class _Verifier:
     _time: int = 0
     _ends: dict[str, int] = attrs.field(factory=dict)
     _floor: int = 0
-    #: Streams whose last number was read after the last damage: if numbers are missing from now on, that is a problem.
+    #: Streams whose last number was read after the last damage, so that missing numbers are a problem from now on.
     _certain: set[str] = attrs.field(factory=set)
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
@@ -180,7 +180,7 @@ class _Verifier:
         self.done += size
 
     def _loses(self) -> None:
-        """Note that records may be lost at this point, so that missing numbers after it are no further problem."""
+        """Note that records may be lost at this point, so that their numbers are not reported as another problem."""
         self._lost = True
         self._certain.clear()
 
@@ -258,13 +258,13 @@ class _Verifier:
         for stream, last in listed.items():
             self._reaches(batch, stream, last)
         for stream in [stream for stream, end in self._ends.items() if end <= streams.floor and stream not in listed]:
-            del self._ends[stream]  # retired so long ago that only the floor is left of it
+            del self._ends[stream]  # retired so long ago that the journal has forgotten its name
         if not batch.header.mended and (forgotten := self._ends.keys() - listed.keys()):
             what = f"the start of the segment lacks {counted(len(forgotten), 'stream')}, such as {min(forgotten)!r}"
             self._problem(batch.segment, batch.header.position, what)
 
     def _reaches(self, batch: Batch, stream: str, seq: int) -> None:
-        """Check that the last number of *stream* is *seq* at this point of the log."""
+        """Check that the last number of *stream* at this point of the log is *seq*."""
         end = self._ends.get(stream, self._floor)
         # A new stream may have been given its first number just before the floor was raised.
         if seq == end or (seq == 0 and stream not in self._ends):
@@ -292,7 +292,7 @@ class _Verifier:
             self._tail(start.segment)
 
     def _tail(self, segment: scan.Segment) -> None:
-        """Report how much lies behind the last batch that was checked."""
+        """Report how many bytes follow the last batch that was checked."""
         end = self.report.end
         with scan.SegmentReader(segment.path, segment.base) as reader:
             try:
@@ -322,7 +322,8 @@ class _Verifier:
     def _read_previous(self) -> None:
         """Read the records of the segment before the one that has just begun.
 
-        This waits for the first batch of the next segment, from which a reader learns which segment has a record.
+        This is done only when the first batch of the next segment was read, because a reader needs its numbers to find
+        the segment of a record.
         """
         unread, self._unread = self._unread, None
         if unread is not None:
@@ -332,7 +333,7 @@ class _Verifier:
     def _read(self, index: SegmentIndex) -> None:
         """Read the first and the last record of each stream of a segment, as a server reads them.
 
-        Readers stop at damage, so nothing more is read after a problem was found.
+        Nothing is read any more after a problem was found, because readers stop at damage.
         """
         path = scan.path_of(self.directory, index.base)
         for stream, seq in (*index.firsts(), *index.lasts()):

@@ -19,14 +19,14 @@ from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused
 
-#: How often a directory is read again if it changes meanwhile, and the pause in between, in seconds.
+#: How often a directory is read again if it changes during the read, and the pause between two tries, in seconds.
 _TRIES = 5
 _PAUSE = 0.01
 
 
 @attrs.frozen(slots=True, order=True)
 class Extent:
-    """The durable part of a segment: the positions from *base* to *end*."""
+    """The durable part of a segment, from the position *base* to the position *end*."""
 
     base: int
     end: int
@@ -37,7 +37,8 @@ class View:
     """The durable content of a journal at one moment.
 
     :ivar mark: the durable mark; nothing from this position on may be read
-    :ivar segments: in the order of their positions; positions between two of them, or before the mark, are missing
+    :ivar segments: in the order of their positions; positions between two segments, or between the last and the mark,
+        are missing in the journal
     :ivar identity: of the journal, 16 bytes; zeros if it has none yet
     """
 
@@ -64,7 +65,7 @@ def look(directory: Path) -> View:
     if not directory.is_dir():
         raise JournalError(f"{directory} is no journal: there is no such directory")
     for _ in range(_TRIES):
-        # The mark is read first: segments that are created afterwards have nothing below it.
+        # The mark is read first, so that segments that are created afterwards have no bytes below it.
         mark = durable_mark(directory)
         found = [segment for segment in scan.segments(directory) if segment.base < mark]
         ends = [segment.base for segment in found[1:]] + [mark] * bool(found)
@@ -87,7 +88,7 @@ def durable_mark(directory: Path) -> int:
 
 
 def believed_mark(directory: Path) -> scan.Mark:
-    """Return the content of MARK, or an empty Mark if it is missing, damaged, or copied from another directory."""
+    """Return the content of MARK; an empty Mark if the file is missing, damaged, or from another directory."""
     path = directory / scan.MARK_NAME
     mark = scan.Mark()
     for _ in range(_TRIES):
@@ -99,7 +100,7 @@ def believed_mark(directory: Path) -> scan.Mark:
 
 
 def durable_by_batches(directory: Path) -> int:
-    """Return the durable position that the headers of batches state; the position in MARK is a little newer.
+    """Return the durable position according to the headers of batches, which is a little older than that in MARK.
 
     :raises JournalCorrupt: a newer version has written a batch
     """

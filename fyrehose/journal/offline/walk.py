@@ -1,6 +1,7 @@
 """Walk through a journal's files: segments, batches and damaged ranges, in order.  The offline tools are built on this.
 
-It works while a server is writing, because nothing beyond the durable mark is read unless requested.  This module does
+This works while a server is writing, because nothing beyond the durable mark is read unless requested.  This module
+does
 not import Twisted.
 
     in: a directory      out: SegmentStart, Batch and Damaged, in the order of their positions
@@ -24,7 +25,7 @@ from fyrehose.records import Run
 
 @attrs.frozen(slots=True)
 class SegmentStart:
-    """The start of a segment; its batches follow.
+    """The start of a segment, before the segment's batches.
 
     :ivar header: None if it is damaged; then a :class:`Damaged` follows
     :ivar stop: the position up to which the segment is read
@@ -56,7 +57,7 @@ class Batch:
 
 @attrs.frozen(slots=True)
 class Damaged:
-    """A damaged range, from the position *start* to *stop*, that was durable.
+    """A damaged range of the durable log, from the position *start* to *stop*.
 
     If the two are equal, the bytes there are intact, but they do not continue the log.
     """
@@ -77,7 +78,7 @@ class Log:
 
     :ivar mark: the durable mark from MARK; 0: unknown
     :ivar durable: everything below this position was on disk, according to MARK or to the headers of batches
-    :ivar begin: position of the oldest segment that retention has kept, from MARK; None: unknown
+    :ivar begin: position of the oldest segment that retention has not deleted, from MARK; None: unknown
     """
 
     segments: tuple[scan.Segment, ...]
@@ -93,7 +94,8 @@ class Log:
         :raises JournalCorrupt: all segments of the journal are missing
         """
         noted = believed_mark(directory)
-        found = tuple(scan.segments(directory))  # after the mark, so that they reach at least that far
+        # Listed after MARK was read, so that the segments extend at least to the mark.
+        found = tuple(scan.segments(directory))
         if not found and noted.durable:
             raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
         if not found:
@@ -103,7 +105,7 @@ class Log:
 
 
 def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:
-    """Walk through the segments of *log*, except those that retention deletes meanwhile.
+    """Walk through the segments of *log*, except those that retention deletes during the walk.
 
     :param everything: also read intact batches beyond the durable mark
     :raises JournalCorrupt: a newer version has written to the journal
