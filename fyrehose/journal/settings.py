@@ -33,7 +33,7 @@ def durability(text: str) -> Durability:
         return Durability(text)
     match = re.fullmatch(r"interval:(\d+)(?:ms)?", text)
     if not match or not int(match[1]):
-        raise ValueError("expected batch, never, or interval:MS with a number of milliseconds")
+        raise ValueError("batch, never, or interval:MS with a number of milliseconds")
     return Durability("interval", int(match[1]) / 1000)
 
 

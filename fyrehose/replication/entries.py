@@ -1,18 +1,20 @@
 """The entries of the shared log, and the rule by which every server decides whether an entry counts.
 
-The shared log hands the bytes of the journal from the leader to the followers.  Its entries are numbered 1, 2, 3 ... by
-the engine behind it.  Integers are little-endian:
+The shared log hands the bytes of the journal from the leader to the followers.  The service that stores the shared log,
+such as NATS JetStream, numbers the entries 1, 2, 3 ...  Integers are little-endian:
 
     entry       header 72 | name of the writer | data, or the list of the members
-    takeover    a server has become the leader, in a new epoch, where the log ends
-    checkpoint  the journal ends at this position; earlier entries may be deleted once other servers have synced them
+    takeover    a server has become the leader, in a new epoch, at the position where the journal ends
+    checkpoint  the journal ends at this position; earlier entries may be deleted once the other servers have synced
+    them
     data        bytes of the journal that belong at a position: whole batches, or a part of a large one
     members     the list of the members has changed
 
-All entries but data have the list that is valid from there on, so the first entry that is left has the present list.
+All entries but data have the list of the members that is valid from there on.  So the first entry that was not deleted,
+which is never data, has a list.
 
-A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count when
-the last of them is there: after a take-over the log continues in front of an incomplete batch.  Whole batches may
+A batch that does not fit into one entry is divided into parts; all but the last have the flag PART.  Parts count only
+when the last part has arrived: after a take-over the log continues in front of an incomplete batch.  Whole batches may
 follow the last part in its entry.  The header of a segment is followed by the segment's first batch in the same entry;
 no batch of the previous segment is in it.
 
@@ -38,11 +40,11 @@ from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
 from fyrehose.records import Buffer
 from fyrehose.replication.members import Members
 
-#: The version of the layout that this code writes.  Version 2, which it reads, has no lists of members.
+#: The version of the layout that this code writes.  This code also reads version 2, which has no lists of members.
 VERSION = 3
 OLDEST = 2
 MAGIC = b"FYRE"
-#: Upper bound of an entry, in bytes; the default limit of a message in NATS, which counts the message's headers, too.
+#: Upper bound of an entry, in bytes: the default limit of a NATS message, minus room for the message's headers.
 MAX_ENTRY = (1 << 20) - 4096
 #: Upper bound of a writer's name, in bytes of UTF-8.
 MAX_WRITER = 128
@@ -82,7 +84,7 @@ class EntryKind(IntEnum):
 class EntryWriter:
     """The server that wrote an entry.
 
-    :ivar name: of the server
+    :ivar name: the name of the server
     :ivar incarnation: a random number for each start of the server
     """
 
@@ -96,7 +98,7 @@ class LogEntry:
 
     :ivar position: where the data begins, or where the log ends, in the journal
     :ivar part: whether the batch continues in the next entry
-    :ivar identity: of the journal; UNKNOWN before it has its first segment
+    :ivar identity: the identity of the journal; UNKNOWN before the journal has its first segment
     :ivar chain: the checksum from which the journal continues at *position*; within a batch, at the batch's beginning
     :ivar after: the checksum from which the journal continues behind the data
     :ivar members: the members of the cluster from this entry on; None in data, and if no list was made yet
@@ -120,19 +122,19 @@ class LogEntry:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the shared log may begin with this entry: a take-over or a checkpoint needs no earlier one."""
+        """Return whether the shared log may begin with this entry: take-overs and checkpoints need no earlier one."""
         return self.kind not in _FILLED
 
     @property
     def ident(self) -> str:
-        """Return a name that no other entry has."""
+        """Return a name for this entry that no other entry has."""
         what = self.kind.name.lower()
         if self.kind is EntryKind.MEMBERS and self.members is not None:
             what = f"{what} {self.members.version}"  # several lists may be at the same position
         return f"{self.epoch}/{what}/{self.position}/{self.writer.name}/{self.writer.incarnation:x}"
 
     def pack(self) -> bytes:
-        """Return the bytes of the entry in the shared log: a header with two checksums, the writer's name, the data."""
+        """Encode the entry for the shared log: a header with two checksums, the writer's name, the data."""
         name = self.writer.name.encode()
         data = self.data if self.members is None else self.members.pack()
         head = HEADER.pack(
@@ -157,7 +159,7 @@ class LogEntry:
     def unpack(cls, data: Buffer) -> LogEntry:
         """Decode an entry.
 
-        :raises Damage: it is damaged, or no entry at all
+        :raises Damage: *data* is damaged, or no entry at all
         :raises Newer: a newer version has written it
         """
         if len(data) < HEADER.size:
@@ -201,23 +203,23 @@ class LogEntry:
 
 
 _KINDS = frozenset(EntryKind)
-#: The kinds of entries that are not empty.
+#: The kinds of entries that have data.
 _FILLED = (EntryKind.DATA, EntryKind.MEMBERS)
 
 
 @attrs.define
 class Validity:
-    """Decides which entries count, the same for every server that reads them in order (rule 1).
+    """The rule which entries of the shared log count, with the same result on every server (rule 1).
 
     An entry counts if it has the current epoch (a take-over: a greater one), begins where the log ends, and is of the
     same journal.
 
-    :ivar epoch: of the last take-over that counted; 0: none yet
+    :ivar epoch: the epoch of the last take-over that counted; 0 before the first
     :ivar end: the position where the log ends; parts of an incomplete batch are not included
-    :ivar reached: the position behind the last part; equal to *end* if no batch is incomplete
-    :ivar identity: of the log; UNKNOWN before the first entry that has it
+    :ivar reached: the position behind the last part of an incomplete batch; equal to *end* if no batch is incomplete
+    :ivar identity: the identity of the log; UNKNOWN before the first entry that states it
     :ivar chain: the checksum from which the log continues at *end*
-    :ivar members: of the cluster; None before the first entry that lists them
+    :ivar members: the members of the cluster; None before the first entry that lists them
     """
 
     epoch: int = 0
@@ -228,7 +230,7 @@ class Validity:
     members: Members | None = None
 
     def begin(self, entry: LogEntry) -> None:
-        """Start in front of *entry*, the first that is left in the shared log, so that it counts.
+        """Start in front of *entry*, the first entry that the shared log still has, so that it counts.
 
         :raises Damage: the shared log cannot begin with such an entry
         """
@@ -239,7 +241,7 @@ class Validity:
         self.identity, self.chain, self.members = entry.identity, entry.chain, entry.members
 
     def counts(self, entry: LogEntry) -> bool:
-        """Return whether *entry*, the next one in the shared log, counts; if so, move behind it."""
+        """Return whether *entry*, the next entry of the shared log, counts; if so, move behind it."""
         if entry.chain != self.chain or self.identity not in (entry.identity, UNKNOWN):
             return False  # the entry is of another journal than the earlier entries
         if not self._continues(entry):
@@ -266,7 +268,7 @@ class Validity:
 
 @attrs.frozen(slots=True)
 class Piece:
-    """The content of an entry that is not appended yet; the fields are those of :class:`LogEntry`."""
+    """The content of an entry that is not appended yet; its fields are like those of :class:`LogEntry`."""
 
     position: int
     data: bytes
@@ -278,16 +280,17 @@ class Piece:
 
     @property
     def begins_segment(self) -> bool:
-        """Return whether the header of a segment is in front."""
+        """Return whether the data begins with the header of a segment."""
         return self.data.startswith(SEGMENT_MAGIC)
 
 
 def divide(position: int, chain: int, batches: Sequence[Batches], most: int = MAX_DATA) -> Iterator[Piece]:
     """Distribute consecutive batches over entries.
 
-    :param position: of the first batch
+    :param position: the position of the first batch
     :param chain: the checksum from which the journal continues there
-    :param batches: a segment's header begins an item, which has the segment's first batch, too
+    :param batches: whole batches; if an item contains a segment's header, it begins with it, and the segment's first
+        batch follows
     :param most: upper bound of the data of an entry, in bytes
     """
     pieces: list[Buffer] = []
@@ -317,5 +320,5 @@ def divide(position: int, chain: int, batches: Sequence[Batches], most: int = MA
 
 
 def joined(pieces: Sequence[Buffer]) -> bytes:
-    """Join *pieces*; a single one, which is the most frequent case, is not copied."""
+    """Return *pieces* joined; a single piece, which is the most frequent case, is not copied."""
     return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)

@@ -1,10 +1,10 @@
-"""Fill a journal that ends before the shared log begins: copy what is durable on another server.
+"""Fill a journal that ends before the shared log begins, by copying the durable part of another server's journal.
 
     in: the end of this journal, the first entry of the shared log, the journals that other servers serve
     out: a longer journal
 
-It runs before the journal is opened.  Only the durable part is copied, and only if this journal is empty, or is the
-beginning of the other one.
+The journal is filled before it is opened.  Only the durable part is copied, and only if this journal is empty, or equal
+to the beginning of the other journal.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from fyrehose.replication.shared_log import ISharedLog, Unavailable
 
 log = Logger()
 
-#: How long the shared log may take to answer when the server starts, in seconds; it is asked again while following.
+#: How long the starting server waits for an answer of the shared log, in seconds; later, a follower asks again.
 PATIENCE = 5.0
-#: How long this server waits for messages of other servers before it chooses one of them, in seconds.
+#: How long this server waits for messages of other servers before it chooses the one to copy from, in seconds.
 LISTEN = 1.0
 #: After how many seconds copying is tried again.
 RETRY = 5.0
 #: How often copying is tried before the server gives up.
 TRIES = 60
 
-#: How long an empty server waits for the others before it begins an empty shared log, in seconds.
+#: How long a server with an empty journal waits for the other servers before it begins a shared log, in seconds.
 ALONE = 10.0
 
 #: Copies the durable part of a journal.  Called with the URL of the journal, a directory, the system calls, the
@@ -51,7 +51,7 @@ Copy = Callable[[str, Path, Files, bytes, Event], int]
 
 
 def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any) -> Deferred[int]:
-    """Call *work* in a thread that the end of the process does not wait for, because a request may take minutes."""
+    """Call *work* in a thread for which the end of the process does not wait, because a request may take minutes."""
     done: Deferred[int] = Deferred()
 
     def run() -> None:
@@ -67,10 +67,10 @@ def in_abandoned_thread(reactor: Any, work: Callable[..., int], *arguments: Any)
 
 @attrs.define(eq=False)
 class Filler:
-    """Fills the journal in *directory*, if need be.
+    """An object that fills the journal in *directory* if the journal ends before the shared log begins.
 
-    :ivar peers: names this server, and learns which journals the others serve
-    :ivar copy: blocks, and is called by *in_thread*
+    :ivar peers: has the name of this server, and learns which journals the other servers serve
+    :ivar copy: copies a journal, and blocks; called by means of *in_thread*
     :ivar files: the system calls
     """
 
@@ -90,14 +90,14 @@ class Filler:
 
         The Deferred may be cancelled: the download ends at its next piece, and the synced part of the copy is kept.
 
-        :raises ConfigError: this journal is another one than that of the shared log; or it ends too early, and no other
-            server serves its journal (a server that serves its own waits for the others)
+        :raises ConfigError: this journal does not belong to the shared log; or this journal ends too early, and no
+            other server serves its journal (a server that serves its own journal waits for the others)
         :raises JournalCorrupt: the durable mark of this journal is unknown
         """
         try:
             first = await self._first_beyond()
         except (Unavailable, defer.TimeoutError):
-            return  # the shared log does not answer: this server follows it as soon as it does
+            return  # the shared log does not answer now; this server follows it as soon as it answers
         if first is None:
             return
         cut_at_mark(self.directory, self.files)
@@ -129,7 +129,7 @@ class Filler:
         return first
 
     def _end(self) -> int | None:
-        """Return the durable mark of this journal; None if this server was never in a cluster."""
+        """Return the durable mark of this journal, or None if this server was never in a cluster."""
         if not scan.segments(self.directory):
             return 0
         return scan.read_mark(self.directory) if (self.directory / REPLICA).exists() else None
@@ -182,12 +182,12 @@ def too_far_behind(here: int, first: int) -> ConfigError:
 
 
 def waits(position: int, returning: bool, peers: Peers, listened: float) -> str:
-    """Return why a server must not begin a shared log that is empty; an empty string if it may.
+    """Return why this server must not write the first entry of an empty shared log; "" if it may.
 
-    If the shared log was lost, the server that takes over first may not be the one that has everything.
+    If the shared log was lost, the server that takes over first might not be the server with the longest journal.
 
-    :param position: where its journal ends
-    :param returning: whether its journal has been used with a shared log before
+    :param position: the position where this server's journal ends
+    :param returning: whether this server's journal has been used with a shared log before
     :param listened: for how long this server has received messages of the others, in seconds
     """
     if peers.stranger:

@@ -35,7 +35,7 @@ log = Logger()
 
 
 class ClusterMember(Protocol):
-    """The server as a member of its cluster; see :class:`fyrehose.replication.member.Member`."""
+    """The interface of this server as a member of its cluster; see :class:`fyrehose.replication.member.Member`."""
 
     @property
     def running(self) -> bool: ...
@@ -66,7 +66,7 @@ class ClusterMember(Protocol):
 
 @attrs.define(eq=False)
 class _Waiting:
-    """A commit that is on disk here, and is not released.
+    """A commit that is on disk here and not released yet.
 
     :ivar end: the position behind the commit
     :ivar acknowledged: the publishes of the commit that :meth:`ReplicatedGate.acknowledge` has settled
@@ -87,14 +87,14 @@ class _Waiting:
 class ReplicatedGate:
     """The gate of the journal of one server of a cluster.
 
-    :ivar name: of this server, which is kept in the file REPLICA
+    :ivar name: the name of this server, which is kept in the file REPLICA
     :ivar hand_over: called while this server leads, with whole batches that it has written, as a position and bytes;
         they may not be on disk yet
     :ivar on_synced: called while this server leads, with the position up to which the log is on disk
     :ivar cluster: this server as a member of its cluster; None in tests of the gate alone
-    :ivar refusal: why publishing is refused, for people; empty while this server accepts it
-    :ivar leading: whether the journal accepts publishes of its own
-    :ivar returning: whether the directory has been that of a server of a cluster before it was opened
+    :ivar refusal: why publishes are refused, for people; empty while this server accepts them
+    :ivar leading: whether this server leads, so that its journal accepts publishes
+    :ivar returning: whether the directory was used by a server of a cluster before this start
     """
 
     name: str
@@ -110,11 +110,11 @@ class ReplicatedGate:
     released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
     _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
-    #: Number of commits, counted from the oldest that is not released, that :meth:`acknowledge` has acknowledged.
+    #: How many of the commits that wait for their release :meth:`acknowledge` has acknowledged: the oldest ones.
     _acknowledged: int = attrs.field(default=0, init=False)
-    #: Whether publishes are refused although this server leads.
+    #: Whether publishes are refused at present although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
-    #: Where the log was cut when this server stopped leading: commits before that position still count.
+    #: Where the log was truncated when this server stopped leading; commits before that position still count.
     _kept: int = attrs.field(default=0, init=False)
 
     # Methods that the journal calls: see IGate.
@@ -125,12 +125,12 @@ class ReplicatedGate:
 
     @property
     def accepts(self) -> bool:
-        """Return whether this server leads, and the shared log answers."""
+        """Return whether this server accepts publishes, because it leads and the shared log answers."""
         return self.leading and not self._suspended
 
     @property
     def leads_alone(self) -> bool:
-        """Return whether this server leads, and no other one can have taken over from it."""
+        """Return whether this server leads and no other server can have taken over from it."""
         return self.accepts and (self.cluster is None or self.cluster.leads_alone)
 
     @property
@@ -140,25 +140,25 @@ class ReplicatedGate:
 
     @property
     def leader(self) -> str | None:
-        """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
+        """Return the address of the leader, as the leader's configuration has it; "" if it is unknown."""
         return self.cluster.leader_address if self.cluster is not None and self.cluster.running else ""
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find all records here that were acknowledged up to a moment ago."""
+        """Return whether readers find on this server all records that were acknowledged up to a moment ago."""
         return self.leading if self.cluster is None else self.cluster.caught_up
 
     @property
     def age(self) -> float | None:
-        """Return how far readers may be behind the leader, in seconds; inf if that is unknown."""
+        """Return by how many seconds readers here may be behind the leader; inf if that is unknown."""
         return self.cluster.age if self.cluster is not None and self.cluster.running else inf
 
     def cluster_status(self) -> ClusterStatus | None:
-        """Return the figures of this server as a member; None while the journal is not open."""
+        """Return the figures of this server as a member of the cluster; None while the journal is not open."""
         return self.cluster.status() if self.cluster is not None and self.cluster.running else None
 
     def prepare(self) -> Deferred[None]:
-        """Refuse settings that differ between servers, and fill the journal if it ends before the shared log begins."""
+        """Check the settings that all servers must share; fill the journal if it ends before the shared log begins."""
         settings = self._journal.settings
         if settings.durability.mode != "batch":
             return fail(ConfigError("a replicated journal needs the durability batch; remove the option durability"))
@@ -191,15 +191,15 @@ class ReplicatedGate:
         return succeed(None) if self.cluster is None else Deferred.fromCoroutine(self.cluster.stop())
 
     def may_write(self, size: int) -> bool:
-        """Return False while a commit of *size* bytes would begin a segment before everything is released.
+        """Return False while a commit of *size* bytes would begin a segment before all earlier commits are released.
 
-        Readers in other processes rely on the durability of everything in front of a segment.
+        Readers in other processes rely on everything in front of a segment being released.
         """
         writer = self._journal.writer
         return writer.position - writer.base + size <= writer.segment_size or writer.released >= writer.position
 
     def _wrote(self) -> None:
-        """Hand over batches that the writer thread is syncing; batches of the reactor's thread follow in ``synced``."""
+        """Hand over batches that the writer thread is syncing; ``synced`` hands over those of the reactor's thread."""
         if self.leading and not self._journal.idle:
             self._journal.reactor.callFromThread(self._hand_over)
 
@@ -210,7 +210,7 @@ class ReplicatedGate:
             self.hand_over(position, batches)
 
     def synced(self, commit: Commit) -> None:
-        """Hand the batches of *commit* over to the shared log, and release it once the log has them."""
+        """Hand the batches of *commit* over to the shared log, and release *commit* once the log has them."""
         assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
         wrote = commit.result.batches or commit.result.retired
         if not self.leading or not wrote:
@@ -237,11 +237,11 @@ class ReplicatedGate:
         self._drop_waiting(self._unknown())
 
     def _unknown(self) -> OutcomeUnknown:
-        """Return the error for publishes that are neither acknowledged nor refused: the shared log may have them."""
+        """Return the error for publishes whose outcome is unknown, because the shared log may have accepted them."""
         return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
 
     def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
-        """Release the part of a commit in front of the position where the log was cut, because that part counts."""
+        """Release the part of a commit in front of the position where the log was truncated: that part counts."""
         rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
         batches = [batch for batch in committed.batches if batch.end <= self._kept]
         if rolled is not None or batches:
@@ -251,7 +251,7 @@ class ReplicatedGate:
     # Methods that the member calls to lead.
 
     def lead(self) -> Deferred[None]:
-        """Accept publishes from now on; each is handed over to the shared log, and waits for :meth:`release`."""
+        """Accept publishes from now on; each one is handed over to the shared log, and waits for :meth:`release`."""
         return self._journal.lead().addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
@@ -262,14 +262,14 @@ class ReplicatedGate:
 
     @property
     def unconfirmed(self) -> list[Run]:
-        """Return the runs, numbered, that :meth:`acknowledge` has acknowledged, and that are not released."""
+        """Return the numbered runs that :meth:`acknowledge` has acknowledged and that are not released yet."""
         return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
 
     def acknowledge(self, position: int) -> None:
-        """Acknowledge the publishes below *position*, which are on disk here, before their release; deliver nothing.
+        """Acknowledge the publishes below *position*, which are on disk here, before their release, without delivery.
 
-        Publishes with records of the server itself still wait for :meth:`release`: links, keys and the positions of
-        subscriptions promise "exactly once", which no later leader could keep.
+        Publishes that include the server's own records still wait for :meth:`release`: the links, keys and positions of
+        subscriptions in these records promise exactly-once delivery, and the next leader could not keep that promise.
         """
         while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
             waiting = self._waiting[self._acknowledged]
@@ -280,7 +280,7 @@ class ReplicatedGate:
             settle(waiting.acknowledged[:], None)
 
     def release(self, position: int) -> None:
-        """Acknowledge and deliver everything below *position*, because the shared log has accepted it, too."""
+        """Acknowledge and deliver all records below *position*, because the shared log has accepted them, too."""
         writer = self._journal.writer
         assert position <= writer.durable, (
             f"{position} is to be released, and the log is on disk up to {writer.durable}"
@@ -299,7 +299,7 @@ class ReplicatedGate:
             self._journal.release(waiting.commit, waiting.rest())
 
     def _go_on(self) -> None:
-        """Schedule the commit that waits because it begins a segment, if everything before it is released."""
+        """Once everything before it is released, schedule the commit that waits because it begins a segment."""
         writer = self._journal.writer
         if self.leading and writer.released >= writer.position:
             self._journal.schedule()
@@ -327,11 +327,11 @@ class ReplicatedGate:
     # Methods that the member calls to step down.
 
     def follow(self, position: int, reason: str) -> Deferred[None]:
-        """Accept no publishes any more, and set aside the bytes of the log beyond *position*.
+        """Accept no publishes from now on, and set aside the bytes of the log beyond *position*.
 
         Publishes that are not released fail.
 
-        :param reason: why, for people
+        :param reason: why this server stops leading, for people
         :return: fires when the log ends at *position*
         """
         led, self.leading, self.refusal, self._kept = self.leading, False, reason, position

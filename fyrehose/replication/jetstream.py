@@ -3,11 +3,11 @@
 nats-py needs asyncio, so it runs in a thread with a loop of its own; results come back to the reactor's thread.
 
     subject fyrehose.NAME.log        the entries; the stream FYREHOSE_NAME stores them
-    subject fyrehose.NAME.say        messages between servers, which nobody stores
+    subject fyrehose.NAME.say        messages between servers, which NATS does not store
     subject fyrehose.NAME.members    requests of operators to change the members
-    subject fyrehose.NAME.here.SERVER.INCARNATION    nothing: NATS knows who is subscribed to it
+    subject fyrehose.NAME.here.SERVER.INCARNATION    no messages: a subscription shows that the server is connected
 
-One request reads many entries (a "batched direct get", nats-server 2.11); an older server answers with one of them.
+One request reads many entries (a "batched direct get", nats-server 2.11); an older NATS server answers with one entry.
 
 Install the extra ``replication`` to use it.
 """
@@ -45,15 +45,15 @@ from fyrehose.replication.stream import (
 log = Logger()
 T = TypeVar("T")
 
-#: JetStream's code for an append under a condition that does not hold.
+#: JetStream's error code for an append whose condition does not hold.
 WRONG_LAST = 10071
-#: JetStream's code for having no leader at present: another NATS server may know one.
+#: JetStream's error code for a stream without a leader, as far as this NATS server knows; another may know a leader.
 NO_LEADER = 10008
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
-#: After so many seconds without an answer the next NATS server is used: this one is frozen, or cut off from the others.
+#: After this many seconds without an answer, the NATS server counts as frozen or cut off, and the next one is used.
 SILENT = 3.0
-#: How long a connection that was left may take to close, in seconds.
+#: How long the previous connection may take to close after a change to another NATS server, in seconds.
 CLOSE = 5.0
 #: How long sending the last messages may take, and then closing the connection, in seconds each.
 LAST_WORDS = 0.75
@@ -61,7 +61,7 @@ LAST_WORDS = 0.75
 NOBODY = 0.5
 #: How many bytes of entries one request reads; the connection's buffers hold several times as much.
 READ_BYTES = 4 << 20
-#: How many bytes one read of the connection takes at most.
+#: Limit of the bytes of one read of the connection.
 RECEIVE_BYTES = 512 << 10
 
 
@@ -71,9 +71,10 @@ class JetStreamLog:
     """A shared log on JetStream; see :class:`ISharedLog` for the methods.
 
     :ivar servers: URLs, for example ``nats://10.0.0.1:4222``
-    :ivar name: of the cluster; part of the subjects' names
-    :ivar replicas: on how many machines each entry must be stored
-    :ivar limit: size at which the leader stops, in bytes, if this server creates the stream
+    :ivar name: the name of the cluster, which is part of the subjects' names
+    :ivar replicas: on how many NATS servers each entry must be stored
+    :ivar limit: if this server creates the stream: the size of the stream at which the leader refuses messages, in
+        bytes
     :ivar timeout: how long to wait for an answer, in seconds
     :ivar options: further arguments of ``nats.connect``: credentials, TLS
     """
@@ -89,17 +90,17 @@ class JetStreamLog:
     _thread: Thread | None = attrs.field(default=None, init=False)
     _client: Any = attrs.field(default=None, init=False)
     _stream: Any = attrs.field(default=None, init=False)
-    #: Prefix of the subjects to which NATS sends requested entries, and the queue of each request by its subject.
+    #: Prefix of the subjects to which NATS sends requested entries, and the queue of each request, by subject.
     _inbox: str = attrs.field(default="", init=False)
     _requests: dict[str, asyncio.Queue[Any]] = attrs.field(factory=dict, init=False)
     _asked: int = attrs.field(default=0, init=False)  #: how many requests for entries were sent
-    #: The last error of the connection; the same error is not logged again and again.
+    #: The last error of the connection, so that the same error is not logged again and again.
     _error: str = attrs.field(default="", init=False)
     #: When NATS last answered a request, or a connection was made, by the loop's clock.
     _answered: float = attrs.field(default=0.0, init=False)
     #: The requests that wait for an answer.
     _waiting: set[asyncio.Task[Any]] = attrs.field(factory=set, init=False)
-    #: The change to another server that is under way.
+    #: The change to another NATS server that is under way, if any.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
     _members_asked: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
@@ -123,7 +124,7 @@ class JetStreamLog:
 
     @property
     def connected_to(self) -> str:
-        """Return host and port of the NATS server in use; empty while there is none."""
+        """Return host and port of the NATS server in use; "" without a connection."""
         url = None if self._client is None else self._client.connected_url
         return url.netloc.rpartition("@")[2] if url else ""
 
@@ -187,10 +188,10 @@ class JetStreamLog:
             asked.cancel()
 
     def _unanswered(self) -> None:
-        """Leave a server that is connected and does not answer; the NATS client notices that after minutes, or never.
+        """Leave a NATS server that does not answer, which the NATS client notices only after minutes, or never.
 
-        The client closes for good when a server refuses it; but a server that has just started may not know all
-        passwords yet, so it is tried again, even if it is the only one.
+        The NATS client closes for good when a NATS server refuses it.  But a NATS server that has just started may not
+        know all passwords yet, so this method connects again, even if there is only one NATS server.
         """
         silent = asyncio.get_running_loop().time() - self._answered
         if self._client is None or self._leaving is not None or silent <= SILENT:
@@ -235,7 +236,8 @@ class JetStreamLog:
     async def _append(self, entry: LogEntry, expect: int) -> int:
         from nats.js.errors import APIError
 
-        # The id includes the expected number: an entry that is sent again for another number is no repetition to NATS.
+        # The id includes the expected number, so that NATS does not take an entry that is sent for a new number for a
+        # repetition.
         headers = {"Nats-Msg-Id": f"{entry.ident}/{expect}", "Nats-Expected-Last-Sequence": str(expect)}
         try:
             answer = await self._stream.publish(
@@ -255,7 +257,7 @@ class JetStreamLog:
         info = await self._stream.stream_info(self.stream)
         state, nodes = info.state, nodes_of(info)
         if lacks_leader(nodes):
-            # A server that is cut off from the majority would answer for ever with what it knew at that time.
+            # A NATS server that is cut off from the majority would answer for ever with outdated numbers.
             raise Unavailable(f"the stream {self.stream} has no leader at present")
         return EntryRange(
             int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes
@@ -277,7 +279,8 @@ class JetStreamLog:
                 if not _is_entry(message, number + len(found)):
                     break
                 found.append((number + len(found), LogEntry.unpack(message.data)))
-                if "Nats-Num-Pending" not in message.headers:  # an older server sends one entry, and no end
+                # An older NATS server sends one entry, and no end of the batch.
+                if "Nats-Num-Pending" not in message.headers:
                     break
         except TimeoutError:
             if not found:
@@ -339,9 +342,10 @@ class JetStreamLog:
             loop.close()
 
     def _ask(self, asked: Coroutine[Any, Any, T], answers: bool = True) -> Deferred[T]:
-        """Run *asked* in the thread; fail with Unavailable if NATS does not answer.
+        """Await *asked* in the thread of the NATS client; fail with Unavailable if NATS does not answer.
 
-        :param answers: whether the result of *asked* is an answer of the server, which shows that it is alive
+        :param answers: whether the result of *asked* is an answer of the NATS server, so that it shows that the server
+            is alive
         """
         done: Deferred[T] = Deferred()
 
@@ -350,7 +354,7 @@ class JetStreamLog:
                 self._answered, self._error = asyncio.get_running_loop().time(), ""
 
         async def run() -> None:
-            """Await the answer in the thread, and pass its outcome to the reactor's."""
+            """Await the answer in the thread of the NATS client, and pass its outcome to the reactor's thread."""
             this = asyncio.current_task()
             assert this is not None, "a loop runs it"
             if answers:
@@ -385,11 +389,11 @@ class JetStreamLog:
 
 
 async def _ignore(message: Any) -> None:
-    """Ignore *message*: other servers only find out whether this one is subscribed."""
+    """Ignore *message*, because other servers send it only to find out whether this server is subscribed."""
 
 
 def refusal(error: Exception) -> str:
-    """Return the text of NATS's answer if *error* is an answer; otherwise an empty string."""
+    """Return the text of *error* if NATS has answered with it; otherwise an empty string."""
     from nats.js.errors import APIError
 
     if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):
@@ -398,7 +402,7 @@ def refusal(error: Exception) -> str:
 
 
 def _is_entry(message: Any, number: int) -> bool:
-    """Return True if *message* is the entry *number*, False if the shared log has no such entry yet or any more.
+    """Return whether *message* is the entry *number*; if not, the shared log does not have that entry yet or any more.
 
     :raises Unavailable: NATS reports that no server can answer
     """
@@ -410,7 +414,7 @@ def _is_entry(message: Any, number: int) -> bool:
 
 
 def judge(config: Any, stream: str, subject: str, replicas: int) -> list[str]:
-    """Check the settings of an existing stream.
+    """Check whether the settings of an existing stream in JetStream are safe for the shared log.
 
     :return: warnings, one sentence each
     :raises ConfigError: the stream would lose entries, or does not accept them

@@ -1,4 +1,4 @@
-"""One server of a cluster: carries out the actions that its role decides, on its journal and the shared log.
+"""One server of a cluster, which carries out the actions that its role decides on its journal and on the shared log.
 
 the shared log -> Role -> actions, in order -> the journal, the shared log
 the journal (what the leader commits) -> Role -> the shared log -> release
@@ -57,7 +57,7 @@ log = Logger()
 INTERVAL = 0.25
 #: How many entries are read at once.
 READ = 64
-#: How long new entries wait until the followers are notified of them, in seconds.
+#: How long the leader collects new entries before it notifies the followers of them, in seconds.
 ANNOUNCE = 0.005
 #: How long the leader waits for the shared log before it refuses messages, in seconds.
 QUIET = 5.0
@@ -68,23 +68,23 @@ ASK = 0.5
 GONE = 1.0
 #: Two servers seldom take over at the same time, because each waits up to this much longer, in seconds.
 SPREAD = 0.25
-#: How much the clocks of two servers may differ in speed.
+#: How much the clocks of two servers may differ in speed, as a fraction.
 DRIFT = 0.01
 #: How many warnings about the shared log are remembered, so that each is logged once.
 REASONS = 10
-#: How long an orderly stop waits for the shared log, in seconds; the whole stop takes five at most.
+#: How long an orderly stop waits for the shared log, in seconds; the whole stop takes at most five seconds.
 PATIENCE = 3.0
 
 
 @attrs.define(eq=False)
 class Member:
-    """One server of a cluster.
+    """This server as a member of its cluster.
 
-    :ivar reactor: the clock
+    :ivar reactor: runs timers, and is the clock
     :ivar peers: the other servers that have sent messages
     :ivar on_reopen: called with the reason when the journal has to be closed and opened again: another server has taken
         over from this one, the journal has to be filled, or the shared log has lost entries
-    :ivar on_removed: called with the reason when this server is not a member any more, and stops taking part
+    :ivar on_removed: called with the reason when this server stops taking part, because it is not a member any more
     :ivar can_fill: whether a journal that is too far behind is filled when it is opened
     :ivar jitter: a random number from 0 to 1, so that two servers rarely try to take over together
     :ivar takeovers: how often this server has become the leader
@@ -105,15 +105,15 @@ class Member:
     takeovers: int = attrs.field(default=0, init=False)
     _hint: int = attrs.field(default=0, init=False)  #: number of the last entry, as the leader says
     _heard_leader: float = attrs.field(default=0.0, init=False)  #: when the leader was last heard
-    #: When the shared log last answered this leader, or had nothing to answer.
+    #: When the shared log last answered this leader, or this leader had no request under way.
     _answered: float = attrs.field(default=0.0, init=False)
-    #: When this leader last asked the shared log for something that it has answered.
+    #: When this leader sent the latest of the requests that the shared log has answered.
     _confirmed: float = attrs.field(default=-inf, init=False)
-    #: Everything that was acknowledged before this time is here, according to a message of the leader.
+    #: All records that were acknowledged before this time are in this journal, according to a message of the leader.
     _current: float = attrs.field(default=-inf, init=False)
-    #: (number, time): the next value of ``_current``, once the entry with this number is applied.
+    #: (number, time): ``_current`` becomes this time once the entry with this number is applied.
     _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
-    #: the leader, if NATS reported it as connected; and the leader, if NATS reports it as not connected any more
+    #: The leader that NATS has reported as connected, and the leader that NATS now reports as not connected any more.
     _present: EntryWriter | None = attrs.field(default=None, init=False)
     _gone: EntryWriter | None = attrs.field(default=None, init=False)
     _noted: float = attrs.field(default=0.0, init=False)  #: when the durable mark was synced to MARK last
@@ -122,10 +122,10 @@ class Member:
     _growth: Growth = attrs.field(factory=Growth, init=False)
     _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: the last report of NATS
     _membership: Membership = attrs.field(init=False)
-    #: Stops this server, even if listeners are still open; None: it is not going to stop.
+    #: The timer that stops this member even if listeners are still open; None before a stop is expected.
     _stopping_later: IDelayedCall | None = attrs.field(default=None, init=False)
     _stopping: Deferred[None] | None = attrs.field(default=None, init=False)
-    #: Whether messages are refused, because the log is too large.
+    #: Whether messages are refused, because the shared log is too large.
     _overfull: bool = attrs.field(default=False, init=False)
     _led_once: bool = attrs.field(default=False, init=False)  #: whether this server has led since it followed last
     _released: int = attrs.field(default=0, init=False)  #: the position up to which the gate has released commits
@@ -135,14 +135,14 @@ class Member:
     _sent: dict[str, float] = attrs.field(factory=dict, init=False)  #: when appends of unknown outcome were first sent
     _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`leads_alone`
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
-    #: Fire when no action is under way any more.
+    #: Deferreds that fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
     _reopens: bool = attrs.field(default=False, init=False)  #: the journal is going to be closed and opened again
     _ticking: LoopingCall | None = attrs.field(default=None, init=False)
-    #: Why the shared log does not accept anything; empty: it does.
+    #: Why the shared log accepts nothing; empty while it accepts entries.
     _warned: str = attrs.field(default="", init=False)
-    #: The warnings since the shared log last answered, so that each is logged once.
+    #: The warnings since the shared log last answered, so that each warning is logged once.
     _said: deque[str] = attrs.field(factory=lambda: deque(maxlen=REASONS), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -176,12 +176,13 @@ class Member:
         self._ticking.start(INTERVAL).addErrback(self._failed)
 
     def expect_stop(self) -> None:
-        """Stop in :data:`PATIENCE` seconds, because listeners wait for appends that the shared log may never accept."""
+        """Stop in :data:`PATIENCE` seconds at the latest: listeners wait for appends that may never be accepted."""
         if self._ticking is not None and self._stopping_later is None:
             self._stopping_later = self.reactor.callLater(PATIENCE, self._begin_stop)
 
     async def stop(self) -> None:
-        """Stop; a leader first waits until everything is accepted, so that another server takes over at once."""
+        """Stop taking part; as a leader, first wait until all appends are accepted, so that another takes over at
+        once."""
         await self._begin_stop()
         self._stopping = self._stopping_later = None
 
@@ -216,13 +217,13 @@ class Member:
             await deferLater(self.reactor, 0.05)
 
     def _hand_on(self) -> None:
-        """Let another server take over at once, if this one leads."""
+        """If this server leads, let another server take over at once."""
         if self.role.state is State.LEADER:
             self._say(leaving=True)
             log.info("replication: {name} hands over", name=self.settings.name)
 
     async def _leave(self) -> None:
-        """Stop for good, because this leader was removed from the cluster; another server takes over."""
+        """Stop for good and let another server take over, because this leader was removed from the cluster."""
         reason = f"this server, {self.settings.name}, was removed from cluster {self.settings.cluster}"
         await self._await_pending(reason)
         self._hand_on()
@@ -234,7 +235,7 @@ class Member:
 
     @property
     def running(self) -> bool:
-        """Return whether the server takes part in the cluster."""
+        """Return whether this server takes part in the cluster."""
         return self._ticking is not None and not self._broken
 
     def status(self) -> ClusterStatus:
@@ -272,8 +273,9 @@ class Member:
     def leads_alone(self) -> bool:
         """Return whether no other server can have taken over from this leader.
 
-        A follower takes over only if it has read all entries, and at least :data:`GONE` seconds after the last one.  So
-        no server can have taken over within that time after this leader has sent an entry that the shared log accepted.
+        A follower takes over only after it has read all entries, and at least :data:`GONE` seconds after the last
+        entry.  So no server can have taken over if this leader sent an entry less than that time ago and the shared log
+        has accepted the entry.
         """
         passed = self.reactor.seconds() - self._proven
         return self.running and self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
@@ -285,10 +287,10 @@ class Member:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether readers find all records here that were acknowledged up to a moment ago (rule 16).
+        """Return whether readers find on this server all records that were acknowledged up to a moment ago (rule 16).
 
-        That holds for a leader while the shared log answers; for a follower while it gets messages of such a leader,
-        and has applied all entries that the messages mention.
+        A leader returns True while the shared log answers.  A follower returns True while it receives messages of such
+        a leader and has applied all entries that these messages mention.
         """
         role = self.role
         follows = role.leader is not None and role.applied >= self._hint
@@ -296,7 +298,7 @@ class Member:
 
     @property
     def age(self) -> float:
-        """Return how far readers may be behind the leader, in seconds (rule 16); inf if that is unknown."""
+        """Return by how many seconds readers here may be behind the leader (rule 16); inf if that is unknown."""
         if self.leads_alone:
             return 0.0
         return float(self.reactor.seconds() - max(self._confirmed, self._current))
@@ -326,7 +328,7 @@ class Member:
             self._lead(now)
 
     def _once(self, name: str, job: Callable[[], Any]) -> None:
-        """Begin *job*, unless it is under way."""
+        """Begin *job*, unless the job with this *name* is under way already."""
         if name in self._busy:
             return
         self._busy.add(name)
@@ -349,7 +351,7 @@ class Member:
         self._warn(self._warned)
 
     def _warn(self, why: str) -> None:
-        """Log *why* the shared log cannot be used, but each reason only once until the log answers again."""
+        """Log *why* the shared log cannot be used; log each reason only once until the shared log answers again."""
         if why not in self._said:
             self._said.append(why)
             log.warn("replication: {why}", why=why)
@@ -362,7 +364,7 @@ class Member:
             self.journal.break_off(f"replication cannot continue: {failure.getErrorMessage()}")
 
     def _reopen(self, reason: str) -> None:
-        """Ask for the journal to be closed and opened again; until then this server follows, and never leads."""
+        """Request that the journal is closed and opened again; until then this server only follows."""
         self._reopens = True
         self.on_reopen(reason)
 
@@ -394,7 +396,8 @@ class Member:
             for number, entry in found:
                 role.read(number, entry)
             if before != (role.validity.epoch, role.validity.reached) and not self.peers.has_left(found[-1][1].writer):
-                self._heard_leader = self.reactor.seconds()  # the leader's entries may come before its messages
+                # The first entries of a leader may arrive before its first message.
+                self._heard_leader = self.reactor.seconds()
             await self._perform()
             self._check_awaited()
             if not found or role.applied >= self._hint:
@@ -404,7 +407,7 @@ class Member:
     async def _check_extent(self) -> list[tuple[int, LogEntry]]:
         """Compare the extent of the shared log, which has no next entry, with the entries that were applied.
 
-        This is done only now and then: the engine needs more time for this answer than for many entries.
+        This is done only now and then, because NATS needs more time for this answer than for many entries.
 
         :return: the first entries of the shared log, if this server has to read from there
         """
@@ -436,8 +439,8 @@ class Member:
     async def _ask_leader(self) -> None:
         """Find out whether the leader's process has ended.
 
-        The answer may be wrong; it only shortens the wait before a take-over.  "Not connected" counts only if the
-        leader was found before, because permissions of NATS may hide it.
+        The answer may be wrong; it only shortens the wait before a take-over.  The answer "not connected" counts only
+        if the leader was found connected before, because permissions of NATS may hide the leader.
         """
         leader = self.role.leader
         if leader is None:
@@ -449,7 +452,7 @@ class Member:
 
     @property
     def _patience(self) -> float:
-        """Return after how many seconds without a message of the leader this server takes over."""
+        """Return how many seconds without a message of the leader this server waits before it takes over."""
         leader = self.role.leader
         spread = self.jitter * SPREAD
         if leader is not None and self.peers.has_left(leader):
@@ -512,7 +515,7 @@ class Member:
             self._heard_answer()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
-        """Append to the shared log the batches that this server has written, and perhaps not synced yet."""
+        """Append to the shared log *batches*, which this server has written, but perhaps not synced yet."""
         if self.role.state is not State.LEADER:
             return
         if not self.role.pending:
@@ -581,7 +584,7 @@ class Member:
     # Act.
 
     def _note_accepted(self) -> None:
-        """Note when the last entry was sent that the shared log has accepted from this leader."""
+        """Note the time at which this leader sent the last entry that the shared log has accepted."""
         if self.role.state not in (State.LEADER, State.CANDIDATE):
             self._sent.clear()
             self._proven = float("-inf")
@@ -591,7 +594,7 @@ class Member:
             self._proven = max(self._proven, self._sent.pop(ident))
 
     def _soon(self) -> None:
-        """Carry out the actions of the role, now or after the actions that are under way."""
+        """Carry out the actions of the role at once or, if actions are under way, after these."""
         self._note_accepted()
         self._actions.extend(self.role.take())
         self._once("act", self._act)
@@ -626,7 +629,7 @@ class Member:
             self._once("announce", self._announce)
 
     async def _announce(self) -> None:
-        """Announce new entries of the shared log to the followers, soon."""
+        """Announce new entries of the shared log to the followers, after a short delay that collects several."""
         await deferLater(self.reactor, ANNOUNCE)
         self._say()
 
@@ -675,7 +678,7 @@ class Member:
             self._overfull = False
             self._say()
             await self.gate.lead()
-            self.role.identity = self.journal.writer.identity  # a journal that was empty has an identity now
+            self.role.identity = self.journal.writer.identity  # a journal that was empty before has an identity now
             self._led_once = True
         elif state is State.FOLLOWER:
             self._heard_leader = self.reactor.seconds()
@@ -707,7 +710,8 @@ class Member:
         self._sent.setdefault(entry.ident, self.reactor.seconds())
 
         def answered(number: int) -> None:
-            # After a repetition, only the time of the first append is certain to be before the acceptance.
+            # If the append was repeated, the shared log may have accepted the first one, so the time of that one
+            # counts.
             self._confirmed = max(self._confirmed, self._sent.get(entry.ident, -inf))
             self._heard_answer()
             self.role.accepted(entry, number)

@@ -1,8 +1,8 @@
 """The members of a cluster: a list in the shared log, and the changes that an operator requests.
 
-Each entry of the shared log that has no bytes of the journal carries the list that counts from there on.  The list has
-no part in acknowledging a message, for which the leader's disk and a majority of the NATS servers are needed.  It
-decides for which servers entries are kept, and which servers take part.
+Each entry of the shared log that has no bytes of the journal has the list that is valid from that entry on.  The list
+decides which servers take part, and for which servers entries are kept.  It does not affect when a message is
+acknowledged: that needs the leader's disk and a majority of the NATS servers.
 
 A new log begins with one member, the server that has written its first entry, and with free places: the next servers
 that start take the places by themselves.  After that only operators change the list.
@@ -26,9 +26,9 @@ from fyrehose.journal.format import Damage
 
 #: Upper bound of a member's name, in bytes.
 MAX_NAME = 64
-#: The most members of a cluster; the list is part of every checkpoint.
+#: Limit of the number of members of a cluster, because the list is part of every checkpoint.
 MAX_MEMBERS = 64
-#: The fewest members that are left when one is removed: trimmed entries have to be on two machines.
+#: How many members at least must be left when a member is removed, because trimmed entries have to be on two machines.
 LEAST = 2
 #: Upper bound of a request to change the members, in bytes.
 MAX_REQUEST = 1024
@@ -38,17 +38,17 @@ _LIST = re.compile(rb"(\d{1,9}) (\d{1,3})((?: [A-Za-z0-9_-]{1,64})*)")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a server may have this name."""
+    """Return whether *text* is a valid name of a server."""
     return _NAME.fullmatch(text) is not None
 
 
 @attrs.frozen
 class Members:
-    """The servers of a cluster.
+    """The list of the members of a cluster.
 
-    :ivar version: 1, 2, 3 ...; each change has the next one
-    :ivar names: in the order in which they were added
-    :ivar places: how many servers that are not listed yet become members by themselves
+    :ivar version: 1, 2, 3 ...; each change of the list increases the version by one
+    :ivar names: the names of the members, in the order in which they were added
+    :ivar places: the number of free places, in which servers that are not listed become members by themselves
     """
 
     version: int
@@ -61,13 +61,13 @@ class Members:
         return cls(1, (name,), max(0, min(size, MAX_MEMBERS) - 1))
 
     def admits(self, name: str) -> bool:
-        """Return whether the server *name* may take part: it is a member, or there is a place for it."""
+        """Return whether the server *name* may take part, because it is a member or the list has a free place."""
         return name in self.names or self.places > 0
 
     def added(self, name: str) -> Members:
-        """Return the list with *name*, which takes a place if there is one.
+        """Return the list with *name* added, which takes a free place if there is one.
 
-        :raises FyrehoseError: there are too many
+        :raises FyrehoseError: there are too many members
         """
         if name in self.names:
             return self
@@ -80,13 +80,13 @@ class Members:
     def removed(self, name: str) -> Members:
         """Return the list without *name*.
 
-        :raises FyrehoseError: too few would be left
+        :raises FyrehoseError: too few members would be left
         """
         if name not in self.names:
             return self
         if len(self.names) <= LEAST:
             raise FyrehoseError(
-                f"{name} cannot be removed: {LEAST} members have to be left, because what is trimmed has to be on two "
+                f"{name} cannot be removed: {LEAST} members have to be left, because trimmed entries have to be on two "
                 "machines; add or replace one first"
             )
         return Members(self.version + 1, tuple(each for each in self.names if each != name), self.places)
@@ -94,7 +94,7 @@ class Members:
     def replaced(self, name: str, by: str) -> Members:
         """Return the list with *by* in the place of *name*.
 
-        :raises FyrehoseError: *name* is not a member, or *by* is another one
+        :raises FyrehoseError: *name* is not a member, or *by* is a member already
         """
         if name not in self.names and by in self.names:
             return self  # an earlier request has replaced *name* already
@@ -134,7 +134,7 @@ class Members:
         return cls(int(found[1]), names, int(found[2]))
 
 
-#: The list before any entry of the shared log has one: every server may take part.
+#: The list before the first entry of the shared log that has one, so that every server may take part.
 UNLISTED = Members(0, (), MAX_MEMBERS)
 
 
@@ -151,12 +151,13 @@ class ChangeKind(Enum):
 class MemberChange:
     """A change of the members that an operator requests.
 
-    A second time it changes nothing, so a request may be repeated until it is answered.
+    A change that is applied twice has the same effect as once, so that a request may be repeated until it is answered.
 
-    :ivar ident: names the request in its answer
-    :ivar version: of the list that the operator has seen, so that a late repetition does not change a later list
-    :ivar name: of the member; empty to close the free places
-    :ivar by: the name of the server that replaces it
+    :ivar ident: a name of the request, which the answer repeats
+    :ivar version: the version of the list that the operator has seen, so that a late repetition does not change a later
+        list
+    :ivar name: the name of the member; empty to close the free places
+    :ivar by: the name of the server that replaces the member
     """
 
     ident: str
@@ -166,7 +167,7 @@ class MemberChange:
     by: str = ""
 
     def apply(self, members: Members) -> Members:
-        """Return the list after the change; the same list if there is nothing to do.
+        """Return the list after the change, which is *members* itself if there is nothing to do.
 
         :raises FyrehoseError: the change is refused
         """
@@ -190,7 +191,7 @@ class MemberChange:
 
     @classmethod
     def unpack(cls, message: bytes) -> MemberChange | None:
-        """Decode a request; return None if it is none."""
+        """Decode a request for a change; return None if *message* is not such a request."""
         if len(message) > MAX_REQUEST:
             return None
         try:

@@ -1,9 +1,9 @@
-"""Change the members while this server leads, as operators request it and as servers take free places.
+"""Change the list of members while this server leads: operators request changes, and servers take free places.
 
     in: requests of `fyrehose cluster add`, `remove` and `replace`, servers that have sent messages
     out: changes for the role to append, and the answer to the last request
 
-A request is repeated until this leader, or the next one, answers it: a second time it changes nothing.
+The operator's command repeats a request until this leader, or the next one, answers it; a repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fyrehose.replication.role import Role, State
 
 log = Logger()
 
-#: A server that has sent a message within so many seconds takes a free place.
+#: A server that has sent a message within this many seconds may take a free place.
 PRESENT = 2.0
-#: A member without a message for so many seconds may be removed although it has bytes that others lack.
+#: A member that has sent no message for this many seconds may be removed although it has bytes that others lack.
 SILENT = 10.0
 
 
 @attrs.define(eq=False)
 class Membership:
-    """Carries out changes of the members, one at a time.
+    """The changes of the list of members that the leader carries out, one at a time.
 
-    :ivar answer: the last request that was done or refused: its id, and why it was refused
+    :ivar answer: for the last request that was carried out or refused: its id, and why it was refused
     """
 
     peers: Peers
@@ -53,7 +53,7 @@ class Membership:
     def _check_copies(self, role: Role, before: Members, after: Members, now: float) -> None:
         """Refuse to remove a server that has one of the last two copies of the trimmed part of the log.
 
-        A silent server may be removed: its copy is lost anyway, whether it is a member or not.
+        A server that sends no messages may be removed, because its copy is unreachable whether it is a member or not.
         """
         present = {peer.name for peer in self.peers.heard_since(now - SILENT)} | {role.writer.name}
         leaving = present & {*before.names} - {*after.names}

@@ -1,4 +1,4 @@
-"""Tell operators what each server of a cluster lacks: for ``cluster status``, the metrics and the page.
+"""Describe which records each server of a cluster lacks, for ``cluster status``, the metrics and the page.
 
 the leader: when its journal reached which position, the last message of each server -> MemberStatus -> a message to all
 a follower: the last message of the leader -> MemberStatus
@@ -19,24 +19,25 @@ from fyrehose.observe.meters import MemberStatus
 from fyrehose.replication.peers import MOST_PEERS, ClusterPeer, Peers
 from fyrehose.replication.role import Role, State
 
-#: The most positions for which the time is remembered when the journal reached them.
+#: Limit of the number of samples: positions for which the time is remembered at which the journal reached them.
 MOST_SAMPLES = 512
 
 
 @attrs.define(eq=False)
 class Growth:
-    """Remembers the journal's positions over time, to tell how many records a server lacks, and for how long.
+    """The growth of the journal over time, from which follows how many records a server lacks, and since when.
 
-    Earlier samples are thinned out when there are too many.  Between two samples, records are estimated.
+    If there are too many samples, earlier ones are thinned out.  Between two samples, the number of records is
+    estimated.
     """
 
-    #: positions, each with the records before it, and the time when the journal had reached it
+    #: Samples: a position, the number of records before it, and the time when the journal had reached it.
     _samples: list[tuple[int, int, float]] = attrs.field(factory=list, init=False)
 
     def note(self, position: int, records: int, now: float) -> None:
-        """Record where the journal ends at the time *now*.
+        """Record that the journal ends at *position* at the time *now*.
 
-        :param records: in the journal there, counted from any beginning
+        :param records: the number of records before *position*, counted from any beginning
         """
         if self._samples and position <= self._samples[-1][0]:
             return
@@ -46,7 +47,7 @@ class Growth:
         self._samples.append((position, records, now))
 
     def since(self, position: int, now: float) -> tuple[int | None, float | None]:
-        """Return how many records lie behind *position*, and how many seconds ago the first of them was written.
+        """Return the number of records behind *position*, and how many seconds ago the first of them was written.
 
         :return: None and None if *position* is earlier than all positions that are remembered
         """
@@ -61,9 +62,9 @@ class Growth:
 
 
 def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list[MemberStatus]:
-    """Return this server, which leads, and all others, each with the records that it lacks.
+    """Return the status of this server, which leads, and of all others, each with the number of records that it lacks.
 
-    Members that have never sent a message are among them; servers that were removed are not.
+    Members that have never sent a message are included; servers that were removed from the cluster are not.
     """
     found = [_itself(role, peers)]
     unheard = {*role.members.names} - peers.others.keys() - {peers.settings.name}
@@ -79,7 +80,7 @@ def seen_by_leader(role: Role, peers: Peers, growth: Growth, now: float) -> list
 
 
 def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]:
-    """Return all servers as the leader describes them, or those that have sent messages if none leads."""
+    """Return all servers as the leader describes them; without a leader, the servers that have sent messages."""
     leader = peers.others.get("" if role.leader is None else role.leader.name)
     if leader is not None and leader.leads and now - leader.heard < peers.settings.takeover_after:
         return parsed(leader.servers)
@@ -88,12 +89,12 @@ def seen_by_follower(role: Role, peers: Peers, now: float) -> list[MemberStatus]
 
 
 def packed(members: list[MemberStatus]) -> list[dict[str, Any]]:
-    """Return *members* for a message to the other servers."""
+    """Encode *members* for a message to the other servers."""
     return [attrs.asdict(each) for each in members]
 
 
 def parsed(listed: object) -> list[MemberStatus]:
-    """Return the servers of the table that a leader has sent, without invalid rows."""
+    """Decode the table of servers that a leader has sent, without invalid rows."""
     found = []
     for each in listed[:MOST_PEERS] if isinstance(listed, list) else ():
         try:

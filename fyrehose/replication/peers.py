@@ -1,10 +1,10 @@
-"""The messages between the servers of a cluster, four times a second, through the shared log's engine.
+"""The messages that the servers of a cluster send each other four times a second, by way of NATS.
 
     in: messages of other servers
-    out: which server leads; the last message of each, its entries on disk, and its address
+    out: which server leads; for each server its last message, the entries that it has on disk, and its address
 
-Messages may be lost, repeated or late.  Entries that a server has reported as on disk stay there, unless it loses its
-disk.
+Messages may be lost, repeated or late.  Entries that a server has reported as on disk stay there, unless the server
+loses its disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fyrehose.replication.settings import ReplicationSettings, server_name
 
 log = Logger()
 
-#: The most servers with another journal that are remembered, so that each is logged once.
+#: Limit of the number of servers with another journal that are remembered, so that each is logged once.
 MOST_STRANGERS = 100
-#: The most servers that are remembered; those that were silent for longest are forgotten.
+#: Limit of the number of servers that are remembered; those that were silent for the longest time are forgotten.
 MOST_PEERS = 100
-#: The largest message of a server, in bytes; its table of all servers is a quarter of it at most.
+#: Limit of the size of a message, in bytes; the table of all servers takes at most a quarter of that.
 MAX_MESSAGE = 64 << 10
 
 
@@ -46,17 +46,17 @@ class ClusterPeer:
     """The last message of another server of the cluster.
 
     :ivar heard: when the message arrived, by the reactor's clock
-    :ivar incarnation: the random number of that start of the server
-    :ivar applied: the number of the last entry of the shared log that the server has looked at
+    :ivar incarnation: the random number that the server chose at its start
+    :ivar applied: the number of the last entry of the shared log that the server has processed
     :ivar reported: the number of the last entry up to which the server has everything on disk
     :ivar position: the durable mark of the server
     :ivar age: if it leads, how many seconds before the message it was confirmed that no other server does
-    :ivar identity, end, chain: of its journal, the position where that ends, and the checksum there
+    :ivar identity, end, chain: the identity of its journal, the position where the journal ends, and the checksum there
     :ivar address: where it accepts messages by HTTP, as its configuration has it; empty: unknown
     :ivar journal: the URL where its journal can be copied; empty: there is none
     :ivar leaving: whether it stops, so that another server may take over at once
     :ivar servers: if it leads, its table of all servers, not checked yet: see :func:`.overview.parsed`
-    :ivar rival: the incarnation of another server with its name, if it has heard of one
+    :ivar rival: the incarnation of another server with the same name, if the server has received a message of one
     """
 
     heard: float
@@ -79,7 +79,7 @@ class ClusterPeer:
 
     @classmethod
     def unpack(cls, message: bytes, now: float) -> ClusterPeer | None:
-        """Decode a message that arrived at *now*; return None if it is not of a server of a cluster."""
+        """Decode a message that arrived at *now*; return None if it is not the message of a server of a cluster."""
         if len(message) > MAX_MESSAGE:
             return None
         try:
@@ -103,7 +103,7 @@ class ClusterPeer:
 class Peers:
     """The other servers of a cluster, as their messages describe them.
 
-    :ivar incarnation: the random number of this start of this server
+    :ivar incarnation: the random number that this server chose at its start
     """
 
     settings: ReplicationSettings
@@ -116,7 +116,7 @@ class Peers:
 
     @property
     def writer(self) -> EntryWriter:
-        """Return this server as the writer of entries of the shared log."""
+        """Return the name and the incarnation of this server, as in its entries of the shared log."""
         return EntryWriter(self.settings.name, self.incarnation)
 
     def pack(
@@ -128,10 +128,10 @@ class Peers:
         age: float = 0.0,
         answer: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Return the message of this server.
+        """Encode the message of this server to the others.
 
-        :param leaving: whether it stops, so that another server may take over at once
-        :param refusal: why it refuses publishers although it leads; empty: it does not
+        :param leaving: whether this server stops, so that another server may take over at once
+        :param refusal: why this server refuses publishers although it leads; empty: it accepts them
         :param servers: if it leads, what it knows of all servers, see :mod:`fyrehose.replication.overview`
         :param age: if it leads, how many seconds ago it was confirmed that no other server does
         :param answer: the answer of this leader to the last request to change the members
@@ -154,17 +154,18 @@ class Peers:
         if role.members is not UNLISTED:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
-            # Lost servers send no messages, so only the leader can report them.
+            # Servers that are down send no messages, so only the leader can report them.
             said |= {"refusal": refusal, "servers": list(servers), "age": round(age, 3), "answer": dict(answer or {})}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()
 
     def hear(self, message: bytes, now: float, role: Role | None = None) -> ClusterPeer | None:
-        """Record the message of another server.
+        """Record *message*, which another server may have sent.
 
-        :param role: of this server; None: its journal is not open yet
-        :return: None if the message is of this server, not of a server, or of one whose journal differs from this one
+        :param role: the role of this server; None before its journal is open
+        :return: the other server; None if the message is of this server, of no server, or of a server with another
+            journal
         :raises ConfigError: another server that is alive has the same name
         """
         peer = ClusterPeer.unpack(message, now)
@@ -197,9 +198,10 @@ class Peers:
             )
 
     def _hear_rival(self, peer: ClusterPeer) -> None:
-        """Notice another server with this server's name.
+        """Note that another server has this server's name.
 
-        A late message of this server's previous start looks the same, so only one that answers this start counts.
+        A late message from before this server's restart looks the same, so the other server counts only if its message
+        shows that it has received messages of this start.
         """
         if peer.incarnation == self.incarnation:
             return
@@ -210,7 +212,7 @@ class Peers:
             )
 
     def has_left(self, writer: EntryWriter) -> bool:
-        """Return whether *writer* has handed over; a late, earlier message of it does not change that."""
+        """Return whether *writer* has announced that it stops; late messages from before do not change that."""
         return writer in self._left
 
     def address_of(self, name: str | None) -> str:
@@ -224,7 +226,7 @@ class Peers:
 
     @property
     def stranger(self) -> str:
-        """Return the name of a server whose journal differs from this one; empty if none has sent a message."""
+        """Return the name of a server with another journal than this one, or "" if none has sent a message."""
         return next((each.name for each in self._strangers), "")
 
     def heard_since(self, time: float) -> list[ClusterPeer]:

@@ -1,4 +1,4 @@
-"""Make the journal of a server that is one of several: a file journal with the gate of a cluster, and its member."""
+"""Create the journal of a server of a cluster: a file journal with the cluster's gate, and its member."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def replicated(
     incarnation: int | None = None,
     **options: Any,
 ) -> FileJournal:
-    """Return a journal that takes part in a cluster while it is open.
+    """Create a journal that takes part in a cluster while it is open.
 
     :param replication: the options of this server
     :param shared_log: connects the servers
@@ -43,7 +43,7 @@ def replicated(
     :param copy: copies the journal of another server; None: the journal is not filled by itself
     :param in_thread: calls a function that blocks; None: in a thread of its own
     :param incarnation: a random number for this start; None: choose one
-    :param options: of :class:`~fyrehose.journal.journal.FileJournal`
+    :param options: further arguments of :class:`~fyrehose.journal.journal.FileJournal`
     """
     random = int.from_bytes(os.urandom(8), "little") if incarnation is None else incarnation
     gate = ReplicatedGate(replication.name)

@@ -1,10 +1,10 @@
-"""The role of a server: follower, candidate or leader; decides which actions its owner has to carry out.
+"""The role of a server - follower, candidate or leader - which decides the actions that its owner has to carry out.
 
     events    entries that were read, answers to appends, what the journal has synced      (methods)
     actions   append to the shared log, write to the journal, truncate it, fill it, stop    (:meth:`Role.take`)
 
-A follower applies the entries that count.  Its take-over is an append under the condition that the shared log has not
-grown; no matter what each server believed about the old leader, only one server's append is accepted.  A leader has
+A follower applies the entries that count.  It takes over by an append under the condition that the shared log has not
+grown.  So only one server's append is accepted, whatever each server believes about the old leader.  A leader has
 several appends in flight; each is repeated unchanged until its outcome is known.  An entry that does not count takes a
 number of the shared log, and has no other effect: followers skip it, and a leader gives its appends in flight new
 numbers.
@@ -28,24 +28,24 @@ from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage
 from fyrehose.replication.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide, joined
 from fyrehose.replication.members import LEAST, UNLISTED, Members
 
-#: How many appends to the shared log are under way at once.
+#: Limit of the number of appends to the shared log that are under way at once.
 WINDOW = 8
 #: While EAGER appends or more are under way, only entries of at least LARGE bytes follow.  Smaller ones wait, and are
 #: joined, because the shared log spends more time on an entry than on its bytes.
 EAGER = 2
 LARGE = 256 << 10
-#: After this many consecutive signs that the shared log has lost entries, the role stops; there are at most four in a
+#: After this many consecutive signs that the shared log has lost entries, the role stops; at most four signs come in a
 #: second.  A NATS server that was frozen, or cut off, answers with outdated numbers for some seconds.
 SIGNS = 80
-#: A server that is no member stops after so many answers, when it has applied all entries that they mention; there are
-#: at most four answers in a second.
+#: A server that is no member stops after this many answers of the shared log, at most four in a second, if it has
+#: applied all entries that the answers mention.
 OUTSIDE = 20
 #: How many bytes of entries a follower writes to its journal with one sync.
 WRITE = 4 << 20
 
 
 class State(Enum):
-    """The states of a server."""
+    """The states that a server's role can be in."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"  #: its take-over is under way
@@ -55,7 +55,7 @@ class State(Enum):
 
 @attrs.frozen
 class Append:
-    """Append *entry* to the shared log if its last number is *expect*; repeating it must not append it twice.
+    """The action to append *entry* to the shared log if the last number there is *expect*; idempotent.
 
     :ivar since: the shared log had at least this many entries when the append was sent
     """
@@ -67,14 +67,14 @@ class Append:
 
 @attrs.frozen
 class LookAt:
-    """Read the entry with this number, and pass it to :meth:`Role.found`."""
+    """The action to read the entry with this number, and pass it to :meth:`Role.found`."""
 
     number: int
 
 
 @attrs.frozen
 class Write:
-    """Append whole batches to the journal at *position*, where it ends."""
+    """The action to append whole batches to the journal at *position*, where the journal ends."""
 
     position: int
     data: bytes
@@ -99,7 +99,7 @@ class Write:
 
 @attrs.frozen
 class Compare:
-    """Check that the journal has these bytes; if not, call :meth:`Role.contradicted`."""
+    """The action to check that the journal has these bytes; if not, :meth:`Role.contradicted` is to be called."""
 
     position: int
     data: bytes
@@ -107,7 +107,7 @@ class Compare:
 
 @attrs.frozen
 class Cut:
-    """Set aside the bytes of the journal beyond *position*, then call :meth:`Role.was_cut`.
+    """The action to set aside the bytes of the journal beyond *position*, and then call :meth:`Role.was_cut`.
 
     :ivar reason: why, for people
     """
@@ -118,14 +118,14 @@ class Cut:
 
 @attrs.frozen
 class Fill:
-    """Copy the durable part of another server's journal, because ours ends before the shared log begins."""
+    """The action to copy another server's journal, because this journal ends before the shared log begins."""
 
     position: int
 
 
 @attrs.frozen
 class Reopen:
-    """Close the journal, and open it again with a new role, which reads the shared log from its first entry on.
+    """The action to open the journal again, with a new role that reads the shared log from its first entry on.
 
     :ivar reason: why, for people
     """
@@ -135,21 +135,21 @@ class Reopen:
 
 @attrs.frozen
 class Purge:
-    """Delete the entries of the shared log before *number*."""
+    """The action to delete the entries of the shared log before *number*."""
 
     number: int
 
 
 @attrs.frozen
 class Listed:
-    """The members have changed."""
+    """The news that the members have changed."""
 
     members: Members
 
 
 @attrs.frozen
 class Changed:
-    """The role has changed."""
+    """The news that the state of the role has changed."""
 
     state: State
     reason: str
@@ -171,17 +171,19 @@ class UnsettledAppend:
 class Role:
     """The role of one server from one start to the next.
 
-    :ivar writer: this server
-    :ivar position: up to here the journal agrees with the entries that count; at the start, its durable mark
+    :ivar writer: the name and incarnation of this server
+    :ivar position: the position up to which the journal agrees with the entries that count; at the start, its durable
+        mark
     :ivar identity: of the journal; UNKNOWN while it is empty
     :ivar chain: the checksum from which the journal continues at *position*
-    :ivar synced: up to here the journal is on disk
+    :ivar synced: the position up to which the journal is on disk
     :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
     :ivar size: the number of members of a new shared log that this server begins
     :ivar validity: decides which entries count
-    :ivar applied: the number of the last entry of the shared log that was looked at
-    :ivar leader: the writer of the last take-over that counted; None: none is known
-    :ivar reported: everything up to this entry is on disk here, also after a power cut; it is sent to other servers
+    :ivar applied: the number of the last entry of the shared log that was processed
+    :ivar leader: the writer of the last take-over that counted; None before the first
+    :ivar reported: the number of the last entry up to which everything is on disk here, even after a power cut; this is
+        sent to the other servers
     """
 
     writer: EntryWriter
@@ -199,7 +201,8 @@ class Role:
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
     leader: EntryWriter | None = attrs.field(default=None, init=False)
-    #: The checkpoints in front of which the shared log is purged once other servers have synced everything up to them.
+    #: Numbers of the checkpoints before which the shared log is purged once the other servers have synced all earlier
+    #: entries.
     checkpoints: list[int] = attrs.field(factory=list, init=False)
     trimmed: int = attrs.field(default=0, init=False)  #: no leader has trimmed the shared log beyond this entry
     inflight: deque[UnsettledAppend] = attrs.field(factory=deque, init=False)
@@ -208,12 +211,12 @@ class Role:
     _end_chain: int = attrs.field(init=False)  #: the checksum from which the journal continues there
     _queue: deque[Piece] = attrs.field(factory=deque, init=False)
     _parts: list[bytes] = attrs.field(factory=list, init=False)
-    #: Where the journal ended after each entry that is not reported yet: (number, position).
+    #: For each entry that is not reported yet: its number, and the position where the journal ended after it.
     _ends: deque[tuple[int, int]] = attrs.field(factory=deque, init=False)
     _actions: list[Action] = attrs.field(factory=list, init=False)
-    #: True while the journal is being truncated or filled; everything else is ignored meanwhile.
+    #: True while the journal is being truncated or filled; the role ignores all other events meanwhile.
     _waiting: bool = attrs.field(default=False, init=False)
-    #: Whether further appends wait for the one in flight, because that has a new number (rule 14).
+    #: Whether further appends wait for the append in flight, because that was sent with a new number (rule 14).
     _alone: bool = attrs.field(default=False, init=False)
     _signs: int = attrs.field(default=0, init=False)
     _outside: int = attrs.field(default=0, init=False)  #: how often in a row this server was found to be no member
@@ -226,14 +229,15 @@ class Role:
 
     @property
     def mark(self) -> int:
-        """Return the durable mark: everything below it is synced here, and accepted by the shared log."""
+        """Return the durable mark: below this position, bytes are synced here and accepted by the shared log."""
         return min(self.synced, self.position)
 
     @property
     def acknowledged(self) -> int:
-        """Return up to where a leader acknowledges messages: the durable mark, and up to :attr:`ahead` beyond it.
+        """Return up to where a leader acknowledges messages: at most :attr:`ahead` bytes beyond the durable mark.
 
-        Messages beyond the mark are synced here, and are lost if another server takes over before they are accepted.
+        Messages between the mark and this position are synced here, but are lost if another server takes over before
+        the shared log accepts them.
         """
         return min(self.synced, self.position + self.ahead)
 
@@ -244,27 +248,28 @@ class Role:
 
     @property
     def members(self) -> Members:
-        """Return the members of the cluster; UNLISTED while no entry has listed them, so never for a leader."""
+        """Return the members of the cluster, or UNLISTED if no entry has listed them yet, as for no leader."""
         return self.validity.members or UNLISTED
 
     @property
     def admitted(self) -> bool:
-        """Return whether this server may take part, as far as the shared log is applied."""
+        """Return whether this server may take part, according to the entries that were applied so far."""
         return self.members.admits(self.writer.name)
 
     def take(self) -> list[Action]:
-        """Return the actions since the last call; the caller performs them in this order."""
+        """Return the actions that were decided since the last call; the caller performs them in this order."""
         actions, self._actions = self._actions, []
         return actions
 
     # Follow.
 
     def read(self, number: int, entry: LogEntry) -> None:
-        """Apply the next entry of the shared log, or the first that is left if the next one was purged.
+        """Apply the next entry of the shared log or, if that was purged, the first entry that the shared log still has.
 
-        A leader, or a candidate, ignores it: the answers to its own appends tell it what the shared log has.
+        A leader and a candidate ignore the entry, because the answers to their own appends show what the shared log
+        has.
 
-        :param number: of the entry; at most :attr:`applied` + 1, unless the entries in between were purged
+        :param number: the number of the entry; at most :attr:`applied` + 1, unless the entries in between were purged
         """
         if self.state is not State.FOLLOWER or self._waiting or number <= self.applied:
             return
@@ -277,9 +282,9 @@ class Role:
             self._ends.append((number, self.position))
 
     def _begin(self, entry: LogEntry) -> bool:
-        """Start at *entry*, the first that is left in the shared log; return False if the journal ends before it.
+        """Start at *entry*, the first that the shared log still has; return False if the journal ends before it.
 
-        Then another server's journal has to be copied first (rule 10).
+        In that case, another server's journal has to be copied first (rule 10).
         """
         if entry.kind is not EntryKind.DATA and entry.position > self.position:
             self._actions.append(Fill(entry.position))
@@ -303,7 +308,7 @@ class Role:
         return counts
 
     def _is_of_this_journal(self) -> bool:
-        """Return whether the shared log is of this journal; stop if its identity or its checksum differs (rule 11)."""
+        """Return whether the shared log belongs to this journal; if identity or checksum differ, stop (rule 11)."""
         log = self.validity
         if self.identity == UNKNOWN:
             self.identity = log.identity
@@ -325,7 +330,7 @@ class Role:
         self._parts.clear()
         begin = entry.end - len(data)
         known = min(len(data), max(0, self.position - begin))
-        if known:  # it is here already, from before the last start
+        if known:  # the journal has these bytes already, from before this start
             self._actions.append(Compare(begin, data[:known]))
         if known < len(data):
             self._actions.append(Write(begin + known, data[known:]))
@@ -333,11 +338,12 @@ class Role:
             self.chain = self._end_chain = entry.after
 
     def learned_last(self, last: int, since: int) -> None:
-        """Record that the shared log ends at entry *last*, as far as the engine knows.
+        """Record that the shared log ends at entry *last*, according to NATS.
 
-        If it keeps lacking entries that this server has, the shared log has lost them, and this server stops (rule 7).
+        If answer after answer lacks entries that this server has, the shared log has lost them, and this server stops
+        (rule 7).
 
-        :param since: :attr:`applied` when the engine was asked
+        :param since: the value of :attr:`applied` when the request was sent
         """
         if self.state is State.LEADER and last > self.applied + len(self.inflight):
             self._actions.append(LookAt(self.applied + 1))  # another server has written to the shared log
@@ -352,10 +358,10 @@ class Role:
             self._leave_if_outside(last)
 
     def _leave_if_outside(self, last: int) -> None:
-        """Stop if this server is no member although it has applied everything (rule 18).
+        """Stop if this server is no member although it has applied all entries (rule 18).
 
-        This takes several answers, because one that the log ends at *last* may be late: the next entry may add this
-        server.
+        Several answers are needed, because an answer may be late: an entry after *last* may have added this server
+        already.
         """
         if self.admitted:
             self._outside = self._outside_last = 0
@@ -378,8 +384,8 @@ class Role:
     def take_over(self, last: int, reason: str = "no leader was heard") -> bool:
         """Try to become the leader, if everything in the shared log is applied and synced here (rule 4).
 
-        :param last: the last number in the shared log, as far as the engine knows
-        :param reason: for the log
+        :param last: the last number in the shared log, according to NATS
+        :param reason: why this server takes over, for the log
         :return: whether the take-over is under way
         """
         if not self._may_take_over(last):
@@ -401,13 +407,13 @@ class Role:
         )
 
     def _here(self, kind: EntryKind, members: Members | None = None) -> Piece:
-        """Return the content of an entry without data, at the end of the journal."""
+        """Return the content for an entry without data, whose position is the end of the journal."""
         return Piece(self._end, b"", False, self._end_chain, self._end_chain, kind, members)
 
     # Lead.
 
     def append(self, position: int, batches: Sequence[Batches]) -> None:
-        """Append batches to the shared log that the leader has appended to its journal at *position*."""
+        """Append *batches* to the shared log, which this leader has appended to its journal at *position*."""
         assert self.state is State.LEADER, "only the leader appends"
         assert position == self._end, f"the journal ends at {self._end}, not at {position}"
         for piece in divide(position, self._end_chain, batches, self.most):
@@ -416,9 +422,9 @@ class Role:
         self._pump()
 
     def add_checkpoint(self) -> bool:
-        """Append a checkpoint, so that the entries before it can be purged later (rule 9).
+        """Append a checkpoint to the shared log, so that the entries before it can be purged later (rule 9).
 
-        :return: False if that is not possible, or another one is under way
+        :return: False if this is not possible now, or another checkpoint is under way
         """
         adds = self.state is State.LEADER and not self._is_under_way(EntryKind.CHECKPOINT)
         if adds:
@@ -426,9 +432,9 @@ class Role:
         return adds
 
     def change_members(self, members: Members) -> bool:
-        """Append the list of the members, which counts from its entry on (rule 18).
+        """Append *members* to the shared log, as the list that is valid from that entry on (rule 18).
 
-        :return: False if that is not possible, or another change is under way
+        :return: False if this is not possible now, or another change is under way
         """
         changes = self.state is State.LEADER and not self.changes_members
         if changes:
@@ -436,7 +442,7 @@ class Role:
         return changes
 
     def is_on_two(self, members: Members, reported: Mapping[str, int]) -> bool:
-        """Return whether two of *members* have all entries on disk that may have been trimmed.
+        """Return whether at least two of *members* have on disk all entries that may have been trimmed.
 
         :param reported: as in :meth:`purge`
         """
@@ -454,9 +460,9 @@ class Role:
         )
 
     def _queue_first(self, kind: EntryKind, members: Members | None = None) -> None:
-        """Queue an entry without data before others that wait, because a full shared log accepts few entries.
+        """Put an entry without data at the head of the queue, because a full shared log accepts few more entries.
 
-        It comes behind a batch of which a part was sent already.
+        If a part of a batch was sent already, the entry is queued behind the rest of that batch.
         """
         within = bool(self.inflight) and self.inflight[-1].entry.part
         at, here = len(self._queue), self._here(kind, members)
@@ -476,7 +482,7 @@ class Role:
             self._send(self._take_queued())
 
     def _take_queued(self) -> Piece:
-        """Return the next entry of the queue, joined with the entries behind it that fit."""
+        """Take the next entry from the queue, joined with as many of the following entries as fit into one."""
         first = self._queue.popleft()
         pieces, size, after = [first.data], len(first.data), first.after
         while self._queue and first.kind is EntryKind.DATA and not first.part:
@@ -513,7 +519,7 @@ class Role:
         self._actions += [Append(item.entry, item.expect, self.applied) for item in self.inflight if not item.known]
 
     def accepted(self, entry: LogEntry, number: int) -> None:
-        """Record the answer that *entry* was accepted as number *number* of the shared log (rule 2)."""
+        """Record that the shared log has accepted *entry* as its number *number* (rule 2)."""
         item = self._find(entry)
         if item is None:
             return
@@ -521,15 +527,16 @@ class Role:
         if number == item.expect + 1:
             item.known = True
             self._confirm()
-        elif number > item.expect:  # otherwise the answer belongs to an append with an earlier number of this entry
+        # Otherwise the answer is for an earlier append of the same entry, with another number.
+        elif number > item.expect:
             self._actions.append(LookAt(item.expect + 1))
 
     def refused(self, entry: LogEntry, last: int, since: int) -> None:
-        """Record the answer that *entry* was refused, because the last number in the shared log is *last*.
+        """Record that the shared log has refused *entry*, because its last number was *last*.
 
         If *last* is less than expected, an earlier append has not arrived yet; *entry* is repeated later.
 
-        :param since: of the :class:`Append` that was refused
+        :param since: the field ``since`` of the :class:`Append` that was refused
         """
         item = self._find(entry)
         if item is None:
@@ -540,7 +547,7 @@ class Role:
             self._sign(f"it ends at entry {last}, and entry {since} was confirmed")
 
     def found(self, number: int, entry: LogEntry | None) -> None:
-        """Record that *entry* has this number; None: it was purged by another leader, so this server steps down."""
+        """Record that *entry* has this number; step down if *entry* is None, because another leader has purged it."""
         item = next((item for item in self.inflight if item.expect + 1 == number), None)
         if item is not None and (item.known or item.entry == entry):
             item.known = True
@@ -555,8 +562,9 @@ class Role:
     def _skip(self, number: int) -> None:
         """Assign new numbers to the entries in flight, behind an entry that does not count (rule 14).
 
-        An append with an old number that is accepted later does not count, because an entry before it is missing.  It
-        takes one of the next numbers, however, so only the first append is sent again until it is accepted.
+        If the shared log later accepts an append with an old number, that entry does not count, because an entry before
+        it is missing.  But it uses up one of the next numbers, so only the first append is sent again until it is
+        accepted.
         """
         self.applied = number
         self._ends.append((number, self.position))
@@ -575,7 +583,7 @@ class Role:
         return next((item for item in self.inflight if item.entry == entry and not item.known), None)
 
     def _confirm(self) -> None:
-        """Process the oldest appends, up to the first whose outcome is not known yet."""
+        """Process the oldest appends whose outcome is known, up to the first whose outcome is still unknown."""
         while self.inflight and self.inflight[0].known:
             item = self.inflight.popleft()
             self._alone = False
@@ -600,7 +608,8 @@ class Role:
             self.position, self.chain = entry.end, entry.after
 
     def _step_down(self, reason: str) -> None:
-        """Follow again, and cut the log at the confirmed position: nothing beyond it was acknowledged (rule 5)."""
+        """Become a follower, and truncate the log at the confirmed position, behind the last acknowledgement (rule
+        5)."""
         self._drop_pending()
         self._alone = False
         self.checkpoints.clear()
@@ -623,20 +632,20 @@ class Role:
             self.synced = max(self.synced, position)
 
     def noted(self, position: int) -> None:
-        """Record that the durable mark on disk is *position*, also after a power cut; see :attr:`reported`."""
+        """Record that the durable mark was synced to disk as *position*, so that it survives a power cut."""
         while self._ends and self._ends[0][1] <= position:
             self.reported = self._ends.popleft()[0]
 
     # Trim.
 
     def purge(self, reported: Mapping[str, int], absent: Collection[str] = (), alone: bool = False) -> None:
-        """Purge the shared log before the last checkpoint that this server and the other members have on disk.
+        """Delete the entries before the last checkpoint that this server and the other members have on disk.
 
-        Nothing is purged while a change of the members is under way, which may remove a member with a needed copy, or
-        by a leader that was removed, whose disk does not count.
+        Nothing is deleted while a change of the members is under way, because the change may remove a member with a
+        needed copy.  A leader that was removed deletes nothing either, because its own disk does not count.
 
         :param reported: the number of the last entry up to which each other server has everything on disk
-        :param absent: members that the purge does not wait for
+        :param absent: members for whose copies the purge does not wait
         :param alone: whether the copy on this server's disk is enough
         """
         if self.state is not State.LEADER or self.changes_members or self.writer.name not in self.members.names:

@@ -14,14 +14,14 @@ from fyrehose.errors import ConfigError
 from fyrehose.options import build, count, duration, file_path, one_of, option, size, within
 from fyrehose.replication.members import MAX_MEMBERS, MAX_NAME, is_name
 
-#: With `acknowledge = "local"`, at most so many bytes are acknowledged before the shared log has accepted them.
+#: With `acknowledge = "local"`, at most this many bytes are acknowledged before the shared log has accepted them.
 AHEAD = 16 << 20
 
 
 def server_name(text: str) -> str:
-    """Check that *text* is a valid name of a server or a cluster, and return it.
+    """Return *text* if it is a valid name of a server or a cluster.
 
-    :raises ValueError: it is not; the message names the expected form
+    :raises ValueError: *text* is not valid; the message names the expected form
     """
     if not is_name(text):
         raise ValueError(f"1 to {MAX_NAME} letters, digits, - and _")
@@ -94,11 +94,11 @@ class ReplicationSettings:
 
     @property
     def shown_servers(self) -> str:
-        """Return the addresses of the NATS servers without passwords, for people."""
+        """Return the addresses of the NATS servers for people, without passwords."""
         return ", ".join(re.sub(r"//.*@", "//", url) for url in self.servers)
 
     def connect_options(self) -> dict[str, Any]:
-        """Return the arguments of ``nats.connect`` for the user, TLS, and the inbox that the user may subscribe to.
+        """Return the arguments for ``nats.connect``: the user, TLS, and the inbox to which the user may subscribe.
 
         :raises ConfigError: a file cannot be read, or is invalid
         """
@@ -126,7 +126,7 @@ class ReplicationSettings:
     def password(self) -> str:
         """Return the password in the password file.
 
-        :raises ConfigError: it cannot be read, or is empty
+        :raises ConfigError: the file cannot be read, or is empty
         """
         try:
             password = Path(self.password_file).read_text().strip()
@@ -141,7 +141,7 @@ class ReplicationSettings:
 def parse(table: object, folder: str = "") -> ReplicationSettings:
     """Build the settings from the table ``[replication]``.
 
-    :param folder: of the configuration file: relative paths in the table are relative to it
+    :param folder: the folder of the configuration file, in which relative paths of the table are resolved
     :raises ConfigError: an option is unknown, invalid or missing
     """
     if not isinstance(table, dict):
@@ -156,14 +156,14 @@ def parse(table: object, folder: str = "") -> ReplicationSettings:
 
 
 def _host_name() -> str:
-    """Return the name of this host as the name of a server.
+    """Return the name of this host, for use as the name of this server.
 
-    :raises ConfigError: it cannot be one
+    :raises ConfigError: the name of the host is not a valid name of a server
     """
     host = socket.gethostname().split(".")[0]
     if not is_name(host):
         raise ConfigError(
-            f"[replication] needs a name for this server, because that of its host, {host!r}, has other characters "
-            "than letters, digits, - and _, or too many"
+            f"[replication] needs a name for this server, because the host name {host!r} cannot be used: "
+            f"names have 1 to {MAX_NAME} letters, digits, - and _"
         )
     return host

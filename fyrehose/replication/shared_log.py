@@ -13,7 +13,7 @@ from fyrehose.replication.entries import EntryWriter, LogEntry
 
 
 class Refused(Exception):
-    """An append was refused, because the shared log did not end at the expected number.
+    """The error for an append that was refused, because the shared log did not end at the expected number.
 
     :ivar last: the last number in the shared log at that moment
     """
@@ -24,18 +24,18 @@ class Refused(Exception):
 
 
 class Unavailable(Exception):
-    """The shared log did not answer: whether an append has arrived is unknown."""
+    """The error for a shared log that did not answer, so that it is unknown whether an append has arrived."""
 
 
 @attrs.frozen
 class EntryRange:
     """The range of entries that the shared log still has.
 
-    :ivar first: number of the first entry that is left; *last* + 1 if none is
-    :ivar last: number of the last entry; 0 if there has never been one
-    :ivar size: of these entries, in bytes
-    :ivar limit: the size beyond which the leader must stop, because the engine accepts little more; 0: none
-    :ivar nodes: the servers of the engine that store it, as far as it says that
+    :ivar first: number of the first entry that was not purged; *last* + 1 if no entry is left
+    :ivar last: number of the last entry; 0 if there has never been an entry
+    :ivar size: the size of these entries, in bytes
+    :ivar limit: the size beyond which the leader must refuse messages, because the log accepts little more; 0: no limit
+    :ivar nodes: the NATS servers that store the log, as far as they are known
     """
 
     first: int
@@ -46,9 +46,9 @@ class EntryRange:
 
 
 class ISharedLog(Interface):
-    """A log on several machines, which accepts an entry only if it gets the expected number.
+    """A log on several machines, which accepts an entry only if the entry gets the expected number.
 
-    Every Deferred fails with :class:`Unavailable` if there is no answer in time.
+    Every Deferred that a method returns fails with :class:`Unavailable` if there is no answer in time.
     """
 
     def open(
@@ -57,25 +57,26 @@ class ISharedLog(Interface):
         """Connect, and create the log if it does not exist.
 
         :param heard: called with each message that another server has :meth:`said <say>`
-        :param writer: this server, so that :meth:`is_here` of other servers finds it; None: they do not find it
+        :param writer: this server, which :meth:`is_here` of other servers then finds; None: they do not find this
+            server
         :param asked: called with each request of an operator to change the members
         :return: fires with warnings for people about the settings of the log
         :raises ConfigError: the log has settings that lose entries
         """
 
     def append(entry: LogEntry, expect: int) -> Deferred[int]:
-        """Append *entry* if the last number is *expect*; repeating it must not append it twice.
+        """Append *entry* if the last number in the log is *expect*; a repeated call must not append it twice.
 
-        :return: fires with the number of the entry; fails with :class:`Refused`
+        :return: fires with the number of the entry; fails with :class:`Refused` if the last number is another one
         """
 
     def extent() -> Deferred[EntryRange]:
-        """Return the first and the last number, and the size, as far as one machine of the log knows."""
+        """Return the first and the last number, and the size, as far as one server that stores the log knows."""
 
     def read(number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         """Read at most *most* consecutive entries from *number* on.
 
-        :return: fires with numbers and entries; nothing if there is none with this number (yet, or any more)
+        :return: fires with numbers and entries; empty if the log does not have the entry *number* yet, or any more
         """
 
     def purge(number: int) -> Deferred[None]:
@@ -85,9 +86,9 @@ class ISharedLog(Interface):
         """Send *message* to the other servers; it may be lost."""
 
     def is_here(writer: EntryWriter) -> Deferred[bool]:
-        """Return whether the process of *writer* is connected, as far as one machine of the engine knows.
+        """Return whether the process of *writer* is connected, as far as one node of the NATS cluster knows.
 
-        When a process is killed, its connection ends at once.  That of a process that is frozen or busy does not.
+        When a process is killed, its connection ends at once; if it is frozen or busy, its connection stays open.
         """
 
     def close() -> Deferred[None]:

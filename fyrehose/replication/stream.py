@@ -12,9 +12,9 @@ from fyrehose.observe.meters import NatsStatus
 from fyrehose.replication.entries import LogEntry
 from fyrehose.replication.settings import ReplicationSettings
 
-#: For how long JetStream recognizes a repeated append; later ones fail because of their condition.
+#: For how many seconds JetStream recognizes a repeated append; a later repetition fails because of its condition.
 DUPLICATES = 120.0
-#: JetStream's error codes: no NATS server has enough room; this one has not enough room.
+#: JetStream's error codes for too little space: on every NATS server, or on this one.
 NO_ROOM = (10005, 10023, 10047)
 #: The smallest shared log, in bytes: twice the size of all appends that may be in flight.
 LEAST = 24 << 20
@@ -38,11 +38,12 @@ def subject_of(cluster: str, of: str = "log") -> str:
 async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any:
     """Create the stream of a cluster; return its description.
 
-    JetStream reserves room for the largest size of the stream, and refuses more.  A stream without a bound would fill
-    the store of the NATS servers, which then do not answer any more, so that it cannot be trimmed.
+    JetStream reserves space for the largest size of the stream, and refuses more entries.  A stream without a limit
+    would fill the store of the NATS servers; these then do not answer any more, so that the stream could not be
+    trimmed.
 
     :param jetstream: a context of nats-py
-    :param limit: size of the shared log at which the leader stops, in bytes; less if the NATS servers have not the room
+    :param limit: size of the shared log at which the leader refuses messages, in bytes; reduced if NATS has less space
     """
     from nats.js.errors import APIError
 
@@ -56,9 +57,9 @@ async def create(jetstream: Any, cluster: str, replicas: int, limit: int) -> Any
 
 
 def limit_of(config: Any) -> int:
-    """Return the size of the shared log at which the leader must stop, in bytes; 0: the stream has no bound.
+    """Return the size of the shared log, in bytes, at which the leader must refuse messages; 0: no limit.
 
-    The rest of the stream's room is for appends in flight, and for the checkpoint that makes trimming possible.
+    The rest of the stream's space is for appends in flight, and for the checkpoint that makes trimming possible.
 
     :param config: the settings of the stream
     """
@@ -66,7 +67,7 @@ def limit_of(config: Any) -> int:
 
 
 def nodes_of(info: Any) -> tuple[NatsStatus, ...]:
-    """Return the NATS servers that store the stream, sorted by their names; nothing if one server is alone.
+    """Return the NATS servers that store the stream, sorted by their names; empty for a single NATS server.
 
     :param info: the description of the stream
     """
@@ -89,7 +90,7 @@ def nodes_of(info: Any) -> tuple[NatsStatus, ...]:
 
 
 def lacks_leader(nodes: Sequence[NatsStatus]) -> bool:
-    """Return whether none of the NATS servers that store the stream leads it, so that it accepts nothing."""
+    """Return whether the stream has no leader among the NATS servers that store it, so that it accepts nothing."""
     return bool(nodes) and not any(node.leads for node in nodes)
 
 
@@ -114,14 +115,14 @@ def _config(cluster: str, replicas: int, limit: int) -> Any:
 async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Any:
     """Return a connection of nats-py to a NATS server of the cluster.
 
-    :param errors: a list that gets the refusals that NATS sends later, and that no call raises
+    :param errors: a list to which refusals are added that NATS sends later and that no call raises
     :raises FyrehoseError: no NATS server can be reached
     """
     import nats
     from nats.errors import Error
 
     async def note(error: Exception) -> None:
-        """Add an error to *errors*: nats-py would print its traceback, and does not raise refusals of NATS."""
+        """Add an error to *errors*, because nats-py would only print its traceback, and raises no refusal of NATS."""
         errors.append(error)
 
     connecting = nats.connect(

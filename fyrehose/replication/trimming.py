@@ -1,6 +1,6 @@
-"""Decide when the leader trims the shared log, and what happens when it grows because a server does not confirm.
+"""Decide when the leader trims the shared log, and what to do when the log grows because a server confirms nothing.
 
-    in: up to which entry each server has everything on disk, the size of the shared log
+    in: the entry up to which each server has everything on disk, the size of the shared log
     out: checkpoints, purges, one warning, and whether the leader has to refuse messages
 
 An entry is purged when every member has it on disk.  The leader does not wait for a member without a message for
@@ -9,7 +9,7 @@ later.  At least one other member always has the purged entries.  Reports of ser
 
 Something else may purge the log: an operator of NATS, by mistake.  A server that has not applied the purged entries can
 continue only when the first entry is a checkpoint, so the leader appends one, and does not wait for such servers.  If
-that is true of all other members, the leader alone has the purged entries, and further trimming loses nothing.
+no other member has applied the purged entries, the leader alone has them, and further trimming loses nothing.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from fyrehose.replication.settings import ReplicationSettings
 
 log = Logger()
 
-#: The leader appends a checkpoint after this many entries or bytes; and when all appends are accepted, unless an
-#: earlier checkpoint still waits for members.  A full log accepts no checkpoint, so there has to be one close to its
-#: end: trimming in front of that makes room for all appends in flight, and for the next checkpoint.
+#: The leader appends a checkpoint after this many entries or bytes; also when all appends are accepted, unless an
+#: earlier checkpoint still waits for members.  A full log accepts no checkpoint, so a checkpoint has to be close to its
+#: end: trimming the entries before it makes space for all appends in flight, and for the next checkpoint.
 TRIM = 1000
 TRIM_BYTES = 16 << 20
 #: How often the leader measures the shared log, in seconds.
 MEASURE = 5.0
-#: How long after something else has purged the shared log messages of members may still say what was true before, in
-#: seconds.
+#: For how many seconds after somebody else has purged the shared log the messages of members may still be outdated.
 LATE = 1.0
-#: The leader warns at this part of the limit.
+#: The leader warns when the shared log has reached this fraction of its limit.
 WARN = 0.5
 
 
 @attrs.define(eq=False)
 class Trimmer:
-    """Trims the shared log while this server leads.
+    """The trimming of the shared log while this server leads.
 
-    :ivar size: of the shared log when it was measured last, in bytes
+    :ivar size: the size of the shared log when it was last measured, in bytes
     """
 
     settings: ReplicationSettings
@@ -52,23 +51,24 @@ class Trimmer:
     _trimmed: int = attrs.field(default=0, init=False)  #: the last entry before the last checkpoint
     _trimmed_at: int = attrs.field(default=0, init=False)  #: where the journal ended at that entry
     _led: float = attrs.field(default=0.0, init=False)  #: when this server became the leader
-    #: When this leader has first seen each member in the list: a member without messages is waited for from then on.
+    #: When this leader first saw each member in the list; for a member without messages, the timeout counts from then.
     _since: dict[str, float] = attrs.field(factory=dict, init=False)
     _warned: bool = attrs.field(default=False, init=False)
-    #: The first entry that is left after something else has purged the shared log, until that is a checkpoint; else 0.
+    #: After somebody else has purged the shared log: its first entry, until the first entry is a checkpoint; otherwise
+    #: 0.
     _begins: int = attrs.field(default=0, init=False)
     _begun_well: float = attrs.field(default=0.0, init=False)  #: when ``_begins`` was 0 last
-    #: Whether the shared log was larger than its limit, and was not trimmed since.
+    #: Whether the shared log has exceeded its limit and was not trimmed since.
     _exceeded: bool = attrs.field(default=False, init=False)
 
     def start(self, role: Role, now: float) -> None:
-        """Begin, because this server leads from now on."""
+        """Begin to trim, because this server leads from now on."""
         self._trimmed, self._led, self._warned, self._exceeded, self.size = role.applied, now, False, False, 0
         self._trimmed_at, self._begins = role.position, 0
         self._since.clear()
 
     def trim(self, role: Role, now: float) -> None:
-        """Append a checkpoint, or purge the entries that all members have, if that is due."""
+        """If it is due, append a checkpoint, or purge the entries that all members have."""
         self._since = {name: self._since.get(name, now) for name in self._others(role)}
         self._begun_well = self._begun_well if self._begins else now
         grown = role.applied - self._trimmed
@@ -101,17 +101,17 @@ class Trimmer:
         return 0 if peer is None else peer.reported
 
     def _last_heard(self, name: str) -> float:
-        """Return when a member has sent its last message, or when this leader has first seen it in the list."""
+        """Return when the member *name* sent its last message or, without one, when this leader first saw its name."""
         since, peer = self._since[name], self.peers.others.get(name)
         return since if peer is None else max(since, peer.heard)
 
     def _cannot_begin(self, name: str) -> bool:
-        """Return whether a member can apply no entry before a checkpoint is the first one, and so confirms nothing."""
+        """Return whether a member confirms nothing, because the shared log does not begin with a checkpoint."""
         peer = self.peers.others.get(name)
         return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 
     def is_due(self, now: float) -> bool:
-        """Return whether to measure the shared log now; if so, the next time is due after an interval."""
+        """Return whether to measure the shared log now; if so, the next measurement is due after an interval."""
         due = now - self._measured >= MEASURE
         self._measured = now if due else self._measured
         return due
@@ -119,7 +119,7 @@ class Trimmer:
     def measured(self, role: Role, size: int, limit: int = 0, first: int = 1) -> str:
         """Record the size of the shared log.
 
-        :param limit: of the engine that stores it; 0: none
+        :param limit: the limit of the stream that stores the shared log, in bytes; 0: no limit
         :param first: the number of its first entry
         :return: why the leader has to refuse messages; empty if it may accept them
         """
@@ -157,7 +157,7 @@ class Trimmer:
         self._begins = begins
 
     def _late(self, role: Role) -> str:
-        """Return a text for people that names the servers that do not confirm entries."""
+        """Describe for people which servers do not confirm entries."""
         first = role.checkpoints[0] if role.checkpoints else 1
         late = [name for name in self._others(role) if self._reported(name) < first]
         places = role.members.places
