@@ -1,8 +1,8 @@
-"""Keep the rates of the last minutes, the last hour and the last day in a bounded number of samples.
+"""Keep the rates of the last five minutes, the last hour and the last day in a bounded number of samples.
 
-    one Sample per second -> 5min: as it is; 1h: means of 10 seconds; 24h: means of 5 minutes
+    one Sample per second -> 5min: the samples; 1h: means of 10 seconds; 24h: means of 5 minutes
 
-The memory is bounded by the number of protocols, however long the server runs: 948 samples in total.
+However long the server runs, there are 948 samples in total, whose size depends on the number of protocols.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Rates = dict[str, tuple[float, float]]
 
 @attrs.frozen(slots=True, kw_only=True)
 class Sample:
-    """Rates of one second, or their means over several seconds.
+    """A sample: rates of one second, or mean rates over several seconds.
 
-    :ivar time: end of that time, in seconds since 1970 UTC
-    :ivar published: messages and bytes published per second, by protocol; both count once they are durable
+    :ivar time: end of the time that the sample covers, in seconds since 1970 UTC
+    :ivar published: messages and bytes published per second, by protocol; a message counts once it is durable
     :ivar delivered: messages and bytes sent to clients per second, by protocol
     :ivar written: bytes appended to the journal per second
     :ivar lag: the largest delay of a timer, in seconds
@@ -44,7 +44,7 @@ class Series:
     step: int
     most: int
     kept: deque[Sample] = attrs.field(init=False)
-    #: the samples of the present step, whose mean is kept when the step ends
+    #: The samples of the present step, whose mean is kept when the step ends.
     _current: list[Sample] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -55,7 +55,8 @@ class Series:
         if self.step == 1:
             self.kept.append(sample)
             return
-        # A step ends by the clock, not after a number of samples: samples may be late, and the wall clock may be set.
+        # A step ends by the clock, not after a number of samples, because samples may be late and the wall clock may be
+        # set.
         if self._current and sample.time // self.step != self._current[0].time // self.step:
             self.kept.append(mean(self._current))
             self._current = []
@@ -66,7 +67,7 @@ class Series:
         return [*self.kept, mean(self._current)] if self._current else list(self.kept)
 
 
-#: The spans that a history covers: the time of a sample in seconds, and the number of samples.
+#: The spans that a history covers: for each, the time that a sample covers, in seconds, and the number of samples.
 SPANS = {"5min": (1, 300), "1h": (10, 360), "24h": (300, 288)}
 
 
@@ -89,7 +90,7 @@ class History:
 
 
 def mean(samples: Sequence[Sample]) -> Sample:
-    """Return one sample for the time of *samples*, which must not be empty: mean rates, and the largest lag."""
+    """Return one sample for the whole time of *samples*, at least one: with mean rates and the largest lag."""
     return Sample(
         time=samples[-1].time,
         published=_mean([sample.published for sample in samples]),

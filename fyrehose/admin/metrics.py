@@ -1,7 +1,7 @@
 """Export the state of the server in the text format of Prometheus.
 
-Labels are protocols and causes, which are names from our code, and streams.  A limited number of streams has series of
-its own: those that were created first, so that a new stream never takes the place of an existing series.
+Labels are protocols and causes, which are names from our code, and streams.  Only a limited number of streams have time
+series of their own: those that were created first, so that a new stream never replaces an existing series.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def text(registry: CollectorRegistry) -> bytes:
 
 @attrs.define(eq=False)
 class Exporter:
-    """Collect the metrics of the server for ``prometheus_client``.
+    """A collector of the server's metrics, as ``prometheus_client`` calls it.
 
     :ivar streams: how many streams have series of their own
     """
@@ -136,7 +136,7 @@ class Exporter:
         counters = self.broker.counters
         counts = {event: counters.counts[event] for event in sorted({*counters.counts, *counters.known})}
         refused = {event: count for event, count in counts.items() if counters.counts_refusals(event)}
-        # Connections are counted in fyrehose_connections_total.
+        # Connections are left out, because they are counted in fyrehose_connections_total.
         others = {each: count for each, count in counts.items() if each not in refused and each[1] != "connections"}
         text = "Requests, messages and connections refused or dropped."
         yield _family(CounterMetricFamily, "refused", text, ("protocol", "cause"), refused)
@@ -230,15 +230,15 @@ def _members(status: ClusterStatus) -> Iterator[Metric]:
         ("silent_seconds", "Time since this server was heard.", "heard"),
     ):
         found = {(each.name,): attrs.asdict(each)[field] for each in others}
-        # None: the server lacks more than the leader remembers.
+        # A value is None if the server lacks records from before the leader's oldest sample.
         values = {labels: value for labels, value in found.items() if value is not None}
         yield _family(GaugeMetricFamily, f"cluster_member_{name}", text, ("member",), values)
 
 
 def _of_subscriptions(name: str, text: str, key: str, listed: Sequence[Mapping[str, object]]) -> Metric:
-    """Return the metric of the values of *key* in the subscriptions *listed*."""
+    """Return a metric with the values that the subscriptions *listed* have for *key*."""
     kind = CounterMetricFamily if key.endswith("_total") else GaugeMetricFamily
-    # A subscription of a pattern has no single position, and an age may not be known yet.
+    # A value may be missing: a subscription of a pattern has no single position, and an age may not be known yet.
     values = {
         (str(each["name"]), str(each["stream"])): float(value)
         for each in listed

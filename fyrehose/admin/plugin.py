@@ -27,7 +27,7 @@ class AdminPlugin:
     description: str = "a web page, metrics and JSON for operators: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[AdminSettings] = AdminSettings
-    #: off loopback every client needs the token, so that no access policy is required
+    #: The package that the admin listener needs; the listener needs no access policy, because its token protects it.
     extra: Extra = ADMIN
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: AdminSettings) -> AdminService:

@@ -22,11 +22,11 @@ from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
-#: :class:`StreamRates` forgets retired streams when it knows SPARE more streams than twice the number that exists.
+#: :class:`StreamRates` forgets retired streams when it remembers more than SPARE plus twice the existing streams.
 SPARE = 10_000
-#: :class:`StreamRates` computes no new rates before this time has passed, in seconds.
+#: :class:`StreamRates` computes new rates at most once in this time, in seconds.
 MIN_INTERVAL = 0.5
-#: :class:`StreamRates` reports no rates over a longer time than this, in seconds.
+#: :class:`StreamRates` reports no rates if more than this time has passed since the last update, in seconds.
 MAX_INTERVAL = 30.0
 #: The interval of the timer that measures the lag of the reactor, in seconds.
 TICK = 0.1
@@ -36,7 +36,7 @@ Totals = Mapping[str, tuple[int, int]]
 
 @attrs.define(eq=False)
 class Sampler:
-    """Samples *broker* once per second, from :meth:`start` to :meth:`stop`.
+    """A sampler of *broker*, which takes one sample per second from :meth:`start` to :meth:`stop`.
 
     :ivar clock: the reactor, for timers and its monotonic clock
     :ivar now: the wall clock, in seconds since 1970 UTC
@@ -58,9 +58,9 @@ class Sampler:
     _max_lag: float = attrs.field(default=0.0, init=False)
     _last_totals: tuple[Totals, Totals] = attrs.field(default=({}, {}), init=False)
     _last_position: int | None = attrs.field(default=None, init=False)
-    #: the counts of every histogram at each sample of the last minute, by its key
+    #: For each sample of the last minute, the counts of every histogram, by the histogram's key.
     _counts: deque[dict[int | str, tuple[int, ...]]] = attrs.field(factory=lambda: deque(maxlen=RECENT), init=False)
-    #: the producers that published with each protocol in the last full minute
+    #: For each protocol, the producers that published in the last full minute.
     _producers: dict[str, set[str]] = attrs.field(factory=dict, init=False)
     _minute: int = attrs.field(default=0, init=False)
 
@@ -94,7 +94,7 @@ class Sampler:
         return lambda: self._watchers.discard(watcher)
 
     def recent_quantile(self, which: int | str, share: float) -> float | None:
-        """Return a quantile of one histogram over the last minute, or None if it has no observations.
+        """Return a quantile of one histogram over the last minute, or None if that has no observations.
 
         :param which: 0: sizes of commits, in bytes; 1: durations of commits; 2: durations of syncs; 3: lag of the
             reactor; the name of a protocol: time until its publishes are acknowledged; all of them in seconds
@@ -111,7 +111,7 @@ class Sampler:
         return recent.quantile(share)
 
     def publishers(self, protocol: str) -> int:
-        """Return the number of producers that have published with *protocol* in the last one or two minutes."""
+        """Return the number of producers that have published with *protocol* in the current and the previous minute."""
         published = self.broker.published.get(protocol)
         present: set[str] = set() if published is None else published.producers
         return len(present | self._producers.get(protocol, set()))
@@ -160,7 +160,7 @@ class Sampler:
         self._counts.append({key: tuple(histogram.counts) for key, histogram in self._histograms().items()})
 
     def _growth(self) -> int:
-        """Return the bytes that were appended to the journal since the last call."""
+        """Return the number of bytes that were appended to the journal since the last call."""
         status = journal_status(self.broker)
         before, position = self._last_position, None if status is None else status.position
         self._last_position = position
@@ -190,9 +190,9 @@ def journal_status(broker: Broker) -> JournalStatus | None:
 
 
 def published_by_protocol(broker: Broker) -> Totals:
-    """Return the messages and bytes that were published and became durable, by protocol.
+    """Return, by protocol, the numbers of messages and bytes that were published and became durable.
 
-    A protocol's own records, whose source is named PROTOCOL-SOMETHING, do not count.
+    Records that a protocol writes for itself, with a source named PROTOCOL-SOMETHING, do not count.
     """
     own = ("server-", *(f"{listener.protocol}-" for listener in broker.listeners))
     return {
@@ -203,7 +203,7 @@ def published_by_protocol(broker: Broker) -> Totals:
 
 
 def delivered_by_protocol(broker: Broker) -> Totals:
-    """Return the messages and bytes that were delivered to clients, by protocol."""
+    """Return, by protocol, the numbers of messages and bytes that were delivered to clients."""
     return {protocol: tally.delivered for protocol, tally in broker.tallies().items()}
 
 
@@ -217,9 +217,9 @@ def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:
 
 @attrs.define(eq=False)
 class StreamRates:
-    """Computes the message rates of streams on demand.
+    """The message rates of streams, computed on demand.
 
-    Its cost grows with the number of streams that changed since the last call; only the first call visits all streams.
+    The cost of a call grows with the number of streams that changed since the last call; the first call visits all.
 
     :ivar seconds: the monotonic clock
     :ivar growth: the streams that grew between the last two updates, and by how many records
@@ -230,14 +230,14 @@ class StreamRates:
     broker: Broker
     growth: dict[str, int] = attrs.field(factory=dict, init=False)
     growth_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: the last sequence number of each stream at the last update
+    #: For each stream, its last number at the last update.
     _last_seqs: dict[str, int] = attrs.field(factory=dict, init=False)
     #: time of the last update, and the interval between the last two, in seconds
     _updated_at: float | None = attrs.field(default=None, init=False)
     _elapsed: float | None = attrs.field(default=None, init=False)
 
     def current(self) -> Callable[[str], float | None]:
-        """Update the rates if the last update is old enough, and return a function from a stream to its rate.
+        """Update the rates if the last update is old enough; return a function that maps a stream to its rate.
 
         :return: maps a stream to its messages per second between the last two updates; None if these are unknown,
             because this is the first update or the last one was longer than :data:`MAX_INTERVAL` ago
@@ -269,6 +269,6 @@ class StreamRates:
         return None if self._elapsed is None else self.growth_bytes.get(stream, 0) / self._elapsed
 
     def _last_seq(self, stream: str) -> int:
-        """Return the last number of *stream* at the last update; for a newer stream, the number before its first."""
+        """Return the last number of *stream* at the last update; for a stream created since, that before its first."""
         last = self._last_seqs.get(stream)
         return self.broker.bounds(stream)[0] - 1 if last is None else last

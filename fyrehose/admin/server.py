@@ -3,8 +3,8 @@
     GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
     GET /health                     200, or 503 if the journal has failed; stalls, and damage that a read found
-    GET /ready                      200 while the server accepts messages and does not stop soon, else 503
-    GET /ready?for=read             200 while readers find what was acknowledged, else 503
+    GET /ready                      200 while the server accepts messages and is not about to stop, else 503
+    GET /ready?for=read             200 while readers find all acknowledged records, else 503
     GET /api/status?match=&limit=   the status as JSON
     GET /api/streams?match=&page=&limit=    all streams in pages, in the order of their creation
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
@@ -14,7 +14,8 @@
     GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
 
 If a token is configured, all paths except /health and /ready require it, as ``Bearer`` or, for browsers, as the
-password of ``Basic``; it gives access to everything.  Without a token, which is possible on loopback only, the access
+password of ``Basic``; the token gives access to everything.  Without a token, which is possible on loopback only, the
+access
 policy applies: the tail of a stream requires the right to subscribe to it, and names of streams the right to subscribe
 to all streams.
 """
@@ -55,9 +56,10 @@ from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.tokens import same
 
 EVENTS = "text/event-stream"
-#: The most streams or subscribers that one answer lists; a longer list would block the reactor for too long.
+#: Limit of the streams or subscribers that one answer lists, because a longer list would block the reactor for too
+#: long.
 MOST_LISTED = 1_000
-#: The largest page number accepted.
+#: Limit of the number of a page.
 MOST_PAGES = 10**7
 #: The Content-Security-Policy of the page: it loads only its own files, and no other page may embed it.
 POLICY = (
@@ -80,7 +82,7 @@ FILES = {
 
 @attrs.define(eq=False)
 class Admin:
-    """State that all connections of the admin listener share.
+    """The state that all connections of the admin listener share.
 
     :ivar token: the token that clients have to present; None if none is configured
     :ivar registry: the metrics
@@ -96,7 +98,7 @@ class Admin:
     )
     page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
 
-    #: cache of the status events of one sample, by filter and by whether the events contain names of streams
+    #: Cache of the status events of one sample, by the filter and by whether the events contain names of streams.
     _events: dict[tuple[str, bool], bytes] = attrs.field(factory=dict, init=False)
     _events_time: float = attrs.field(default=0.0, init=False)
 
@@ -108,7 +110,7 @@ class Admin:
         """Return the status of the server, without names of streams if the client may not see them.
 
         :param match: list only streams whose name contains this text
-        :param limit: the most streams, and the most subscribers, that are listed
+        :param limit: limit of the streams, and of the subscribers, that are listed
         :param named: whether the client may see names of streams; if not, *match* is ignored, because counts of
             matching streams would reveal names
         """
@@ -119,7 +121,7 @@ class Admin:
         return status
 
     def status_event(self, sample: Sample, match: str, named: bool) -> bytes:
-        """Return the status at *sample* as an event; clients with the same parameters share one."""
+        """Return the status at *sample* as an event, which clients with the same parameters share."""
         if self._events_time != sample.time:
             self._events_time = sample.time
             self._events.clear()
@@ -129,7 +131,7 @@ class Admin:
         return self._events[key]
 
     def is_open(self) -> bool:
-        """Return whether every authenticated client may see everything: with a token, or without a policy."""
+        """Return whether every authenticated client may see everything, because a token is set or no policy is."""
         policy = self.broker.guard.policy
         return self.token is not None or policy is OPEN or policy is LOOPBACK
 
@@ -199,7 +201,8 @@ class AdminProtocol(WebProtocol):
             stalls = self.admin.broker.stalls
             answer |= {"stalls": stalls.count, "longest_turn": round(stalls.longest, 1)}
             if passed and (found := journal_status(self.admin.broker)) is not None and found.damage:
-                # The status stays 200: a restart would not repair the damage, and would disconnect all other clients.
+                # The status is still 200, because a restart would not repair the damage, and would disconnect all
+                # clients.
                 answer |= {"ok": False, "damaged_segments": len(found.damage)}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
@@ -254,7 +257,7 @@ class AdminProtocol(WebProtocol):
         else:
             self._stream(request, lambda: self._tail(request, stream))
 
-    #: the functions that answer requests, by path
+    #: The functions that answer requests, by path.
     routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, RequestHead], None]]] = {
         ("metrics",): _metrics,
         ("api", "status"): _status,
@@ -317,7 +320,7 @@ class AdminProtocol(WebProtocol):
             stop()
 
     def _end_stream(self, reason: dict[str, object]) -> None:
-        """End the event stream, if there is one: send *reason* as its last event."""
+        """If there is an event stream, end it with *reason* as its last event."""
         if self.phase is Phase.OPEN and self._stop_stream is not None:
             self._stop_streaming()
             self.session.send(as_event("ended", reason))
@@ -333,7 +336,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self.write_paused:  # A client that does not read misses samples, instead of queueing them.
+            if not self.write_paused:  # for a client that does not read, samples are left out instead of queued
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
@@ -367,7 +370,7 @@ class AdminProtocol(WebProtocol):
 
 
 class AdminFactory(SessionFactory):
-    """Listens for operators, at *endpoint* (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
+    """The factory of connections to the admin listener (see :class:`~fyrehose.protocols.http.server.HttpFactory`)."""
 
     protocol = AdminProtocol
     defaults = AdminSettings()

@@ -32,9 +32,9 @@ def read_token(path: str) -> str | None:
 
 
 def check_place(endpoint: str, settings: AdminSettings) -> None:
-    """Check that *endpoint* is on loopback, or protected by TLS and a token.
+    """Check that *endpoint* is on loopback, or that TLS and a token protect it.
 
-    :raises ConfigError: it is neither
+    :raises ConfigError: the endpoint is neither on loopback nor protected
     """
     if is_local(endpoint):
         return

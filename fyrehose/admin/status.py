@@ -42,7 +42,7 @@ LISTED = 200
 
 @attrs.define(eq=False)
 class Status:
-    """Describes the state of *broker* as objects for JSON.
+    """The status of a server: describes the state of *broker* as objects for JSON.
 
     :ivar started: start of the server, in seconds since 1970 UTC
     """
@@ -57,7 +57,7 @@ class Status:
         """Return the complete status.
 
         :param match: list only streams whose name contains this text, in any case
-        :param listed: the most streams, and the most subscribers, that are listed
+        :param listed: limit of the streams, and of the subscribers, that are listed
         """
         lags = self.sampler.subscriber_lags.lags()
         budget = self.broker.budget
@@ -112,12 +112,12 @@ class Status:
         return {"total": total, "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether clients should use the server, because it accepts messages, and the state of the journal."""
+        """Return whether the server accepts messages, so that clients should use it; and the state of the journal."""
         state = self.broker.journal.state
         return state is JournalState.WRITABLE and not self.broker.draining, state.value
 
     def ready_for_readers(self) -> tuple[bool, str]:
-        """Return whether readers find every acknowledged record here, and the state of the journal.
+        """Return whether readers find every acknowledged record on this server; and the state of the journal.
 
         A follower of a cluster is ready when it has applied the entries that the leader has announced.
         """
@@ -271,9 +271,9 @@ def summary(member: ClusterStatus) -> str:
 
 
 def time_to_full(status: JournalStatus, rate: float) -> float | None:
-    """Return after how many seconds the disk is full if the journal grows by *rate* bytes per second.
+    """Return in how many seconds the disk will be full if the journal grows by *rate* bytes per second.
 
-    :return: None if it does not grow, or retention deletes segments before that
+    :return: None if the journal does not grow, or retention deletes segments before the disk is full
     """
     if status.free is None or rate <= 0:
         return None
@@ -301,10 +301,10 @@ def _subscriber(cursor: Cursor) -> dict[str, Any]:
 
 
 def _traffic(kind: str, protocol: str, totals: Totals, rates: Rates | None) -> dict[str, float | None]:
-    """Return the totals and the rates of the messages and bytes that were published or delivered with *protocol*.
+    """Return totals and rates, in messages and bytes, of what was published or delivered with *protocol*.
 
     :param kind: ``published`` or ``delivered``
-    :param rates: None: they are not known yet
+    :param rates: the rates; None if they are not known yet
     """
     messages, size = totals.get(protocol, (0, 0))
     rate, bytes_rate = (None, None) if rates is None else rates.get(protocol, (0.0, 0.0))

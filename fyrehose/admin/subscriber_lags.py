@@ -1,4 +1,4 @@
-"""Determine how far subscribers are behind, examining a bounded number of them at a time.
+"""Determine how far subscribers are behind, by examining a bounded number of subscribers at a time.
 
     cursors, BATCH of them per step -> a round -> Lags: the largest of all, of each protocol and of each stream
 
@@ -15,22 +15,23 @@ import attrs
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.fanout import Cursor
 
-#: The most subscribers that are examined in one turn of the reactor.
+#: Limit of the subscribers that are examined in one iteration of the reactor.
 BATCH = 2_000
-#: The number of subscribers that a round keeps in its list: those that are furthest behind.
+#: How many of the subscribers that are furthest behind a round lists.
 LISTED = 1_000
 
 
 @attrs.define(eq=False)
 class Lags:
-    """Lags of subscribers: how many messages each is behind the end of its stream.
+    """The lags of subscribers: how many messages each subscriber is behind the end of its stream.
 
     :ivar started: time at which the first subscriber was examined (monotonic clock, seconds)
     :ivar protocols: the largest lag of each protocol; protocols without any lag are missing
     :ivar streams: the largest lag of each stream; streams without any lag are missing
     :ivar stalled: how many subscribers of each protocol will be disconnected soon because they do not read; protocols
         without any are missing
-    :ivar furthest: lag and cursor of the subscribers furthest behind, in no order, and possibly of a few more
+    :ivar furthest: lag and cursor of the subscribers that are furthest behind, and possibly of a few others, in no
+        order
     """
 
     started: float
@@ -38,7 +39,7 @@ class Lags:
     streams: dict[str, int] = attrs.field(factory=dict)
     stalled: dict[str, int] = attrs.field(factory=dict)
     furthest: list[tuple[int, Cursor]] = attrs.field(factory=list)
-    #: subscribers with a smaller lag than this are not added to ``furthest``
+    #: Subscribers with a smaller lag than this are not added to ``furthest``.
     _threshold: int = 0
 
     @property
@@ -80,14 +81,14 @@ class Lags:
 
 @attrs.define(eq=False)
 class SubscriberLags:
-    """Examines the subscribers of *broker*, a batch on each call of :meth:`step`.
+    """An examiner of the subscribers of *broker*, a batch of them on each call of :meth:`step`.
 
     :ivar seconds: the monotonic clock
     """
 
     broker: Broker
     seconds: Callable[[], float]
-    #: the lags of the last complete round; before that, those of the first round so far
+    #: The lags of the last complete round; during the first round, the lags that are known so far.
     _complete: Lags | None = attrs.field(default=None, init=False)
     _round: Lags = attrs.field(init=False)
     _batches: Iterator[list[Cursor]] = attrs.field(factory=lambda: iter(()), init=False)

@@ -1,6 +1,7 @@
 """Show the latest records of a stream, at a rate that a person can read.
 
-This is not a subscription: a few times per second it reads the end of the stream, and counts the records it left out.
+This is not a subscription: a few times per second the end of the stream is read, and records that are left out are
+counted.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from fyrehose.sessions import PIECE
 
 #: The time between two reads, in seconds.
 INTERVAL = 0.25
-#: The most records returned by one read.
+#: Limit of the records that one read returns.
 MOST_RECORDS = 50
-#: The most payload read from the journal at once, in bytes.
+#: Limit of the payload that is read from the journal at once, in bytes.
 LOOKUP_BYTES = 1 << 20
-#: The most payload shown of one record, in bytes.
+#: How much payload of one record is shown at most, in bytes.
 PART = 8 << 10
-#: The most bytes of an event besides its records, including the HTTP chunk around it.
+#: Limit of the bytes of an event besides its records, including the HTTP chunk around the event.
 AROUND = 256
 
 
 @attrs.define(eq=False)
 class StreamTail:
-    """Reads the end of *stream* repeatedly, starting *back* records before its end."""
+    """A reader of the end of *stream*, which starts *back* records before the end."""
 
     broker: Broker
     stream: str
     back: int = MOST_RECORDS
-    #: cost of the last read, in bytes: about how many bytes the server could have sent to peers in the same time
+    #: Cost of the last read, as the number of bytes that the server could have sent to peers in the same time.
     cost: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
 
@@ -70,7 +71,7 @@ class StreamTail:
 
 @attrs.define(eq=False)
 class TailTurns:
-    """Calls *send* every INTERVAL seconds, in turns with other senders of records (see :mod:`fyrehose.broker.rounds`).
+    """A sender that calls *send* every INTERVAL seconds, in turns with others (see :mod:`fyrehose.broker.rounds`).
 
     :ivar send: sends the new records, and returns about how many bytes they have
     """
@@ -104,7 +105,7 @@ def _cut(run: Run) -> Run:
 
 
 def _latest(found: list[tuple[Record, int]]) -> list[dict[str, Any]]:
-    """Return the last records of *found* that fit into a piece, as objects, each with its size."""
+    """Return the last records of *found* that fit into one event, as objects for JSON, each with its size."""
     shown: list[dict[str, Any]] = []
     room = PIECE - AROUND
     for record, size in reversed(found):

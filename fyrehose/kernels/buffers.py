@@ -1,6 +1,6 @@
-"""What the pure kernels share: the type of the bytes that they read, and where the payloads of a column are.
+"""The code that the pure kernels share: the type of the bytes that they read, and the search for a column's payloads.
 
-Other modules import the type from :mod:`fyrehose.records`.
+Modules other than kernels import the type from :mod:`fyrehose.records`.
 """
 
 from __future__ import annotations

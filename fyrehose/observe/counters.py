@@ -11,9 +11,9 @@ from twisted.logger import Logger
 
 from fyrehose import errors
 
-#: The most lines per second about one cause.
+#: Limit of the log lines per second about one cause.
 MOST_LINES = 10
-#: The most kinds of lines whose last time is remembered; beyond that, the kind used least recently is forgotten.
+#: Limit of the kinds of log lines whose last time is remembered; beyond it, the kind used least recently is forgotten.
 MOST_KINDS = 4_096
 #: The causes with which the broker refuses a publish or a subscription.
 BROKER_REFUSALS = tuple(
@@ -27,7 +27,7 @@ BROKER_REFUSALS = tuple(
 
 @attrs.define
 class Counters:
-    """Counters and gauges by ``(protocol, name)``; passed to the code that counts, never global.
+    """The counters and gauges of a server by ``(protocol, name)``; never global, but passed to the code that counts.
 
     :ivar seconds: the monotonic clock, in seconds
     :ivar counts: how often each event has happened
@@ -43,9 +43,9 @@ class Counters:
     gauges: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     known: dict[tuple[str, str], bool] = attrs.field(factory=dict, init=False)
-    #: when each kind of line was logged last, and how many were left out since; the kinds in the order of their use
+    #: For each kind of line, in the order of last use: when it was last logged, and how many lines were left out since.
     _logged: OrderedDict[tuple[str, str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
-    #: the second in which lines about each cause were last logged, and how many
+    #: For each cause: the second in which lines about it were last logged, and the number of lines in that second.
     _bursts: dict[tuple[str, str], tuple[int, int]] = attrs.field(factory=dict, init=False)
 
     def declare(self, protocol: str, events: Iterable[str] = (), refusals: Iterable[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Counters:
         return key in self.refusals or self.known.get(key, False)
 
     def add(self, protocol: str, name: str, n: int = 1) -> None:
-        """Add *n* to a counter; both names come from the code, never from a peer."""
+        """Add *n* to a counter; *protocol* and *name* come from the code, never from a peer."""
         self.counts[protocol, name] += n
 
     def gauge(self, protocol: str, name: str, change: int) -> None:
@@ -79,7 +79,7 @@ class Counters:
         apart: str = "",
         every: float = 1.0,
     ) -> None:
-        """Count a refusal or a drop, and log at most one line in *every* seconds for each cause.
+        """Count a refusal or a drop, and log it, but at most one line every *every* seconds for each cause.
 
         :param apart: a text, such as a network: lines with different texts are limited separately.  It may come from a
             peer, so there are also at most :data:`MOST_LINES` lines per second for each cause
@@ -103,7 +103,7 @@ class Counters:
             )
 
     def _take_line(self, protocol: str, cause: str, now: float) -> bool:
-        """Count a line about *cause*, unless there are too many in this second; return whether it may be logged."""
+        """Return whether another line about *cause* may be logged in this second; if so, count it."""
         second, lines = self._bursts.get((protocol, cause), (int(now), 0))
         if second != int(now):
             lines = 0

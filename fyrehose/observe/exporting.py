@@ -1,6 +1,7 @@
 """Export the metrics of a command to Prometheus: in a text file (node_exporter's textfile collector), or over HTTP.
 
-    in: FILE.prom or HOST:PORT, and what a subclass collects      out: FILE.prom, replaced as a whole; http://HOST:PORT/metrics
+    in: FILE.prom or HOST:PORT, and the values that a subclass collects      out: FILE.prom, replaced as a whole;
+    http://HOST:PORT/metrics
 
 This module does not import Twisted.
 """
@@ -30,7 +31,7 @@ Values = Mapping[str, tuple[str, float]]
 
 @attrs.define(eq=False)
 class CommandMetrics(Collector):
-    """Metrics that are exported; a subclass collects them.
+    """The exporter of a command's metrics, whose values a subclass collects.
 
     :ivar where: a file whose name ends with ``.prom``, or HOST:PORT to listen on
     """
@@ -40,7 +41,7 @@ class CommandMetrics(Collector):
     _server: tuple[WSGIServer, Thread] | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
-        """Check where the metrics go, and listen if that is an address.
+        """Check the destination of the metrics; if it is an address, listen there.
 
         :raises ConfigError: ``where`` is neither a file nor an address
         :raises FyrehoseError: the address is in use
@@ -66,7 +67,7 @@ class CommandMetrics(Collector):
             self._server = None
 
     def write(self, strict: bool) -> None:
-        """Replace the file, if the metrics are in one.
+        """Replace the file by one with the current metrics; do nothing if the destination is an address.
 
         :param strict: raise an error instead of logging it
         :raises OSError: the file cannot be written

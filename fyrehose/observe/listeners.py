@@ -21,7 +21,7 @@ class Listener:
     :ivar encryption: for people, such as ``TLS, client certificates required``; empty: not encrypted
     :ivar access: returns which clients have access at present, for people
     :ivar connections: returns the number of connections; None if it is unknown
-    :ivar stream: the stream that its settings bind it to; None: its peers name the streams
+    :ivar stream: the only stream of the listener, by its settings; None: its peers name the streams
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Histograms, the measurements and status of a journal, and turns of the reactor that took too long.
+"""Histograms, the measurements and status of a journal, and iterations of the reactor that took too long.
 
-An observation costs about as much as a counter, and is made per commit or sync, never per message.
+An observation costs about as much as counting, and is made for each commit or sync, never for each message.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import attrs
 
-#: Upper bounds of commits' sizes, in bytes.
+#: Upper bounds for a histogram of the sizes of commits, in bytes.
 SIZES = tuple(float(1 << shift) for shift in range(8, 26, 2))
-#: Upper bounds of durations, in seconds: a fast disk syncs in 0.1 ms, a failing one in many seconds.
+#: Upper bounds for histograms of durations, in seconds: a fast disk syncs in 0.1 ms, a failing disk in many seconds.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: The most commits in ``JournalMeters.recent``, before they are counted in histograms.
+#: How many commits ``JournalMeters.recent`` collects before they are counted in histograms.
 MOST_RECENT = 64
 
 
 @attrs.define(eq=False)
 class Histogram:
-    """Counts observations by ranges of their values.
+    """A histogram: counts of observations by ranges of their values.
 
     :ivar bounds: ascending upper bounds; an observation counts for the first bound that is not smaller
     :ivar counts: one count for each bound, and one for observations beyond the last
@@ -59,17 +59,17 @@ class Histogram:
 
 @attrs.define(eq=False)
 class Stalls:
-    """Counts turns of the reactor that took longer than the watchdog allows: meanwhile no other peer is served.
+    """The stalls: iterations of the reactor, longer than the watchdog allows, during which no other peer was served.
 
-    :ivar count: number of these turns since the start
-    :ivar longest: duration of the longest of them, in seconds
+    :ivar count: number of stalls since the start
+    :ivar longest: duration of the longest stall, in seconds
     """
 
     count: int = 0
     longest: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a turn that has ended after *seconds*."""
+        """Count a stall that has ended after *seconds*."""
         self.count += 1
         self.longest = max(self.longest, seconds)
 
@@ -120,7 +120,7 @@ class JournalMeters:
 
 @attrs.frozen(kw_only=True)
 class MemberStatus:
-    """State of one server of a cluster, as the leader knows it.
+    """The status of one server of a cluster, as the leader knows it.
 
     :ivar role: the last role that the server has reported: follower, candidate, leader or stopped
     :ivar address: where HTTP publishers reach the server; empty if it is unknown
@@ -128,7 +128,7 @@ class MemberStatus:
     :ivar heard: seconds since the last message of the server; 0 for the leader itself; None if there was none
     :ivar behind: how many bytes of the leader's journal the server lacks; None if no server leads
     :ivar records: about how many records these bytes are; None if it is unknown
-    :ivar seconds: for how long the server has lacked the oldest of them; None if it is unknown
+    :ivar seconds: for how long the server has lacked the oldest of these records; None if it is unknown
     """
 
     name: str
@@ -143,12 +143,12 @@ class MemberStatus:
 
 @attrs.frozen(kw_only=True)
 class NatsStatus:
-    """State of a NATS server that stores the shared log, as NATS reports it.
+    """The status of a NATS server that stores the shared log, as NATS reports it.
 
-    :ivar leads: whether it leads the stream
-    :ivar current: whether it has every entry that the leader of the stream has
-    :ivar offline: whether it does not answer the others
-    :ivar lag: how many entries it lacks
+    :ivar leads: whether the NATS server leads the stream
+    :ivar current: whether the NATS server has every entry that the leader of the stream has
+    :ivar offline: whether the NATS server does not answer the others
+    :ivar lag: how many entries the NATS server lacks
     """
 
     name: str
@@ -165,12 +165,12 @@ class ClusterStatus:
     :ivar role: follower, candidate, leader or stopped
     :ivar leader: name of the server that leads; empty if none is known
     :ivar epoch: number of the last take-over that counted
-    :ivar behind: how many bytes of the leader's journal are missing here
+    :ivar behind: how many bytes of the leader's journal are missing on this server
     :ivar silent: seconds since the last message of the leader; 0 on the leader
     :ivar takeovers: how often this process has become the leader
     :ivar entries: number of entries of the shared log that were applied
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
-    :ivar unconfirmed: bytes that were acknowledged, and the shared log has not accepted; 0 unless this server leads
+    :ivar unconfirmed: bytes that were acknowledged before the shared log has accepted them; 0 unless this server leads
         with ``acknowledge = "local"``
     :ivar members: all servers that are known, sorted by their names
     :ivar nats: the NATS servers that store the shared log, sorted by their names; empty if they are not known yet
@@ -201,8 +201,8 @@ class JournalStatus:
     :ivar size: the size of all segments, in bytes
     :ivar free: the free space of the disk, in bytes; None if it is unknown
     :ivar held_by: name of the subscription that keeps the oldest segments; empty if none does
-    :ivar overrun_subscriptions: how often segments were deleted that a subscription had not read
-    :ivar damage: the damage that was found by reading since the start, in segments that still exist
+    :ivar overrun_subscriptions: how often a subscription lost segments that it had not read, because they were deleted
+    :ivar damage: the damage that reads have found since the start, in segments that still exist
     :ivar keep_bytes: retention deletes the oldest segments beyond this size, in bytes; 0: no limit
     :ivar keep_age: retention deletes segments that are older than this, in seconds; 0: no limit
     :ivar min_free: the free space below which messages are refused, in bytes

@@ -181,8 +181,7 @@ class Member:
             self._stopping_later = self.reactor.callLater(PATIENCE, self._begin_stop)
 
     async def stop(self) -> None:
-        """Stop taking part; as a leader, first wait until all appends are accepted, so that another takes over at
-        once."""
+        """Stop taking part; as a leader, first wait until all appends are accepted, for a fast take-over."""
         await self._begin_stop()
         self._stopping = self._stopping_later = None
 

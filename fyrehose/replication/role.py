@@ -608,8 +608,7 @@ class Role:
             self.position, self.chain = entry.end, entry.after
 
     def _step_down(self, reason: str) -> None:
-        """Become a follower, and truncate the log at the confirmed position, behind the last acknowledgement (rule
-        5)."""
+        """Become a follower, and truncate the log at the confirmed position: no later byte counts (rule 5)."""
         self._drop_pending()
         self._alone = False
         self.checkpoints.clear()

@@ -144,16 +144,16 @@ class Config:
 
     data_dir: Path
     listeners: tuple[ListenerConfig, ...]
-    #: True with --listen or [listen]; otherwise every protocol listens on its default endpoint
+    #: Whether --listen or [listen] is used; if not, every protocol listens on its default endpoint.
     explicit: bool
     server: ServerSettings
     journal: JournalSettings
     policy: Policy = LOOPBACK
-    #: the file of the policy, which is read again on reload
+    #: The file with the access policy, which is read again on reload.
     policy_file: Path | None = None
     log_format: str = "text"
     log_level: str = "info"
-    #: limits of streams by their names
+    #: The limits of streams, by patterns of their names.
     streams: StreamRules = UNLIMITED
     #: the options of a cluster; None: the server is in no cluster
     replication: ReplicationSettings | None = None
@@ -161,7 +161,7 @@ class Config:
 
 @attrs.frozen(kw_only=True)
 class FromFile:
-    """The contents of a configuration file; every part of a file is optional."""
+    """The content of a configuration file, in which every part is optional."""
 
     data_dir: str | None = None
     policy: str | None = None
@@ -257,7 +257,7 @@ def _routes(tables: object, options: Options) -> Options:
     found: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(tables, 1):
         if not isinstance(table, dict) or set(table) != {"listener", "stream"}:
-            raise ValueError(f"[[route]] table {number} has other keys than expected, which are {expected}")
+            raise ValueError(f"[[route]] table {number} has other keys than the expected {expected}")
         listener, stream = table["listener"], table["stream"]
         if not isinstance(listener, str) or not isinstance(stream, str) or "," in stream:
             raise ValueError(f"[[route]] table {number} has other values than texts without commas, such as {expected}")
@@ -271,7 +271,7 @@ def _routes(tables: object, options: Options) -> Options:
 
 
 def merged(under: Options, over: Options) -> Options:
-    """Return the options of *under* and *over* together; an option that both have gets the value of *over*."""
+    """Return the options of *under* and *over* together; if both have an option, the value of *over* counts."""
     return {scope: {**under.get(scope, {}), **over.get(scope, {})} for scope in [*under, *(over.keys() - under)]}
 
 

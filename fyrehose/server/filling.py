@@ -23,7 +23,7 @@ EVERY = 5.0
 
 
 class CopyLog:
-    """Logs every few seconds how much was copied, and raises an error to end the copying when *stopping* is set."""
+    """A progress log of the copying, which also ends the copying by an error when *stopping* is set."""
 
     def __init__(self, stopping: Event) -> None:
         self._stopping = stopping
@@ -40,12 +40,12 @@ class CopyLog:
 def copy_journal(token_file: str, url: str, directory: Path, files: Files, identity: bytes, stopping: Event) -> int:
     """Copy from the journal at *url* to *directory* all durable bytes that are missing there; the call blocks.
 
-    :param token_file: file with the token of that server; empty: it needs none
+    :param token_file: file with the token of that server; empty: the server requires no token
     :param files: the system calls
     :param identity: the identity of the cluster's journal; UNKNOWN: the cluster has no journal yet
     :param stopping: set by another thread when the copying is to end
     :return: the position where the copy ends
-    :raises JournalError: it is another journal, it cannot be copied, or *stopping* was set
+    :raises JournalError: the server serves another journal, the journal cannot be copied, or *stopping* was set
     """
     source = place(url, token_file or None)
     if differ(found := source.view().identity, identity):

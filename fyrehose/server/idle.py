@@ -1,10 +1,10 @@
 """Retire streams that have been empty for long enough.
 
-    every stream, some in each turn -> empty for long enough -> broker.retire
+    all streams, a slice in each turn -> those that are empty for long enough -> broker.retire
 
 A stream is empty when none of its records is served: retention has deleted its last segment, or its records are too
-old.  The journal does not store since when a stream is empty.  So the time counts from when this process first finds
-the stream empty, and a restart begins to count again.
+old.  The journal does not store when a stream became empty.  So the time counts from the moment when this process first
+finds the stream empty, and begins again after a restart.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fyrehose.interfaces import JournalState
 
 log = Logger()
 
-#: The most streams that are checked and retired in one turn; a check may read an index from disk.
+#: Limit of the streams that are checked and retired in one turn, because a check may read an index from disk.
 SLICE = 500
-#: Interval of the turns in which a part of the streams is checked, in seconds.
+#: Interval of the turns, in each of which a slice of the streams is checked, in seconds.
 TURN = 1.0
 #: Seconds from the start of one check of all streams to the next.
 ROUND = 60.0
 
 
 class IdleStreams(TimerService):
-    """Retires the streams of *broker* that have been empty for *after* seconds."""
+    """A service that retires the streams of *broker* that have been empty for *after* seconds."""
 
     clock: Any
 
@@ -41,7 +41,7 @@ class IdleStreams(TimerService):
         self.clock = clock
         self._broker = broker
         self._after = after
-        #: empty streams: their last number, and since when they are known to be empty (monotonic clock, seconds)
+        #: For each empty stream: its last number, and when it was first found empty (monotonic clock, seconds).
         self._empty: dict[str, tuple[int, float]] = {}
         self._round: Iterator[str] | None = None
         self._next_round = 0.0

@@ -1,4 +1,4 @@
-"""The listeners of a server: make their services, describe them to operators, and know what a reload changes.
+"""The listeners of a server: their services, their descriptions for operators, and their changes on a reload.
 
 ListenerConfig -> service, within the file descriptors of the process -> a child of Fyrehose, a Listener to show
 """
@@ -44,9 +44,9 @@ class Open:
 class Listeners:
     """The open listeners of a server.
 
-    :ivar reactor: for new services
-    :ivar warnings: log lines about deviations from the configuration
-    :ivar remarks: log lines about reduced defaults
+    :ivar reactor: passed to new services
+    :ivar warnings: log lines about parts of the configuration that the server cannot follow
+    :ivar remarks: log lines about defaults that were reduced
     """
 
     reactor: Any
@@ -56,7 +56,7 @@ class Listeners:
     open: dict[Key, Open] = attrs.field(factory=dict, init=False)
 
     def make(self, listener: ListenerConfig, config: Config) -> Any | None:
-        """Return the service of *listener*, or None if its package is missing and it is open only by default.
+        """Return the service of *listener*, or None if a listener that was not configured lacks its package.
 
         :raises ConfigError: its options are invalid, or the access policy does not protect it
         """
@@ -69,7 +69,7 @@ class Listeners:
                 raise
             self.warnings.append(f"starting without {listener.name}: {missing}")
             return None
-        check_guarded(listener, config)  # make_service() has checked the endpoint, which this parses
+        check_guarded(listener, config)  # only now, because this parses the endpoint, which make_service() has checked
         service.setName(f"{listener.name} ({listener.endpoint})")
         return service
 
@@ -100,7 +100,7 @@ class Listeners:
         self.open[key_of(listener)] = Open(listener, service, shown)
 
     def forget(self, key: Key) -> Any:
-        """Remove the listener *key* from the open ones, and return its service, which the caller closes."""
+        """Remove the listener *key* from the open listeners, and return its service, which the caller closes."""
         removed = self.open.pop(key)
         self.fyrehose.broker.listeners.remove(removed.shown)
         return removed.service
@@ -114,7 +114,7 @@ class Listeners:
             share = max(1, left // (len(limited) - n))
             if wanted > share:
                 break
-            left -= wanted  # the listeners that want more share the rest
+            left -= wanted  # the remaining listeners share the rest
         cut = [listener for listener in limited if listener.settings.max_connections > share]
         if cut:
             defaults = [type(listener.settings)().max_connections for listener in cut]

@@ -32,7 +32,7 @@ log = Logger()
 #: The longest value of a field, in characters; longer ones are truncated, but messages never are.
 MAX_FIELD = 2_000
 
-#: Size at which a log file is rotated, in bytes, and how many older ones are kept.
+#: Size at which a log file is rotated, in bytes, and how many older files are kept.
 LOG_SIZE = 10 << 20
 LOG_FILES = 9
 
@@ -74,7 +74,8 @@ def json_line(event: LogEvent) -> str:
 class RotatedFile(ReopeningLogFile):
     """A log file that the server rotates, and that another program, such as logrotate, may move at any time.
 
-    Every file gets the permissions of the first one: a daemon changes its umask only after that was opened.  A file
+    Every new file gets the permissions of the first file, because a daemon changes its umask after opening that.  A
+    file
     that another program has created in place of the moved one keeps its permissions.
     """
 
@@ -114,9 +115,9 @@ FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "j
 
 
 class LevelObserver(FileLogObserver):
-    """Writes the events of a level or above.
+    """An observer of the log that writes the events of a level or above.
 
-    :ivar level: the least level that is written; it may change at any time
+    :ivar level: the lowest level that is written; it may change at any time
     :param form: ``text`` or ``json``
     :param level: one of :data:`LEVEL_NAMES`
     """

@@ -23,17 +23,17 @@ log = Logger()
 def waits_for_stop(environment: Mapping[str, str]) -> bool:
     """Return whether *environment* is that of systemd or Kubernetes, which give a server half a minute to stop.
 
-    Others, such as ``docker stop`` and supervisord, kill it after 10 seconds, so that draining would end in a kill.
+    Other managers, such as ``docker stop`` and supervisord, kill the server after 10 seconds, even while it drains.
     """
     return "NOTIFY_SOCKET" in environment or "KUBERNETES_SERVICE_HOST" in environment
 
 
 @attrs.define(eq=False)
 class ServiceManager:
-    """Sends notifications to the service manager, if there is one.
+    """The connection to the service manager, to which notifications are sent if there is a manager.
 
-    :ivar address: the socket of the service manager; empty: there is none
-    :ivar interval: the timeout of its watchdog, in seconds; 0: no watchdog
+    :ivar address: the socket of the service manager; empty: there is no service manager
+    :ivar interval: the timeout of the manager's watchdog, in seconds; 0: no watchdog
     """
 
     clock: IReactorTime
@@ -83,7 +83,7 @@ class ServiceManager:
         self._notify(f"STATUS={status}")
 
     def recovered(self) -> None:
-        """Report the status again that was reported before :meth:`stalled`."""
+        """Report again the status that was in force before :meth:`stalled`."""
         self._notify(f"STATUS={self._status}")
 
     def _notify(self, *lines: str) -> None:

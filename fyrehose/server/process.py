@@ -1,7 +1,7 @@
 """Control the process of the server: signals, exit status, file descriptors, garbage collection, threads.
 
-twistd does not take an exit status from its services: it ends with 0 after ``reactor.stop()``, and kills itself with
-the signal after SIGTERM.  The server promises 0 after SIGTERM, and a distinct status for each kind of failure.
+twistd does not let its services choose the exit status: it ends with 0 after ``reactor.stop()`` and, after SIGTERM,
+kills itself with that signal.  The server promises 0 after SIGTERM, and a distinct status for each kind of failure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> N
     A second signal ends draining, but does not shorten a stop that has begun.  Call this while the reactor runs,
     because it replaces the handlers that the reactor has installed.
 
-    :param drain: called at the first SIGTERM; returns the seconds until the reactor is stopped
+    :param drain: called at the first SIGTERM; returns for how many seconds the reactor still runs
     """
     draining: list[IDelayedCall] = []
 
@@ -116,7 +116,8 @@ def reduce_garbage_collection() -> None:
 
     Reference counting frees nearly all memory of a message, while each collection scans the latest batches, which the
     journal keeps.  With Python's default thresholds this took a fifth of the time of a single message.  The second
-    generation is collected after 20,000 objects: when many peers connect, all of them stay, and are scanned at once.
+    generation is collected only after 20,000 new objects, because the objects of many peers that connect at once all
+    survive, and each collection scans them.
     """
     gc.freeze()
     gc.set_threshold(10_000, 2, 100)
@@ -132,8 +133,9 @@ def free_closed_objects() -> None:
 def share_interpreter() -> None:
     """Let a waiting thread, such as the one that commits, get the interpreter within half a millisecond.
 
-    A waiting thread may ask for the interpreter only after this interval, and CPython counts it again from 0 whenever
-    the reactor gets the interpreter back after a system call.  With Python's default of 5 ms, commits waited for a busy
+    A waiting thread may ask for the interpreter only after the switch interval, and CPython starts the interval anew
+    whenever the reactor gets the interpreter back after a system call.  With Python's default of 5 ms, commits waited
+    for a busy
     reactor for up to 100 ms.
     """
     sys.setswitchinterval(SWITCH_S)

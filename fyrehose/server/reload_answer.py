@@ -1,6 +1,6 @@
 """The answer to a reload, and the file by which the server passes it to `fyrehose reload`.
 
-This module is apart from the reload itself, because the command must not import the server.
+This module is separate from the reload itself, because the command must not import the server.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ANSWER = "reload.json"
 class ReloadAnswer:
     """The result of a reload, which `fyrehose reload` prints.
 
-    :ivar error: why nothing was changed; empty: the changes were made
-    :ivar changed: what is different now, one line for each option or listener
-    :ivar restart: what differs in the files but needs a restart
+    :ivar error: why nothing was changed; empty if the changes were made
+    :ivar changed: the changes that were made, one line for each option or listener
+    :ivar restart: the changes in the files that need a restart
     """
 
     error: str = ""
@@ -46,7 +46,7 @@ class ReloadAnswer:
 def write_answer(directory: Path, answer: ReloadAnswer) -> None:
     """Write *answer* into the directory of the journal, where `fyrehose reload` waits for it.
 
-    :raises OSError: it cannot be written
+    :raises OSError: the file cannot be written
     """
     content = {"time": time.time_ns(), "pid": os.getpid(), **attrs.asdict(answer)}
     part = directory / f"{ANSWER}.part"

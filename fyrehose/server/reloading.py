@@ -1,6 +1,6 @@
-"""Change the configuration of a server while it runs: either everything that needs no restart, or nothing.
+"""Change the configuration of a running server: make all changes that need no restart, or none if one of them fails.
 
-    the configuration of the start, the files now -> differences
+    the configuration in force, the files now -> differences
     -> read every file, open new listeners (each may fail: then nothing has changed)
     -> apply the rest (cannot fail), close listeners -> a ReloadAnswer
 
@@ -49,7 +49,7 @@ class _Plan:
 
     changed: list[str] = attrs.field(factory=list)
     restart: list[str] = attrs.field(factory=list)
-    #: functions that apply a part of the new configuration each, and cannot fail
+    #: Functions that each apply a part of the new configuration, and cannot fail.
     apply: list[Callable[[], object]] = attrs.field(factory=list)
     opening: list[tuple[ListenerConfig, Any]] = attrs.field(factory=list)
     closing: list[Open] = attrs.field(factory=list)
@@ -57,7 +57,7 @@ class _Plan:
 
 @attrs.define(eq=False)
 class Reloading:
-    """Reloads the configuration of a server.
+    """The reloads of the configuration of a server.
 
     :ivar config: the configuration in force
     :ivar reread: returns the configuration as the files are now; raises ConfigError
@@ -96,7 +96,7 @@ class Reloading:
         return ReloadAnswer(changed=tuple(plan.changed), restart=tuple(plan.restart))
 
     def _plan(self, plan: _Plan, config: Config) -> None:
-        """Fill *plan* with what differs between the present configuration and *config*; prepare what may fail.
+        """Add the differences between the present configuration and *config* to *plan*; take the steps that may fail.
 
         :raises ConfigError: a part of the new configuration cannot be used
         """
@@ -119,7 +119,7 @@ class Reloading:
         self._plan_listeners(plan, config)
 
     def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
-        """Add options of *scope* that differ to *plan*; return *then* with the present values of fixed options."""
+        """Add the changed options of *scope* to *plan*; return *then* with the present values of fixed options."""
         changeable = CHANGEABLE[scope]
         fixed = _others(now, changeable)
         kept = {name: _values(now)[name] for name in fixed}
@@ -142,7 +142,7 @@ class Reloading:
                 plan.changed.append(f"opened {listener.name}={listener.endpoint}")
 
     def _plan_change(self, plan: _Plan, opened: Open, listener: ListenerConfig, reduced: Any) -> None:
-        """Prepare the new settings of a listener that stays open; its files are read again in any case.
+        """Prepare the new settings of a listener that stays open; read its files again even if no setting differs.
 
         :param reduced: the settings of *listener*, with max_connections reduced to the available file descriptors
         """
@@ -160,7 +160,7 @@ class Reloading:
             plan.apply.append(lambda: self.stack.listeners.show(used, service))
 
     def _apply(self, config: Config) -> None:
-        """Apply *config* to the broker, the journal and the log; listeners are changed apart from this."""
+        """Apply *config* to the broker, the journal and the log; listeners are changed separately."""
         broker, server = self.stack.fyrehose.broker, config.server
         if server.retire_idle != self.config.server.retire_idle:
             self.stack.retire_idle(server.retire_idle)

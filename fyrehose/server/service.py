@@ -37,7 +37,7 @@ log = Logger()
 
 
 class Fyrehose(MultiService):
-    """A journal, a broker, and child services that are the listeners.
+    """A server as a Twisted service: a journal, a broker, and the listeners as child services.
 
     The Deferred of ``startService`` fires when every child has started.  It fails with the error of the first child
     that could not start, after everything is stopped again.  The Deferred of ``stopService`` fires when the journal is
@@ -49,8 +49,8 @@ class Fyrehose(MultiService):
     :param on_open: called when the journal is open, before the first child starts
     :param on_failure: called with the reason when the server cannot continue, because the journal has failed or a child
         that was added later could not start.  Without it the server stops, and its process continues.
-    :param of_broker: other options of the :class:`Broker`, such as ``max_streams`` or ``rules``; the ages in ``rules``
-        are an argument of the journal, too
+    :param of_broker: other options of the :class:`Broker`, such as ``max_streams`` or ``rules``; the journal needs the
+        ages in ``rules`` as an argument of its own
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Fyrehose(MultiService):
         self._on_open = on_open
         self._open = False
         self._started: list[Any] = []
-        #: children that :meth:`open` starts itself
+        #: Children that :meth:`open` starts, so that ``addService`` must not start them.
         self._opening: list[Any] = []
-        #: children that are not started before this server leads its cluster
+        #: Children that are started only when this server leads its cluster.
         self._only_leading: list[Any] = []
-        #: fires when the start in progress has succeeded or failed; None if none is in progress
+        #: Fires when the start in progress has succeeded or failed; None if no start is in progress.
         self._settled: Deferred[None] | None = None
         self._start_error: Exception | None = None
         self._waiting: list[Deferred[None]] = []
@@ -89,7 +89,8 @@ class Fyrehose(MultiService):
     def when_open(self) -> Deferred[None]:
         """Return a Deferred that fires when the journal is open and every listener accepts connections.
 
-        It may be requested at any time, also before the service starts.  It fails with the reason if the start fails.
+        The method may be called at any time, also before the service starts.  The Deferred fails with the reason if the
+        start fails.
         """
         if self._settled is None and self._start_error is not None:
             return fail(self._start_error)
@@ -133,7 +134,7 @@ class Fyrehose(MultiService):
         """Add a child while the server runs, and start it.
 
         :param only_leading: see :meth:`add_for_leader`
-        :raises FyrehoseError: the child cannot start; it was removed again
+        :raises FyrehoseError: the child cannot start, and was removed again
         """
         if not self.running or self._settled is not None:
             raise Closed("the server is starting or stopping; try again when it is running")
@@ -184,7 +185,7 @@ class Fyrehose(MultiService):
             self._start_error = error
             stopped = (
                 isinstance(error, Closed) and not self.running
-            )  # stopService has ended the start, and reports that
+            )  # stopService has ended the start, and reports the reason
             self.running = 0
             await self._unwind()
             if not stopped:
@@ -278,7 +279,7 @@ def _name(service: Any) -> str:
 
 
 def _state(listening: Any) -> str:
-    """Return where a child listens, as text for the log.
+    """Return, as text for the log, where a child listens.
 
     :param listening: the result of its ``startService``: a Twisted port, or any other object
     """

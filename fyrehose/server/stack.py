@@ -2,7 +2,7 @@
 
 Config -> FileJournal -> Fyrehose (with its broker) -> listeners as its children
 
-A process may open one after the other (see :mod:`fyrehose.server.tap`): a closed one is not opened again.
+A closed stack is not opened again; instead, the process makes another stack (see :mod:`fyrehose.server.tap`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stack:
     """A journal with its broker and listeners, which are opened and closed together.
 
     :ivar counters: the counters of the process, which keep their values when it opens another stack
-    :ivar stalls: turns of the reactor that took too long, since the process started
+    :ivar stalls: iterations of the reactor that took too long, since the process started
     :ivar on_failure: called with the reason when the server cannot continue
     :ivar on_reopen: called with the reason when the server can continue only with another stack
     """
@@ -86,7 +86,7 @@ class Stack:
                 self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
             )
         NATS.require("replication")
-        # A server outside of a cluster starts sooner without these modules.
+        # These modules are imported late, because a server outside of a cluster starts sooner without them.
         from fyrehose.replication.jetstream import JetStreamLog
         from fyrehose.replication.replicated import replicated
         from fyrehose.server.filling import copy_journal
@@ -114,7 +114,7 @@ class Stack:
             log.info("journal: {line}", line=line)
 
     def retire_idle(self, seconds: float) -> None:
-        """Begin to retire streams that have been empty for *seconds*; 0: retire no streams by themselves."""
+        """Begin to retire streams that have been empty for *seconds*; 0: retire no empty streams."""
         if self._idle is not None:
             self.fyrehose.removeService(self._idle)
             self._idle = None

@@ -90,7 +90,7 @@ class Options(usage.Options):
     ]
 
     resolved: Config
-    #: the command that the user has typed, for error messages and help
+    #: The command that the user has typed, for error messages and help.
     command = "twistd fyrehose"
     example = "twistd -n fyrehose --data-dir data"
 
@@ -170,7 +170,7 @@ class Options(usage.Options):
 
     @property
     def log_observer(self) -> Callable[[], LevelObserver] | None:
-        """Return a factory of the log's observer; None if options of twistd choose another one."""
+        """Return a factory of the observer that writes the log; None if options of twistd choose another observer."""
         twistd = self.parent
         if twistd is None or twistd.get("logger") or twistd.get("syslog"):
             return None
@@ -190,7 +190,7 @@ class Options(usage.Options):
                 text = f"unknown option --{unknown[1]}{suggestion(unknown[1], long)}"
             if self.parent is None:
                 raise usage.UsageError(text) from error
-            # twistd would print its whole help before the error, and none of it on standard error.
+            # twistd would print its whole help and the error, and would not use standard error.
             _exit(self.command, ConfigError(text))
 
 
@@ -208,7 +208,7 @@ def _usage(function: Any, *args: Any) -> Any:
 
 
 def _log_observer(command: str, config: Config, twistd: Any) -> LevelObserver:
-    """Return an observer that logs where twistd would, as *config* says; SIGUSR1 rotates the file, as in twistd."""
+    """Return an observer that writes to twistd's log file in the format of *config*; SIGUSR1 rotates the file."""
     from twisted.internet import reactor
 
     name = twistd.get("logfile")
@@ -226,7 +226,7 @@ def makeService(options: Options) -> ServerProcess:
     """Return the server that *options* describe; it creates no file and opens no port before it starts."""
     from twisted.internet import reactor
 
-    # Timers must not depend on the wall clock, which may be set; this must precede the first timer.
+    # Timers must not depend on the wall clock, which may be set.  This line has to come before the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
         return ServerProcess(reactor, options.resolved, options.log_observer, options.command, options.resolve)
@@ -241,7 +241,7 @@ class ServerProcess(Service):
     it closes its stack, and opens another one with the same configuration, in the same process.
 
     :param command: the command that was started, for errors
-    :param reread: returns the configuration as its files are now; None: it cannot change
+    :param reread: returns the configuration as its files are now; None: the configuration cannot be reloaded
     """
 
     def __init__(
@@ -265,11 +265,12 @@ class ServerProcess(Service):
         self._reopening = False
         self._reopened = False  #: whether this stack is not the first one
         self._retry: IDelayedCall | None = None
-        self._changes: Deferred[Any] = succeed(None)  # reloads and new stacks, one after the other
+        # Fires when the reload or the new stack in progress is complete, so that they run one after the other.
+        self._changes: Deferred[Any] = succeed(None)
         self._build(config)
 
     def _build(self, config: Config) -> None:
-        """Make a stack with the configuration *config*; it creates no file and opens no port before it is started."""
+        """Make a stack with the configuration *config*; it creates no file and opens no port before it starts."""
         self.stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
         self.reloading = Reloading(config, self._reread, self.stack, self._log_from)
 
@@ -305,7 +306,7 @@ class ServerProcess(Service):
         return self._changes.addCallback(lambda _: self.fyrehose.stopService())
 
     def reload(self) -> Deferred[ReloadAnswer]:
-        """Read the configuration files again, and apply every difference, or none if one of them cannot be applied."""
+        """Read the configuration files again; apply all differences, or none if one of them cannot be applied."""
         if self._serving:  # a server that is still starting reports when it is ready
             self.manager.reloading()
         self._changes = self._changes.addCallback(lambda _: Deferred.fromCoroutine(self.reloading.reload()))
@@ -336,7 +337,7 @@ class ServerProcess(Service):
         return answer
 
     def _log_from(self, level: str) -> None:
-        """Log events of *level* or above; do nothing if options of twistd have chosen another observer."""
+        """Change the log's level to *level*; do nothing if options of twistd have chosen another observer."""
         if self._observer is not None:
             self._observer.level = LogLevel.levelWithName(level)
 
@@ -391,7 +392,7 @@ class ServerProcess(Service):
     def _drain(self) -> float:
         """Begin to answer 503 at ``/ready``, so that load balancers send new clients to other servers.
 
-        :return: how long the server still serves everything, in seconds
+        :return: for how many seconds the server still serves all clients
         """
         seconds = self.config.server.drain
         if seconds is None:

@@ -1,11 +1,13 @@
-"""Watch the reactor from a thread: log its stack when one of its turns takes too long.
+"""Watch the reactor from a thread, and log the reactor's stack when an iteration takes too long.
 
-    reactor:  a beat (a counter) every BEAT seconds; counts stalls when they have ended
-    thread:   a look every LOOK seconds; no beat for long -> the stack, the peer being served -> log, service manager
+    reactor:  increases a counter (a beat) every BEAT seconds; counts stalls when they have ended
+    thread:   looks every LOOK seconds; no beat for long -> the stack, the peer being served -> log, service manager
 
-Only the beat costs the reactor anything; the thread finds the peer in the stack.  Time counts only while the thread has
+The beat is the only work for the reactor, because the thread finds the peer that is being served in the stack.  Time
+counts only while the thread has
 run, or the reactor has used the processor.  So a process that was stopped, or whose machine was suspended, does not
-count as stalled.  A call in C that lets no other thread run does: it is counted when it has ended, and its stack is
+count as stalled.  A call in C that lets no other thread run does count: it is counted when it has ended, and its stack
+is
 logged if the thread runs before the reactor continues.  If the call never ends, the service manager aborts the process,
 which then writes the stacks of all threads (``faulthandler``).
 """
@@ -31,18 +33,18 @@ from fyrehose.observe.meters import Stalls
 
 log = Logger()
 
-#: How long a turn of the reactor may take, in seconds.
+#: How long an iteration of the reactor may take, in seconds.
 LONGEST_TURN = 2.0
 #: How often the reactor counts a beat, and how often the thread looks at that counter, in seconds.
 BEAT = LOOK = 0.5
 #: How long :meth:`Watchdog.stop` waits for the end of the thread, which may be writing to the log, in seconds.
 LAST_LOOK = 1.0
-#: The most lines of a stack that are logged.
+#: Limit of the lines of a stack that are logged.
 CALLS = 40
 
 
 class Manager(Protocol):
-    """The methods of the service manager that the watchdog calls."""
+    """The interface of the service manager to the watchdog."""
 
     def stalled(self, status: str) -> None: ...
 
@@ -51,7 +53,7 @@ class Manager(Protocol):
 
 @attrs.frozen
 class Watched:
-    """How another thread finds out what the reactor's thread does: its processor time, and its stack.
+    """The reactor's thread as seen from another thread: its processor time, and its stack.
 
     :ivar cpu: returns the processor time that the thread has used, in seconds
     :ivar frame: returns the frame that the thread executes
@@ -72,7 +74,7 @@ class Watched:
 
 @attrs.define(eq=False)
 class Watchdog:
-    """Watches *clock*, which is the reactor, from :meth:`start` to :meth:`stop`.
+    """A watchdog of *clock*, which is the reactor, from :meth:`start` to :meth:`stop`.
 
     :ivar seconds: the monotonic clock
     """
@@ -103,8 +105,8 @@ class Watchdog:
     def start(self, watched: Watched | None = None, run: bool = True) -> None:
         """Start watching; the reactor calls this in its thread.  Idempotent.
 
-        :param watched: the reactor's thread, if it is not the calling one
-        :param run: False: no thread is started, and a test calls :meth:`look`
+        :param watched: the reactor's thread; None: the calling thread
+        :param run: whether to start a thread; False in tests, which call :meth:`look` themselves
         """
         if self._timer is not None:
             return
@@ -149,7 +151,7 @@ class Watchdog:
         self._timer = self.clock.callLater(BEAT, self._beat)
 
     def _ran_until_now(self) -> float:
-        """Return for how many seconds the process has run up to now, without times when it was stopped or suspended."""
+        """Return for how many seconds the process has run so far, without the time when it was stopped or suspended."""
         return self._ran + min(LOOK, self.seconds() - self._looked_at)
 
     # In the watchdog's thread.
@@ -159,7 +161,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Log the reactor's stack if its turn takes too long, and again each time the duration has doubled."""
+        """Log the reactor's stack if an iteration takes too long, and again each time its duration has doubled."""
         now, cpu = self.seconds(), self._watched.cpu()
         self._ran += max(min(now - self._looked_at, LOOK), cpu - self._cpu_at_look)
         self._looked_at, self._cpu_at_look = now, cpu
@@ -177,7 +179,7 @@ class Watchdog:
         peer = served(frame)
         serving = f", serving {peer}" if peer else ""
         stack = "".join(traceback.format_stack(frame)[-CALLS:]).rstrip()
-        del frame  # a reference to the frame would keep its local variables alive
+        del frame  # because a reference to the frame would keep the frame's local variables alive
         self.manager.stalled(f"a turn of the reactor takes more than {LONGEST_TURN:g} s{serving}")
         log.error(
             "a turn of the reactor takes more than {limit:g} s{serving}; nobody else is served until it ends:\n{stack}",

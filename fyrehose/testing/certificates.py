@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 @attrs.frozen(kw_only=True)
 class Issued:
-    """File names of a certificate and its key."""
+    """The names of the files of a certificate and its key."""
 
     certificate: str
     key: str
@@ -30,10 +30,10 @@ class Issued:
 
 @attrs.define(eq=False)
 class Authority:
-    """Certificate authority that writes the certificates it issues into a directory.
+    """A certificate authority that issues certificates into a directory.
 
-    :ivar issuer: the authority that issued its own certificate; None if that is self-signed
-    :ivar certificate: the file of its certificate
+    :ivar issuer: the authority that issued this authority's certificate; None if that is self-signed
+    :ivar certificate: the file of this authority's certificate
     """
 
     directory: Path

@@ -2,7 +2,7 @@
 
     python -m fyrehose.testing.cluster DIRECTORY
 
-starts three of each, restarts Fyrehose servers that end, and ends everything on Ctrl-C.
+starts three servers of each kind, restarts Fyrehose servers that end, and ends all processes on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ PORTS = ((8119, 8180, 8280), (8129, 8181, 8281), (8139, 8182, 8282))
 class ClusterServer:
     """A Fyrehose server of the cluster.
 
-    :ivar ports: of Figg, of HTTP, and of the page
-    :ivar member: its name in the cluster, if it differs from *name*: a machine that has lost its disk gets a new name
+    :ivar ports: the ports of Figg, of HTTP, and of the page
+    :ivar member: the server's name in the cluster, if it differs from *name*, because a machine that has lost its disk
+        gets a new name
     :ivar listen: further listeners, as in the table ``[listen]``
     :ivar more: further tables of the configuration
     :ivar replication: further lines of the table ``[replication]``
-    :ivar code: directory with the code of another version of Fyrehose, which its processes run; empty: this version
+    :ivar code: directory of another version of Fyrehose, whose code the server's processes run; empty: this version
     """
 
     name: str
@@ -56,7 +57,7 @@ class ClusterServer:
 
     @property
     def config(self) -> str:
-        """Return the text of its configuration file."""
+        """Return the text of this server's configuration file."""
         figg, http, page = self.ports
         listen = {"figg": f"tcp:{figg}", "http": f"tcp:{http}", "admin": f"tcp:{page}", **self.listen}
         lines = [f'{name} = "{endpoint}:interface=127.0.0.1"\n' for name, endpoint in listen.items()]
@@ -88,7 +89,7 @@ class ClusterServer:
             )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """End the process; return its exit status."""
+        """End the process of this server; return its exit status."""
         assert self.process is not None
         self.process.send_signal(how)
         status = self.process.wait(60)
@@ -98,7 +99,7 @@ class ClusterServer:
 
 @attrs.define(eq=False)
 class Cluster:
-    """Three NATS servers and three Fyrehose servers; a context manager that ends them."""
+    """A cluster of three NATS servers and three Fyrehose servers; a context manager that ends them."""
 
     directory: Path
     ports: tuple[tuple[int, ...], ...] = ()
@@ -125,7 +126,7 @@ class Cluster:
         self.nats.__exit__(*error)
 
     def watch(self) -> None:
-        """Restart the servers that end, as systemd would, for ever."""
+        """Restart every server that ends, as systemd would; this never returns."""
         while True:
             for server in self.servers.values():
                 if server.process is None or server.process.poll() is not None:

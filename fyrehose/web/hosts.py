@@ -1,7 +1,8 @@
 """Decide who can reach an endpoint, and refuse requests that a web page of another site has caused.
 
 Such a page can make a browser send requests to this machine: directly, or under a name of the page's own site that
-resolves to this machine (DNS rebinding).  The ``Origin`` header shows the first, the ``Host`` header the second.
+resolves to this machine (DNS rebinding).  The ``Origin`` header shows the direct requests, the ``Host`` header the
+others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def url_of(address: str, secure: bool) -> str:
 
     :param address: a URL of http or https, or HOST:PORT
     :param secure: whether HOST:PORT stands for https
-    :return: the URL; empty if *address* is neither
+    :return: the URL; empty if *address* has neither form
     """
     url = address if "://" in address else f"http{'s' * secure}://{address}"
     found = re.fullmatch(r"(https?://[A-Za-z0-9.:_\[\]-]+)/?", url)
@@ -27,7 +28,7 @@ def url_of(address: str, secure: bool) -> str:
 
 
 def is_local(endpoint: str) -> bool:
-    """Return whether only this machine can reach *endpoint*; false if that is not certain."""
+    """Return whether only this machine can reach *endpoint*; False if that is not certain."""
     if endpoint.startswith("unix:"):
         return True
     interface = _interface(endpoint)
@@ -38,7 +39,7 @@ def is_local(endpoint: str) -> bool:
 
 
 def hosts_of(endpoint: str | None, names: tuple[str, ...]) -> frozenset[str] | None:
-    """Return the values of ``Host`` that a server at *endpoint* accepts, including *names*; None if it accepts any.
+    """Return the values of ``Host`` that a server at *endpoint* accepts, including *names*; None: it accepts all.
 
     On loopback the names of this machine are known, so that DNS rebinding is refused.  On other endpoints only the
     operator knows the names, and TLS and tokens protect the server.  An unknown endpoint (None) counts as loopback.
@@ -51,7 +52,7 @@ def hosts_of(endpoint: str | None, names: tuple[str, ...]) -> frozenset[str] | N
 
 
 def foreign_host(hosts: frozenset[str]) -> str:
-    """Return the error text for a request whose ``Host`` is not among *hosts*."""
+    """Return the text of the error for a request whose ``Host`` is not among *hosts*."""
     return f"unknown host: request this server as {' or '.join(sorted(hosts))}"
 
 
@@ -65,7 +66,7 @@ def host_in(header: str) -> str:
 def same_origin(headers: Mapping[str, str]) -> bool:
     """Return whether a request comes from no browser, or from a page of this server.
 
-    :param headers: by lower-case name
+    :param headers: the headers of the request, by lower-case name
     """
     origin = headers.get("origin")
     if origin is None:
@@ -74,7 +75,7 @@ def same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def is_encrypted(endpoint: str) -> bool:
-    """Return whether the type of *endpoint* implies TLS."""
+    """Return whether *endpoint* is of a type that uses TLS."""
     return endpoint.partition(":")[0] in ("ssl", "tls")
 
 

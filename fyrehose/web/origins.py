@@ -1,9 +1,10 @@
-"""Decide which requests of web pages of other sites are served, and tell the browsers so (CORS).
+"""Decide which requests from web pages of other sites are served, and tell browsers the decision (CORS).
 
     the option ``origins``, the head of a request -> a verdict, and headers for its answer
 
-A page whose origin is listed may send every request that the access policy allows.  ``*`` stands for all others: they
-may read, without credentials and without changing anything.  See https://fetch.spec.whatwg.org/#http-cors-protocol.
+A page whose origin is listed may send every request that the access policy allows.  The entry ``*`` stands for the
+pages of all other origins, which may read, without credentials and without changing anything.  See
+https://fetch.spec.whatwg.org/#http-cors-protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _DEFAULT_PORT = re.compile(r"(http://[^/]*[^:/]):80|(https://[^/]*[^:/]):443")
 def origins(text: str) -> tuple[str, ...]:
     """Split comma-separated origins, each as a browser sends it, or ``*``.
 
-    :raises ValueError: a text is no origin
+    :raises ValueError: one of the texts is not an origin
     """
     found = tuple(each.strip() for each in text.split(",") if each.strip())
     for each in found:
@@ -72,9 +73,9 @@ class Origins:
     allowed: Collection[str] = ()
 
     def judge(self, method: str, headers: Mapping[str, str]) -> PageVerdict:
-        """Decide whether a request is served, by the page that sent it.
+        """Decide from the web page that sent a request (its Origin) whether the request is served.
 
-        :param method: of the request, or the one that a preflight asks for
+        :param method: the method of the request, or the method for which a preflight asks permission
         :param headers: by lower-case name
         """
         if same_origin(headers):
@@ -93,7 +94,7 @@ class Origins:
         return PageVerdict(headers=_headers(EVERY), reads_only=True)
 
     def preflight(self, verdict: PageVerdict) -> Mapping[str, str]:
-        """Return the headers of the answer to a preflight request, which *verdict* allows."""
+        """Return the headers of the answer to a preflight request that *verdict* allows."""
         methods, allowed = (READING, ("Last-Event-ID",)) if verdict.reads_only else (METHODS, ALLOWED)
         return {
             **verdict.headers,

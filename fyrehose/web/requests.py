@@ -2,9 +2,9 @@
 
     add(bytes) -> next(): Head, then the pieces of the body, then b"" -> begin() -> the next Head
 
-A proxy in front of the server may read something else into bytes that can be read in two ways, and then sees other
-requests than this server.  So whatever is ambiguous is refused: a line that ends without CR, a line that continues the
-line before it, a character that is not allowed, several lengths, and every coding of a body but chunks.
+If bytes can be read in two ways, a proxy in front of the server may see other requests in them than this server.  So
+all ambiguous requests are refused: those with a line that ends without CR, a line that continues the previous line, a
+character that is not allowed, several lengths, or a coding of the body other than chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 
 from fyrehose.errors import RemoteProtocolError
 
-#: The largest head of a request, line that begins a chunk, and trailer, each in bytes.
+#: Limit, in bytes, of the head of a request, of the first line of a chunk, and of the trailer, each.
 MAX_HEAD = 16 << 10
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -25,7 +25,7 @@ _REQUEST_LINE = re.compile(rf"({_TOKEN}) ([\x21-\x7e]+) HTTP/1\.([0-9])\r\n")
 _FIELD = re.compile(rf"({_TOKEN}):([^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
-#: LF without CR, and the beginning of a line that continues the line before it (RFC 9112, 2.2 and 5.2).
+#: Matches LF without CR, and the beginning of a line that continues the previous line (RFC 9112, 2.2 and 5.2).
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
@@ -42,12 +42,13 @@ class RequestPart(Enum):
     DONE = "nothing: the request is complete"
 
 
-#: The parts that are lines.
+#: The parts of a request that consist of lines.
 _LINES = (RequestPart.SIZE, RequestPart.CHUNK_END, RequestPart.TRAILER)
 
 
 class MalformedRequest(RemoteProtocolError):
-    """Bytes that are not HTTP/1.1, or could be read in two ways; nothing behind them can be read.
+    """The error for bytes that are not HTTP/1.1, or can be read in two ways, so that no request behind them can be
+    read.
 
     :ivar status: the status of the answer
     :ivar detail: what is wrong, for the peer
@@ -62,10 +63,10 @@ class Head(NamedTuple):
     """The head of a request, as the peer sent it.
 
     :ivar minor: the minor version of HTTP/1
-    :ivar fields: names in lower case, and values
-    :ivar length: of the body, in bytes; None: the body is in chunks
+    :ivar fields: the headers, as names in lower case and values
+    :ivar length: the length of the body, in bytes; None: the body is in chunks
     :ivar last: whether the connection ends with this request
-    :ivar waits: whether the peer waits for a 100 before it sends the body
+    :ivar waits: whether the peer waits for the answer 100 (Continue) before it sends the body
     """
 
     method: str
@@ -79,41 +80,41 @@ class Head(NamedTuple):
 
 @attrs.define(eq=False, slots=True)
 class RequestReader:
-    """Turns the bytes of a peer into heads and bodies, one request at a time.
+    """A reader that turns the bytes of a peer into heads and bodies, one request at a time.
 
     :ivar part: the part of the request that comes next
-    :ivar in_body: whether the head was returned, and the end of the body was not
+    :ivar in_body: whether the head of the request was returned, but the end of its body was not
     """
 
     part: RequestPart = RequestPart.HEAD
     in_body: bool = False
     _data: bytes = b""
-    #: the end of what was read
+    #: How many of the received bytes were read.
     _at: int = 0
-    #: how many bytes of an incomplete head are known to be unambiguous
+    #: How many bytes of an incomplete head were checked to be unambiguous.
     _checked: int = 0
-    #: the bytes of the body or the chunk that are still to come, or that the trailer may still have
+    #: How many bytes of the body or the chunk are still to come, or how many bytes the trailer may still have.
     _left: int = 0
 
     def add(self, data: bytes) -> None:
-        """Take *data*, which the peer has sent."""
+        """Add *data*, which the peer has sent, to the bytes to read."""
         self._data = self._data[self._at :] + data
         self._at = 0
 
     def begin(self) -> None:
-        """Read the next request, after one that is complete."""
+        """Begin to read the next request, because the present request is complete."""
         assert self.part is RequestPart.DONE, f"{self.part.value} of a request comes next"
         self.part = RequestPart.HEAD
 
     @property
     def unread(self) -> int:
-        """Return how many bytes were received and not returned yet."""
+        """Return the number of bytes that were received and not returned yet."""
         return len(self._data) - self._at
 
     def next(self) -> Head | bytes | None:
         """Return the next head or piece of a body, or b"" at the end of a body.
 
-        :return: None: further bytes are needed, or the request is complete
+        :return: None if further bytes are needed, or the request is complete
         :raises MalformedRequest: the peer breaks the protocol; this reader must not be used any more
         """
         if self.part is RequestPart.HEAD:
@@ -126,7 +127,8 @@ class RequestReader:
             self._left -= len(piece)
             if not self._left:
                 self.part = RequestPart.END if self.part is RequestPart.BODY else RequestPart.CHUNK_END
-            if 2 * self._at >= len(self._data):  # free what was read, but do not copy the rest for each piece
+            # Free the bytes that were read, but do not copy the rest for each piece.
+            if 2 * self._at >= len(self._data):
                 self._data, self._at = self._data[self._at :], 0
             return piece or None
         if self.part is RequestPart.END:
@@ -137,9 +139,9 @@ class RequestReader:
         return None
 
     def check_end(self) -> None:
-        """Check that the peer may end its data here.
+        """Check that the peer has not ended its data within a request.
 
-        :raises MalformedRequest: the peer ended within a request
+        :raises MalformedRequest: the data ends within a request
         """
         if self.in_body or (self.part is RequestPart.HEAD and self.unread):
             raise MalformedRequest("the connection ended within a request")
@@ -169,7 +171,8 @@ class RequestReader:
         return head
 
     def _read_lines(self) -> None:
-        """Read the lines between chunks and behind them, until something else comes or a line is incomplete."""
+        """Read the lines between chunks and behind the last chunk, until the next part begins or a line is
+        incomplete."""
         while self.part in _LINES:
             end = self._data.find(b"\r\n", self._at, self._at + MAX_HEAD)
             if end < 0:
@@ -203,7 +206,7 @@ def _no_request() -> MalformedRequest:
 def _parsed(text: str) -> Head:
     """Return the head whose lines are *text*.
 
-    :raises MalformedRequest: it is not valid, or it does not say clearly where the body ends
+    :raises MalformedRequest: the head is not valid, or does not say clearly where the body ends
     """
     line = _REQUEST_LINE.match(text)
     if line is None:
@@ -212,7 +215,7 @@ def _parsed(text: str) -> Head:
     hosts, coding, last, waits = 0, None, not minor, False
     lengths: set[str] = set()
     while size < len(text):
-        found = _FIELD.match(text, size)  # findall would try again at each character of a line that is no header
+        found = _FIELD.match(text, size)  # unlike findall, this does not search further in a line that is no header
         if found is None:
             raise MalformedRequest("a line of the head is not a header such as Name: value")
         size = found.end()

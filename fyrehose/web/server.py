@@ -1,4 +1,4 @@
-"""The Twisted protocol around a web session: HTTP's additions to the protocol of every TCP listener.
+"""The Twisted protocol around a web session, which adds HTTP to the base class of all TCP listeners' protocols.
 
     received -> session -> RequestHead and other events -> a handler answers -> proceed -> the next request
 
@@ -50,12 +50,12 @@ HEADERS: dict[int, dict[str, str]] = {
     403: {},
     401: {"WWW-Authenticate": "Bearer"},
 }
-#: The most times that a connection asks its session for further events in one turn of the reactor.
+#: How often a connection asks its session for further events in one iteration of the reactor, at most.
 BATCHES = 4
 
 
 class WebProtocol(SessionProtocol):
-    """One connection of a listener that speaks HTTP; subclasses add a handler for each event of their session."""
+    """The server's side of one HTTP connection; subclasses add a handler for each event of their session."""
 
     session: WebSession
     settings: WebSettings
@@ -72,7 +72,7 @@ class WebProtocol(SessionProtocol):
         self.watch_idle(self.settings.idle_timeout)
 
     def take_eof(self) -> None:
-        """Handle the end of input; requests received before it are still answered."""
+        """Handle the end of the peer's input; requests that were received before are still answered."""
         if self.phase is Phase.OPEN:
             self.received(self.session.receive_eof())
         else:
@@ -107,7 +107,7 @@ class WebProtocol(SessionProtocol):
             self.continue_later()
 
     def proceed(self) -> None:
-        """Write pending output and, if the answer is complete, process the next request."""
+        """Write pending output; if the answer is complete, process the next request."""
         if not self._receiving and self.writable:
             self.received(())
 
@@ -131,7 +131,7 @@ class WebProtocol(SessionProtocol):
         return self.session.data_to_send()
 
     def forbidden_status(self, error: Forbidden) -> int:
-        """Return 429 for too many subscriptions, 401 if the peer has no valid token, else 403."""
+        """Return the status for *error*: 429 for too many subscriptions, 401 without a valid token, otherwise 403."""
         if isinstance(error, TooManySubscriptions):
             return 429
         if isinstance(error, TokenEnded):
@@ -151,20 +151,21 @@ class WebProtocol(SessionProtocol):
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
 
     def hang_up(self) -> None:
-        """Close the connection; if a body is unread, finish writing first, so that the client reads the answer."""
+        """Close the connection; if a body is unread, only finish writing for now, so that the client reads the
+        answer."""
         if not self.session.body_unread:
             super().hang_up()
             return
         self.flush()
         self.transport.unregisterProducer()
-        if not ISSLTransport.providedBy(self.transport):  # TLS connections cannot be closed in one direction only.
+        if not ISSLTransport.providedBy(self.transport):  # a TLS connection cannot be closed in one direction only
             self.transport.loseWriteConnection()
         self.linger()
 
     # For handlers.
 
     def count_refusal(self, event: RequestRefused) -> None:
-        """Count and log a refusal that was answered."""
+        """Count and log a refusal that was sent as an answer."""
         self.broker.counters.refuse(self.log, self.protocol_name, event.cause, self.peer, event.detail)
 
     handlers = SessionProtocol.handlers | on(RequestRefused, count_refusal)

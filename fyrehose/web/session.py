@@ -2,7 +2,7 @@
 
     bytes -> RequestHead, then a subclass's events for the body -> respond(), or start(), send() ..., end() -> bytes
 
-Requests are processed one at a time: a limited number of bytes behind a request is kept until its answer is complete.
+Requests are processed one at a time.  Meanwhile, a limited number of bytes behind the request is kept.
 A refusal is an answer with a status and ``{"error": ...}``.  If it comes before the end of the body, the rest of the
 input is dropped, whether or not it was received already, and the connection is closed.
 """
@@ -25,11 +25,11 @@ from fyrehose.web.hosts import foreign_host, host_in
 from fyrehose.web.origins import Origins
 from fyrehose.web.requests import Head, MalformedRequest, RequestPart, RequestReader
 
-#: Bytes kept behind the current request; with more than these, reading from the peer pauses.
+#: How many bytes behind the current request are kept before reading from the peer pauses.
 MAX_AHEAD = 64 << 10
-#: The most heads, pieces and ends of bodies that one call processes, so that others get their turn.
+#: Limit of the heads, pieces and ends of bodies that one call processes, so that other connections get their turn.
 MOST_EVENTS = 256
-#: The most parameters that a query may have.
+#: How many parameters a query may have.
 MAX_PARAMETERS = 20
 #: The causes for which every server of HTTP refuses requests.
 WEB_REFUSALS = (
@@ -41,15 +41,15 @@ WEB_REFUSALS = (
     "unexpected-body",
 )
 
-#: Headers that a request may have only once, because the server and a proxy might each use another one of several.
+#: Headers that a request may have only once, because of several the server and a proxy might use different ones.
 _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding", "origin", "idempotency-key"})
 
 #: Headers of every answer: browsers must neither cache it nor guess its type.
 _ALWAYS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-#: What the value of a header must not have: it would end the header, and the peer would read another answer.
+#: Characters that a header's value must not have, because they could end the header and forge another answer.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 JSON = "application/json"
-#: The statuses of refusals that say that the same request may succeed later.
+#: The statuses of refusals after which the same request may succeed later.
 RETRIABLE = (408, 429, 503)
 
 Headers = Mapping[str, str]
@@ -69,7 +69,7 @@ class RequestHead:
     """The head of a request.
 
     :ivar path: the segments of the path, percent-decoded
-    :ivar headers: by lower-case name
+    :ivar headers: the headers, by lower-case name
     :ivar length: length of the body, in bytes; None if it is chunked
     :ivar framed: whether the head declares a body, with Content-Length or Transfer-Encoding
     """
@@ -112,11 +112,11 @@ class WebSession(ByteSession):
     """
 
     hosts: frozenset[str] | None = None
-    #: the pages of other sites that may use the server
+    #: The pages of other sites that may use the server.
     origins: Origins = Origins()
-    #: whether the request comes from a page that may only read
+    #: Whether the request comes from a page that may only read.
     reads_only: bool = attrs.field(default=False, init=False)
-    #: headers of the answer for the page that sent the request
+    #: Headers of the answer for the browser, about the page that sent the request.
     _for_page: Headers = attrs.field(factory=dict, init=False)
     _reader: RequestReader = attrs.field(factory=RequestReader, init=False)
     _answer: AnswerPart = attrs.field(default=AnswerPart.NONE, init=False)
@@ -129,31 +129,31 @@ class WebSession(ByteSession):
     _eof: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refused: RequestRefused | None = attrs.field(default=None, init=False)
-    #: whether the connection ends with the current answer
+    #: Whether the connection ends with the current answer.
     _last: bool = attrs.field(default=False, init=False)
-    #: whether the body of the answer is sent in chunks
+    #: Whether the body of the answer is sent in chunks.
     _chunked: bool = attrs.field(default=False, init=False)
-    #: whether further input belongs to a request after the one that is being answered
+    #: Whether further input belongs to the request after the one that is being answered.
     _behind: bool = attrs.field(default=False, init=False)
-    #: whether the last call stopped at MOST_EVENTS, so that the reader may have more
+    #: Whether the last call stopped at MOST_EVENTS, so that the reader may have more parts of requests.
     _stopped: bool = attrs.field(default=False, init=False)
-    #: whether the body of the request is incomplete
+    #: Whether the body of the request is incomplete.
     _body_incomplete: bool = attrs.field(default=False, init=False)
-    #: the path and query of the request, as the peer sent them
+    #: The path and query of the request, as the peer sent them.
     _target: str = attrs.field(default="", init=False)
-    #: whether the body of the answer is left out, because the request is a HEAD
+    #: Whether the body of the answer is left out, because the method of the request is HEAD.
     _without_body: bool = attrs.field(default=False, init=False)
 
     # Hooks for subclasses.
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
-        """Return the events for the head of a request; the hook may refuse it."""
+        """Return the events for the head of a request, or refuse the request."""
         if request.length or request.length is None:
             return self.refuse(413, "unexpected-body", "unexpected body: this server accepts requests without one only")
         return (request,)
 
     def on_body(self, data: bytes) -> Iterable[object]:
-        """Return the events that a piece of the body completes."""
+        """Return the events that *data*, a piece of the body, completes."""
         return ()
 
     def on_body_end(self) -> Iterable[object]:
@@ -167,18 +167,19 @@ class WebSession(ByteSession):
 
     @property
     def body_buffered(self) -> int:
-        """Return how many bytes of :attr:`body_expected` are in memory."""
+        """Return the number of bytes in memory of the part that :attr:`body_expected` measures."""
         return 0
 
     @property
     def partly_processed(self) -> bool:
-        """Return whether events of an incomplete body were returned, so that the session must not answer for it."""
+        """Return whether events of the incomplete body were returned; if so, only their handler may answer the
+        request."""
         return False
 
     # Input.
 
     def receive_data(self, data: bytes) -> list[object]:
-        """Return the events of the requests that *data* completes, or a part of their bodies."""
+        """Return events for the heads and parts of bodies that *data* completes."""
         if self.over or self._rest_dropped:
             return []
         self._reader.add(data)
@@ -190,16 +191,16 @@ class WebSession(ByteSession):
         return events
 
     def receive_eof(self) -> list[object]:
-        """Record that the peer will send nothing more, and return the events that follow from that."""
+        """Record that the peer will send no more data, and return the events that follow from that."""
         self._eof = True
         if self.over:
-            self._broken, self._reader = True, RequestReader()  # frees the bytes that will not be read
+            self._broken, self._reader = True, RequestReader()  # the new reader frees the bytes that will not be read
             self.read_ahead_full = False
             self._note_state()
         return self._end_of_input()
 
     def next_events(self) -> list[object]:
-        """Return further events of bytes that were received already; call it while :attr:`more` is true."""
+        """Return further events of bytes that were received already; to be called while :attr:`more` is true."""
         if not self.more:
             return []
         if self.between_requests:
@@ -215,7 +216,7 @@ class WebSession(ByteSession):
 
     @property
     def streaming(self) -> bool:
-        """Return whether the head of an answer was sent and its body is incomplete."""
+        """Return whether the head of an answer was sent whose body is incomplete."""
         return self._answer is AnswerPart.BODY
 
     @property
@@ -234,7 +235,7 @@ class WebSession(ByteSession):
 
     @property
     def buffered(self) -> int:
-        """Return the bytes of :attr:`expected` that are in memory."""
+        """Return the number of bytes in memory of the part that :attr:`expected` measures."""
         return self.body_buffered if self._reader.in_body else self.expected
 
     # Output.
@@ -259,26 +260,27 @@ class WebSession(ByteSession):
     def send(self, data: bytes) -> None:
         """Send a piece of the answer's body."""
         if self._answer is not AnswerPart.BODY:
-            raise LocalProtocolError("a piece of a body was sent without the head of an answer")
+            raise LocalProtocolError("the head of an answer must be sent before a piece of its body")
         if data and not self._without_body:
             self.out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """Complete the answer."""
         if self._answer is not AnswerPart.BODY:
-            raise LocalProtocolError("an answer was completed that was not begun")
+            raise LocalProtocolError("no answer was begun that could be completed")
         if self._chunked and not self._without_body:
             self.out.append(b"0\r\n\r\n")
         self._complete()
 
     def elsewhere(self, server: str) -> Headers:
-        """Return the Location header that redirects this request to *server*, a URL; none if that is empty."""
+        """Return the Location header that redirects this request to the URL *server*; no header if *server* is
+        empty."""
         return {"Location": server + self._target} if server else {}
 
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
     ) -> list[RequestRefused]:
-        """Send a complete answer that refuses the request, and says if the same request may succeed later.
+        """Send a complete answer that refuses the request, and that says whether the same request may succeed later.
 
         :param cause: a few words joined by dashes, for the counter and the log
         :param detail: the error message for the peer
@@ -295,7 +297,7 @@ class WebSession(ByteSession):
     # Internals.
 
     def _note_state(self) -> None:
-        """Set the attributes that follow from the request and its answer; called after each step of one of them."""
+        """Update the attributes that follow from the request and its answer; called after each step of either."""
         answer = self._answer
         self.answering = answer is AnswerPart.HEAD or answer is AnswerPart.BODY
         done = answer is AnswerPart.DONE
@@ -362,7 +364,7 @@ class WebSession(ByteSession):
         return events
 
     def _end_of_input(self) -> list[object]:
-        """Return the events caused by the end of input, if all bytes before it were processed."""
+        """Return the events caused by the end of input, once all bytes before the end were processed."""
         if self.over or self._behind or self._stopped or self._rest_dropped:
             return []
         events: list[object] = []
@@ -389,7 +391,7 @@ class WebSession(ByteSession):
         return self._receive_from_page(request)
 
     def _receive_from_page(self, request: RequestHead) -> Iterable[object]:
-        """Return the events of a request, unless it comes from a page that may not send it; answer preflights."""
+        """Return the events of a request; refuse it if its page may not send it, and answer preflights."""
         preflight = request.headers.get("access-control-request-method") if request.method == "OPTIONS" else None
         verdict = self.origins.judge(preflight or request.method, request.headers)
         self._for_page, self.reads_only = verdict.headers, verdict.reads_only
@@ -417,7 +419,7 @@ def _head_of(status: int, content_type: str, length: int | None, chunked: bool, 
 
     :param length: length of the body, in bytes; None: it is not known yet
     :param chunked: whether a body of unknown length is sent in chunks
-    :param last: whether the connection ends behind the answer
+    :param last: whether the connection ends after the answer
     """
     kind = f"Content-Type: {content_type}\r\n" if content_type else ""
     size = f"Content-Length: {length}\r\n" if length is not None else ""
@@ -427,7 +429,7 @@ def _head_of(status: int, content_type: str, length: int | None, chunked: bool, 
 
 
 def _parse(head: Head) -> RequestHead:
-    """Convert the head of a request, decoding its path and query.
+    """Convert the head of a request to a RequestHead, with its path and query decoded.
 
     :raises ValueError: the head is invalid; the message is for the peer
     """

@@ -1,4 +1,4 @@
-"""Bearer tokens: read one from a file, find one in a request, compare them in constant time."""
+"""Read a bearer token from a file, find the token of a request, and compare tokens in constant time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from fyrehose.errors import ConfigError
 from fyrehose.options import why_unreadable
 
-#: The shortest token accepted, in characters; shorter ones are too easy to guess.
+#: Minimum length of a token, in characters, because shorter tokens are too easy to guess.
 SHORTEST_TOKEN = 16
 
 
@@ -36,9 +36,10 @@ def read_token(path: str, option: str) -> str | None:
 
 
 def token_in(authorization: str) -> str | None:
-    """Return the token of an Authorization header, or None if it has none.
+    """Return the token in the Authorization header *authorization*, or None if the header has no token.
 
-    Accepts ``Bearer TOKEN`` and, for browsers, ``Basic`` with the token as the password of any user.
+    The header may have the form ``Bearer TOKEN`` or, for browsers, ``Basic`` with the token as the password of any
+    user.
     """
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
@@ -58,6 +59,6 @@ def authorization(token: str) -> str:
 
 
 def same(token: str | None, secret: str) -> bool:
-    """Return whether *token* equals *secret*, in a time that does not depend on where they differ."""
+    """Return whether *token* equals *secret*, in a time that does not depend on where the two differ."""
     digests = [hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (token or "", secret)]
     return token is not None and hmac.compare_digest(*digests)

@@ -3,8 +3,8 @@ batch of the journal.
 
 Tables are arrays of 64-bit integers with two dimensions, such as those of numpy, so that both versions fill them:
 
-    kinds      for each kind of run: index of its stream, or -1 if that is not selected; offset of the columns in a run;
-               bytes of the optional columns for each record
+    kinds      for each kind of run: index of its stream, or -1 if the stream is not selected; offset of the columns in
+    a run; bytes of the optional columns for each record
     streams    for each stream: last number so far, or -1 if it is unknown; first and last number that are selected
     found      for each run: kind, records, first number, time, first producer_seq, chunk; offsets in the chunk of the
                optional columns, the lengths and the payloads; size of the payloads
@@ -21,11 +21,12 @@ from fyrehose.kernels.buffers import Buffer
 
 #: The header of a run (journal/format.py), up to the lengths of its names.
 _RUN = Struct("<IIQQI")
-#: Offset from which the headers of one kind are equal, and the offset and the layout of the lengths of its names.
+#: Offset from which on the headers of all runs of one kind are equal, and the layout of the lengths of its names.
 _KIND, _NAMES = 28, Struct("<HHHBB")
 _HEADER, _NAMES_AT = 40, 30
 
-#: Bytes of a run in the journal besides its columns and names, and the most that a character of a name needs there.
+#: Bytes of a run in the journal besides its columns and names, and the limit of the bytes that a name's character
+#: needs.
 AROUND, CHARACTER = 64, 6
 
 
@@ -45,7 +46,7 @@ def build_run(
     first_seq: int = 0,
     time: int = 0,
 ) -> None:
-    """Set the fields of a run, and compute its sizes; this is the constructor of :class:`.records.Run`."""
+    """Construct a :class:`.records.Run`: set its fields, and compute its sizes."""
     self.lengths, self.payload = lengths, payload
     self.stream, self.source = stream, source
     self.producer, self.topic, self.content_type = producer, topic, content_type
@@ -61,12 +62,12 @@ def build_run(
 
 
 def count(self: Any) -> int:
-    """Return how many payloads a column has; the length of :class:`.records.Column`."""
+    """Return the number of payloads of a column; this is ``len()`` of a :class:`.records.Column`."""
     return len(self.lengths) // 4
 
 
 def build_delivery(self: Any, runs: Sequence[Any]) -> None:
-    """Set the fields of a delivery, and add up its sizes; this is the constructor of :class:`.records.Delivery`."""
+    """Construct a :class:`.records.Delivery`: set its fields, and add up the sizes of its runs."""
     self.runs = runs
     self.first_seq, self.last_seq = runs[0].first_seq, runs[-1].last_seq
     count = payload_size = size = 0
@@ -86,11 +87,11 @@ def encoded(self: Any, encode: Any) -> Any:
 
 
 def span(lengths: Buffer, start: int, stop: int, most: int) -> tuple[int, int]:
-    """Find how many of the records *start* to *stop* fit into *most* bytes.
+    """Find how many of the records from *start* to *stop* fit into *most* bytes.
 
     :param lengths: column of u32, little-endian
     :return: index of the first record that does not fit, or *stop*; and the size of the payloads before it, in bytes
-    :raises IndexError: the column holds no such records
+    :raises IndexError: the column does not have all these records
     """
     sizes = memoryview(lengths).cast("B").cast("I")
     if not 0 <= start <= stop <= len(sizes):
@@ -117,14 +118,14 @@ def walk(
 ) -> tuple[int, int]:
     """Add the runs of a batch to *found*, and advance their streams.
 
-    The walk ends early before a run that needs attention: its kind is not known, its numbers do not follow on those
-    before, only a part of it is selected, or its lengths contradict each other.
+    The walk ends before a run that the caller has to handle: its kind is not known, its numbers do not continue those
+    of the previous run, only a part of it is selected, or its lengths contradict each other.
 
     :param at, stop: where the batch begins and ends in *chunk*
-    :param number: of the chunk, and *time* of the batch: both are stored for each run
+    :param number: the number of the chunk, which is stored for each run, as is *time*, the time of the batch
     :param known: the index of each kind, by the bytes of its headers
-    :param used: how many runs *found* has; it has room for all of the batch
-    :return: the offset behind the last run that was processed, and how many runs *found* has then
+    :param used: how many runs *found* has already; it has space for all runs of the batch
+    :return: the offset behind the last run that was processed, and the number of runs in *found*
     """
     view = memoryview(chunk)
     while stop - at >= _HEADER:
@@ -155,11 +156,11 @@ def walk(
 
 
 def gather(chunks: Sequence[Buffer], pieces: Any, out: Any) -> None:
-    """Copy pieces of chunks to *out*, one behind the other.
+    """Copy *pieces* of *chunks* to *out*, one behind the other.
 
     :param pieces: for each piece: the number of its chunk, its offset there, and its size
     :param out: a writable buffer of the size of all pieces
-    :raises IndexError: a chunk has no such piece, or *out* has another size
+    :raises IndexError: a chunk does not have all bytes of its piece, or *out* is not as large as all pieces
     """
     target, at = memoryview(out).cast("B"), 0
     rows: Any = memoryview(pieces).tolist()
@@ -179,7 +180,7 @@ def texts(lengths: Buffer, payload: Buffer, first: int, head: bytes, middle: byt
 
     :param lengths: column of u32, little-endian
     :param first: the number of the first record
-    :return: all of them, one behind the other; None if a payload is not UTF-8
+    :return: the texts of all records, one behind the other; None if a payload is not UTF-8
     :raises IndexError: the payloads have fewer bytes than *lengths* says
     """
     found, view, begin = [], memoryview(payload), 0

@@ -1,8 +1,9 @@
-"""The kernel of a small commit: encode its batch, write it, sync it, and write MARK; every message passes it.
+"""The kernel of a small commit, which every single message passes: encode a batch, write it, sync it, and write MARK.
 
     runs, grouped by stream -> header | runs -> CRC32C -> write -> sync -> is the file still there? -> MARK
 
-docs/journal-format.md describes the bytes.  MARK is written last, so that it never says more than what is on disk.
+docs/journal-format.md describes the bytes.  MARK is written last, so that the durable mark in it is never beyond the
+bytes on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from crc32c import crc32c
 
 from fyrehose.kernels.buffers import Buffer
 
-#: Which step of a commit has failed.  After WRITE, the batch may have been written in part.
+#: The step of a commit that has failed.  If it is WRITE, a part of the batch may have been written.
 DONE, WRITE, SYNC, UNLINKED, MARK = range(5)
 
 _HEADER = Struct("<3sBBB2xIIIIQQqqI")
@@ -28,8 +29,8 @@ _CRC = Struct("<I")
 _PADDING = tuple(bytes(size) for size in range(8))
 _CONTIGUOUS, _PRODUCER_SEQS, _EVENT_IDS, _EVENT_TIMES = 8, 16, 32, 64
 
-#: Encodes the strings of a run: (stream, source, producer, topic, content type) -> the bits of those that are there,
-#: their lengths as in the header of a run, and the padded bytes.
+#: Encodes the strings of a run: (stream, source, producer, topic, content type) -> the bits of the strings that are
+#: present, their lengths as in the header of a run, and the padded bytes.
 Names = Callable[[str, str, str | None, str | None, str | None], tuple[int, tuple[int, ...], bytes]]
 
 
@@ -89,10 +90,10 @@ def stepwise(
 
     :param calls: the system calls, which a test may count, or make fail
     :param segment, mark: descriptors of the files
-    :param offset: of the batch in the segment
-    :param position: of the batch in the log
-    :param durable: everything below this position was on disk before
-    :param time: of the records, in microseconds since 1970 UTC
+    :param offset: the offset of the batch in the segment
+    :param position: the position of the batch in the log
+    :param durable: the position below which all bytes were on disk before
+    :param time: the time of the records, in microseconds since 1970 UTC
     :param clock: the wall clock, in microseconds since 1970 UTC
     :param chain: checksum of the previous batch
     :param begin, inode, generation: the rest of MARK: the position of the oldest segment, and the identity of the file

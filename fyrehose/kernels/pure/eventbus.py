@@ -32,7 +32,8 @@ def read_event(
     """Parse the labels of an event's six frames, if they have the usual formats.
 
     :param frames: topic, sequence, producer, timestamp, UUID, data
-    :param most_topic: limit of the topic in bytes; *most_label* and *most_data* limit the other labels and the data
+    :param most_topic: limit of the topic in bytes; *most_label* is that of each other label, *most_data* that of the
+        data
     :return: topic, producer, UUID (16 bytes), time (us since 1970 UTC); None if a format is unusual or a limit exceeded
     """
     if len(frames) != 6:

@@ -14,7 +14,7 @@ from struct import Struct, pack
 
 from fyrehose.kernels.buffers import Buffer, places
 
-#: type, version, size of what follows these eight bytes, size of the topic
+#: type, version, size of the rest of the frame behind these eight bytes, size of the topic
 _HEAD = Struct(">HHII")
 #: number, size of the data
 _TAIL = Struct(">QI")
@@ -36,7 +36,8 @@ def scan(
     The run ends before another type, version or topic, a gap in the numbers, an incomplete or malformed frame, data of
     more than *largest* bytes, and before its data exceeds *most* bytes (but it holds at least one frame).
 
-    :return: end, topic, first number, count (0: no such frame at *start*), lengths as a column (u32, little-endian),
+    :return: end of the run, topic, first number, count (0: no such frame at *start*), lengths as a column (u32,
+        little-endian),
         data end to end
     """
     topic, first, total = b"", 0, 0

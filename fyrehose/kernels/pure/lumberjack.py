@@ -22,14 +22,14 @@ _JSON = ord("J")
 _BLANK = b" \t\n\r"
 _SEQUENCES = 1 << 32
 
-#: The deepest nesting of lists and objects of a JSON document.
+#: Limit of the nesting of lists and objects in a JSON document.
 MOST_DEPTH = 512
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
-#: The most strings that are searched in a document.
+#: Limit of the number of strings that are searched in a document.
 MOST_PATHS = 8
 
-#: The most classes of the documents of a column.
+#: Limit of the number of classes of a column's documents.
 MOST_CLASSES = 64
 
 #: count, the string at each path, and whether the documents are JSON; see :func:`split`
@@ -95,11 +95,12 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
 
 
 def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int) -> list[Segment]:
-    """Split a column of documents into segments with the same strings and the same answer to "is it JSON?".
+    """Split a column into segments of documents that have the same strings, and are all JSON or all not JSON.
 
     The string at each of *paths* is the result of :func:`find` in the first *most* bytes of a document.
 
-    :return: for each segment: count, the strings as they stand between their quotes or None, and whether each document
+    :return: for each segment: the number of documents, the strings as they stand between their quotes or None, and
+        whether each document
         is one JSON text (RFC 8259) in UTF-8, nested at most :data:`MOST_DEPTH` deep
     :raises ValueError: the lengths do not add up to the payload, or there are more than :data:`MOST_PATHS` paths
     """
@@ -121,7 +122,7 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
 def classify(
     lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int
 ) -> tuple[list[Class], bytes]:
-    """Find the classes of documents with the same strings and the same answer to "is it JSON?", as :func:`split` does.
+    """Sort documents into classes with the same strings that all are JSON or all are not, as :func:`split` does.
 
     :return: the classes in the order of their first documents, and the class of each document as a byte; nothing if
         there are more than :data:`MOST_CLASSES`
@@ -138,7 +139,7 @@ def classify(
 def scatter(
     of: Buffer, parts: int, sequences: int | Buffer, lengths: Buffer, payload: Buffer
 ) -> list[tuple[int, bytes, bytes, bytes]]:
-    """Distribute the documents of a column over several columns; the order within each is kept.
+    """Distribute the documents of a column over several columns, without changing the order within each.
 
     :param of: the part of each document, as a byte
     :param parts: the number of parts
@@ -168,7 +169,7 @@ def scatter(
 
 def _is_json(document: bytes) -> bool:
     try:
-        # As floats, because Python refuses to parse very long integers, which are valid.
+        # Integers are parsed as floats, because Python refuses to parse very long integers, which are valid JSON.
         json.loads(document.decode(), parse_int=float, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
@@ -206,10 +207,10 @@ def identify(
 ) -> list[bytes | None]:
     """Return the identity of each document of a column: the strings or numbers at all paths of one alternative.
 
-    The first of *alternatives* counts of which a document has all; keys are found as :func:`find` does.
+    The first of *alternatives* of which a document has all paths counts; keys are found as :func:`find` does.
 
-    :return: for each document, the values as they stand in it, strings with their quotes, separated by NUL; None if it
-        has all of no alternative
+    :return: for each document, the values as they stand in it, strings with their quotes, separated by NUL; None if the
+        document has all paths of no alternative
     :raises ValueError: the lengths do not add up to the payload
     """
     whole = bytes(payload)

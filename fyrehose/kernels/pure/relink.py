@@ -20,9 +20,9 @@ from fyrehose.kernels.buffers import Buffer, places
 
 #: First byte of a message on one channel, with a small and with a large size vector.
 _SMALL, _LARGE = 0x11, 0x51
-#: Significant bits of that byte.
+#: The bits of a message's first byte that are significant.
 _SIGNIFICANT = 0x7F
-#: Largest payload of a small size vector, in bytes.
+#: Limit of a payload whose size is in a small size vector, in bytes.
 _MAX_SMALL = (1 << 16) - 1
 
 _U16 = Struct("<H")
