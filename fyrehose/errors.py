@@ -2,10 +2,10 @@
 
     FyrehoseError
     ├── ProtocolError              a message or a call violates the protocol
-    │   ├── LocalProtocolError       the program misused a session; raised
+    │   ├── LocalProtocolError       the program misused a session; raised to the program
     │   └── RemoteProtocolError      the peer violated the protocol; never raised, the last event of a session
     ├── PublishError               a publish was refused or failed; no part of it was acknowledged
-    │   ├── OutcomeUnknown           the publish may be stored nevertheless: the server failed, or was deposed
+    │   ├── OutcomeUnknown           the publish may be stored nevertheless, because the server failed or was deposed
     │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
     │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
     │   ├── TooManyStreams           the server has reached its limit of streams
@@ -29,12 +29,13 @@
     ├── SubscriptionError          a named subscription cannot be used
     │   ├── NoSuchSubscription       the subscription does not exist
     │   │   └── SubscriptionGone         it was deleted while a request waited
-    │   ├── SubscriptionInUse        another consumer has the subscription, or had it last
-    │   ├── SubscriptionConflict     the request does not fit the subscription, such as one for another stream
+    │   ├── SubscriptionInUse        another consumer has the subscription, or has taken it over
+    │   ├── SubscriptionConflict     the request does not fit the subscription, which is for example of another stream
     │   ├── LeaseLost                a record's lease has ended, or another worker has settled the record
     │   ├── InvalidPosition          the number is behind the end of the stream, or the consumer was displaced
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
-    │       └── NoRoomForSubscription        the memory budget has no room for another at present: try later
+    │       └── NoRoomForSubscription        the memory budget has no room for another subscription at present: try
+    later
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalUnusable          its directory is a file, or this user may not write there
     │   ├── JournalLocked            another process has the journal open
@@ -43,7 +44,7 @@
     │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   └── JournalFailed            a sync failed, so later data may not be durable
-    ├── ExpectationFailed          a row of a typed table does not meet an expectation that must be met
+    ├── ExpectationFailed          a row of a typed table does not meet a mandatory expectation
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
 
@@ -58,7 +59,7 @@ import attrs
 
 
 def os_reason(error: object) -> object:
-    """Return the text of the operating system for *error*, if it has one; otherwise *error*."""
+    """Return the operating system's text for *error*; if there is none, *error* itself."""
     return (isinstance(error, OSError) and error.strerror) or error
 
 
@@ -91,7 +92,7 @@ class RemoteProtocolError(ProtocolError):
 
 @attrs.frozen(slots=True, kw_only=True)
 class Broken:
-    """The last event of a session whose peer violated the protocol; the events before it remain valid."""
+    """The last event of a session whose peer violated the protocol; earlier events remain valid."""
 
     error: RemoteProtocolError
 
@@ -103,7 +104,7 @@ class Broken:
 class PublishError(FyrehoseError):
     """A publish was refused or failed; no part of it was or will be acknowledged."""
 
-    #: True if the same publish may succeed later.
+    #: Whether the same publish may succeed later.
     retriable: ClassVar[bool] = False
 
 
@@ -120,11 +121,11 @@ class TooManyStreams(PublishError):
 
 
 class TooManyStreamsFromPeer(TooManyStreams):
-    """The peer's address or identity has created its limit of streams since the server started."""
+    """The peer's address or identity has created as many streams since the server started as its limit permits."""
 
 
 class NewStreamRateExceeded(PublishError):
-    """The peer's address or identity creates streams faster than its limit; it may try again later."""
+    """The peer's address or identity creates streams faster than its limit permits; the peer may try again later."""
 
     retriable = True
 
@@ -144,7 +145,7 @@ class NoRoomForKey(PublishError):
 
 
 class StreamFull(PublishError):
-    """The stream has used its last number; numbers never wrap."""
+    """The stream has used its last number; numbers never begin again at 1."""
 
 
 class ReadOnly(PublishError):
@@ -165,14 +166,14 @@ class Following(ReadOnly):
 
 
 class Unreplicated(ReadOnly):
-    """This server of a cluster was the leader, and cannot replicate: it waits for the shared log, or is deposed."""
+    """This server led its cluster, but cannot replicate: the shared log does not answer, or another server leads."""
 
 
 class OutcomeUnknown(PublishError):
-    """Whether the publish is stored is unknown: the server failed, or was deposed, after it had been written here.
+    """It is unknown whether the publish is stored, because the server failed, or was deposed, after writing it.
 
-    The server must not tell the client that the publish failed.  It closes the connection; a retry with the same key,
-    or on the same link, finds out.
+    The server must not tell the client that the publish failed.  It closes the connection; a client that retries with
+    the same key, or on the same link, finds out.
     """
 
 
@@ -249,7 +250,7 @@ class JournalError(FyrehoseError):
 
 
 class JournalCorrupt(JournalError):
-    """Bytes that were durable are damaged or missing; the journal serves nothing of that range."""
+    """Bytes that were durable are damaged or missing; the journal serves no record of that range."""
 
     exit_status = 3
 
@@ -261,7 +262,7 @@ class JournalGap(JournalError):
 
 
 class JournalFailed(JournalError):
-    """A sync failed, so data written since the last successful one may not be durable."""
+    """A sync failed, so data that was written since the last successful sync may not be durable."""
 
     exit_status = 4
 
@@ -279,7 +280,7 @@ class JournalLocked(JournalError):
 
 
 class JournalUnreachable(JournalError):
-    """The journal's directory, or the server of its files, is not available at present; it may be later."""
+    """The journal's directory, or the server of its files, is not available at present; try again later."""
 
 
 class JournalFull(JournalError):
@@ -289,7 +290,7 @@ class JournalFull(JournalError):
 
 
 class ExpectationFailed(FyrehoseError):
-    """A row of a typed table does not meet an expectation that must be met; nothing of its round was committed."""
+    """A row of a typed table does not meet a mandatory expectation; no row of its batch was committed."""
 
     exit_status = 3
 
@@ -297,7 +298,7 @@ class ExpectationFailed(FyrehoseError):
 class ConfigError(FyrehoseError):
     """An option, an endpoint or a configuration file is invalid."""
 
-    #: the exit status of every command that was typed wrong
+    #: The exit status of every command with invalid arguments.
     exit_status = 2
 
 

@@ -28,13 +28,13 @@ def digest(token: str) -> str:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Identity:
-    """The identity of a peer, as far as the peer has proved it.
+    """The identity of a peer, with the parts that the peer has proved.
 
-    :ivar host: the peer's address; a peer on a Unix socket has that of loopback
+    :ivar host: the peer's address; for a peer on a Unix socket, the loopback address
     :ivar certificates: the names in the verified client certificate, common names first
     :ivar key: the public key that the peer has proved to own (CURVE, as Z85)
     :ivar token: the :func:`digest` of the token that the peer sent
-    :ivar signed: the token itself, if it has the form of a signed one (:mod:`fyrehose.broker.signed`)
+    :ivar signed: the token itself, if it has the form of a signed token (:mod:`fyrehose.broker.signed`)
     """
 
     host: str = "127.0.0.1"
@@ -57,7 +57,7 @@ class Identity:
 
 @lru_cache(4096)
 def network_of(host: str) -> str:
-    """Return the network that limits per address count *host* under.
+    """Return the network to which *host* belongs for limits per address.
 
     An IPv4 address is its own network, even if written as an IPv4-mapped IPv6 address.  An IPv6 address counts with its
     whole /64, because one machine can use any address of it.  Any other text, such as the name that

@@ -1,7 +1,8 @@
-"""Imports that happen late, or not at all: the public names of packages, and packages that an extra brings.
+"""Import modules only when they are used: the public names of packages, and packages that an extra installs.
 
 Importing :mod:`fyrehose.protocols.figg.session` runs ``fyrehose/__init__.py`` first, and must not import Twisted.  So
-packages export their public names by :func:`lazily`, which imports the modules that define them when they are used.
+packages export their public names by :func:`lazily`, which imports the module that defines a name when the name is
+used.
 
 Packages that Fyrehose uses and does not install by itself come with an :class:`Extra`: ``pip install
 'fyrehose[eventbus]'``.
@@ -20,7 +21,7 @@ from fyrehose.errors import MissingExtra
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for *package*: a name is imported when it is first used.
+    """Return ``__getattr__`` and ``__dir__`` for *package*, which import a name when it is first used.
 
     :param modules: the names that each module of the package defines, separated by spaces
     """
@@ -28,7 +29,7 @@ def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     there = import_module(package)
 
     def import_name(name: str) -> Any:
-        """Import the module that defines *name*, and keep the value, so that this is called once for each name."""
+        """Import *name* from its module, and keep the value, so that this function is called once for each name."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = f"{package}.{homes[name]}"
@@ -36,7 +37,7 @@ def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
             value = getattr(import_module(home), name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{home}.".startswith(f"{error.name}."):
-                raise  # The module exists, and needs another package.
+                raise  # The module exists, but needs another package that is missing.
             raise ImportError(
                 f"{package}.{name} belongs to the server: pip install fyrehose", name=error.name
             ) from None
@@ -48,11 +49,11 @@ def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
 @attrs.frozen
 class Extra:
-    """A package, and the extra that brings it.
+    """An optional package, and the extra of Fyrehose that installs it.
 
     :ivar name: the name of the extra
     :ivar package: the package's name, as pip knows it
-    :ivar module: the module to look for
+    :ivar module: the module whose presence shows that the package is installed
     :ivar use: what the package is for, if the protocol also works without it; empty: the protocol needs it
     """
 
@@ -63,7 +64,7 @@ class Extra:
 
     @property
     def installed(self) -> bool:
-        """Return whether the package is installed; it is not imported."""
+        """Return whether the package is installed, without importing it."""
         return find_spec(self.module) is not None
 
     @property
@@ -72,14 +73,14 @@ class Extra:
         return f"pip install 'fyrehose[{self.name}]'"
 
     def missing(self, what: str) -> str:
-        """Return a message for people: *what* lacks the package, and how to install it."""
+        """Return a message for people that *what* lacks the package, and how to install the package."""
         return f"{what} {self.use or 'needs'} {self.package}: {self.command}"
 
     def require(self, what: str) -> None:
         """Check that the package is installed.
 
-        :param what: what needs it, for the error
-        :raises MissingExtra: it is not
+        :param what: for the error: the part of Fyrehose that needs the package
+        :raises MissingExtra: the package is not installed
         """
         if not self.installed:
             raise MissingExtra(self.missing(what))

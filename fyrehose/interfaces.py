@@ -1,12 +1,13 @@
 """The interfaces between the parts of Fyrehose.
 
 A protocol turns the bytes of its peers into runs of drafts (messages without a number) and publishes them to the
-:class:`IBroker`, its only way into the server.  The broker numbers them (:class:`ISequencer`) and appends them to the
+:class:`IBroker`, the protocol's only way into the server.  The broker numbers the drafts (:class:`ISequencer`) and
+appends them to the
 journal (:class:`IJournal`).
-Once they are durable it fires the Deferred of the publish and delivers them to the sinks of subscribers
+Once the records are durable, the broker fires the Deferred of the publish and delivers them to the sinks of subscribers
 (:class:`ISink`).
 
-Everything here is called in the reactor's thread, and no call blocks for longer than a read from the disk.
+All methods are called in the reactor's thread, and none blocks for longer than a read from the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Unread:
 
     :ivar seq: the number of the last acknowledged record of *stream*
     :ivar time: when the subscription was used last, in microseconds since 1970 UTC
-    :ivar pinned: whether the records are kept whatever the limits of subscriptions
+    :ivar pinned: whether the records are kept even beyond the limits of subscriptions
     """
 
     name: str
@@ -54,8 +55,8 @@ class Unread:
 class FileLag:
     """The lag of a subscription to the journal's files.
 
-    :ivar behind: bytes of the log that it has not read
-    :ivar time: its last update, in microseconds since 1970 UTC
+    :ivar behind: how many bytes of the log the subscription has not read
+    :ivar time: the time of its last update, in microseconds since 1970 UTC
     """
 
     name: str
@@ -64,51 +65,51 @@ class FileLag:
 
 
 class IKeeper(Interface):
-    """The retention of a journal."""
+    """The interface of a journal's retention."""
 
     unread = Attribute("Called for the list of Unread of all named subscriptions; the broker sets it.")
 
     def subscriptions() -> list[FileLag]:
-        """Return the subscriptions of programs that read the journal's files, the one furthest behind first."""
+        """Return the subscriptions of programs that read the journal's files, the one that is furthest behind first."""
 
     def delete(name: str) -> bool:
-        """Delete the subscription *name* to the files; return whether there was one."""
+        """Delete the subscription *name* to the journal's files; return whether it existed."""
 
     def is_sealed(stream: str, seq: int) -> bool:
-        """Return whether record *seq* of *stream* lies in a sealed segment, or is deleted."""
+        """Return whether record *seq* of *stream* is in a sealed segment, or was deleted."""
 
 
 class ISequencer(Interface):
-    """Allocates the numbers of every stream: 1, 2, 3 ... 2^48 - 1, each only once."""
+    """The allocator of the numbers of every stream: 1, 2, 3 ... 2^48 - 1, each only once."""
 
     def reserve(wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Reserve consecutive numbers for each (stream, count) in *wanted*, all of them or none; never block.
+        """Reserve consecutive numbers for each (stream, count) in *wanted*, for all of them or for none.
 
-        :return: the first number of each
-        :raises StreamFull: a stream has fewer numbers left; nothing is reserved
+        :return: the first reserved number for each stream
+        :raises StreamFull: a stream has fewer numbers left; no numbers were reserved
         """
 
     def last(stream: str) -> int:
         """Return the last number of *stream* that was reserved."""
 
     def raise_floor(floor: int) -> None:
-        """Number new streams from *floor* + 1: a new stream may have the name of a retired one that was forgotten."""
+        """Number new streams from *floor* + 1, because a new stream may have the name of a forgotten retired stream."""
 
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Replace the last number of every stream.
 
-        Called after recovery, and after failed appends, whose numbers never left the server and are used again.
+        This is called after recovery, and after failed appends, whose numbers never left the server and are used again.
 
         :param ends: the last number of each stream
-        :param floor: the last number of every stream that *ends* does not name
+        :param floor: counts as the last number of every stream that *ends* does not name
         """
 
 
 class IJournalObserver(Interface):
-    """Receives the events of a journal."""
+    """A receiver of the events of a journal."""
 
     def durable(ends: Mapping[str, int]) -> None:
-        """Handle a group commit; called once for each, before the Deferreds of its appends fire.
+        """Handle a group commit; called once for each commit, before the Deferreds of its appends fire.
 
         :param ends: the streams that grew, each with its last durable number, which may now leave the server
         """
@@ -116,7 +117,7 @@ class IJournalObserver(Interface):
     def state_changed(state: JournalState, reason: str) -> None:
         """Handle a change of the journal's state.
 
-        When the journal leaves WRITABLE, every append that was not durable has failed before this call.
+        When the journal leaves the state WRITABLE, all appends that are not durable have failed before this call.
 
         :param reason: why the state changed, for people
         """
@@ -142,39 +143,41 @@ class IJournal(Interface):
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         """Recover the journal, and open it for appends.
 
-        :return: fires with the last number of each stream; fails with :class:`~fyrehose.errors.JournalError`, and then
-            the journal stays closed
+        :return: fires with the last number of each stream; fails with :class:`~fyrehose.errors.JournalError` if the
+            journal stays closed
         """
 
     def cancel_open() -> None:
-        """End what precedes the recovery, such as the download of another server's journal: opening fails with Closed.
+        """Cancel what precedes recovery, such as the download of another server's journal; opening fails with Closed.
 
-        A recovery that has begun is finished.
+        If recovery has begun already, it is completed.
         """
 
     def expect_close() -> None:
         """Prepare for :meth:`close`, which follows when all listeners are closed.
 
         The listeners wait until every publish is settled.  A publish that the other servers of the cluster do not
-        confirm within a few seconds fails with OutcomeUnknown, because this server cannot know when they will.
+        confirm within a few seconds fails with OutcomeUnknown, because this server cannot know when the other servers
+        will confirm it.
         """
 
     def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of them.
+        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of the runs.
 
         Publishes of peers use :meth:`submit`, which is faster.
 
-        :param first_seqs: the number reserved for the first draft of each run; for each stream they must continue the
-            numbers of the call before
+        :param first_seqs: the number reserved for the first draft of each run; for each stream these must continue the
+            numbers of the previous call
         :return: fires when the whole batch is durable, in the order of the calls; fails with :class:`ReadOnly` or
             :class:`Closed`, as do all later appends that are not durable
         """
 
     def submit(publish: Publish) -> None:
-        """Write *publish*, whose runs are numbered; those that are submitted during a commit share the next commit.
+        """Write *publish*, whose runs are numbered; publishes that are submitted during a commit share the next one.
 
-        The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the call
-        before.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items, error)``
+        The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the
+        previous call.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items,
+        error)``
         of each owner in the commit once, in the order of the owners' first items.  The error is a :class:`ReadOnly` or
         :class:`Closed`, which all later publishes that are not durable get as well.
         """
@@ -182,24 +185,26 @@ class IJournal(Interface):
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire streams: the journal stops listing them and serving their records.
 
-        A stream that returns continues its numbers; an append under way may bring its stream back at once.
+        If a retired stream is published to again, its numbers continue; an append under way may bring a stream back at
+        once.
 
         :return: fires when the retirement is durable; fails with :class:`ReadOnly` or :class:`Closed`
         """
 
     def retired() -> Mapping[str, int]:
-        """Return the last number of each retired stream that is still remembered; ``floor`` covers the others."""
+        """Return the last number of each retired stream that is remembered; forgotten ones are below ``floor``."""
 
     def bounds(stream: str) -> tuple[int, int]:
         """Return the oldest number that is served and the last durable number; ``(1, 0)`` for an unknown stream.
 
-        For a retired stream with last number n, return ``(n + 1, n)``: it continues there if it returns.
+        For a retired stream with last number n, return ``(n + 1, n)``, because a later record gets the number n + 1.
         """
 
     def expired(stream: str, time: int) -> bool:
         """Return whether records of *stream* from *time* (microseconds since 1970 UTC) are too old to be served.
 
-        ``bounds`` and ``read`` exclude them already; this is for records that were read earlier and kept.
+        ``bounds`` and ``read`` exclude such records; this method is for records that were read earlier and kept in
+        memory.
         """
 
     def ends() -> Mapping[str, int]:
@@ -211,31 +216,31 @@ class IJournal(Interface):
         If *start* is no longer kept, or was lost and quarantined, the result begins with the next record that exists,
         as its number shows.
 
-        :param max_bytes: the most bytes of payload, except that at least one record is returned; the result may be
-            shorter where finding more records would take long
+        :param max_bytes: limit of the bytes of payload, except that at least one record is returned; fewer records may
+            be returned if finding more would take long
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
 
     def latest(size: int) -> Iterator[Run]:
-        """Yield the durable runs in about the last *size* bytes of the log, the newest first, as the caller asks.
+        """Yield the durable runs in about the last *size* bytes of the log, the newest first.
 
-        What is written or deleted meanwhile may be left out.
+        Runs that are written or deleted during the iteration may be left out.
 
         :raises JournalCorrupt: a record is damaged
         """
 
     def status() -> JournalStatus | None:
-        """Return the figures of an open journal; None if the journal is of a kind that has none."""
+        """Return the figures of an open journal; None if this kind of journal has no figures."""
 
     def cluster_status() -> ClusterStatus | None:
-        """Return the figures of this server as a member of its cluster; None if it is alone."""
+        """Return the figures of this server as a member of its cluster; None outside a cluster."""
 
     def close() -> Deferred[None]:
-        """Commit everything that was appended, then close; the Deferred fires in whatever state the journal was."""
+        """Commit all appends, then close the journal; return a Deferred that fires in any state of the journal."""
 
 
 class ISubscription(IPushProducer):
-    """A subscriber's position in a stream: one integer, however slow the subscriber is.
+    """A subscription to a stream, which keeps one number as the subscriber's position, however slow that is.
 
     A subscription begins paused.  Register it as the producer of the transport that it feeds, or pause and resume it
     together with that transport.  After ``stopProducing`` its sink is not called any more.
@@ -245,18 +250,19 @@ class ISubscription(IPushProducer):
 
 
 class ISink(Interface):
-    """Receives the records of a subscription.
+    """The receiver of the records of a subscription.
 
-    A sink that serves a peer is an :class:`INamedSink`; one that serves many is an :class:`IRelay`.
+    A sink that serves one peer is an :class:`INamedSink`; a sink that serves many peers is an :class:`IRelay`.
     """
 
     def deliver(delivery: Any) -> int | None:
         """Handle the next records.
 
-        The sink may pause its subscription from within.  An exception ends this subscription and no other.
+        The sink may pause its subscription during this call.  An exception ends this subscription, but no other.
 
         :param delivery: a :class:`fyrehose.records.Delivery`, never empty, with ascending numbers from call to call
-        :return: the number of the last record that the sink has taken, after which deliveries continue; None: all
+        :return: the number of the last record that the sink has taken, after which deliveries continue; None: it took
+            all
         """
 
     def skipped(first: int, last: int) -> None:
@@ -267,7 +273,7 @@ class ISink(Interface):
 
 
 class INamedSink(ISink):
-    """A sink that says which protocol and which peer it serves, for lists that operators see."""
+    """A sink that names the protocol and the peer that it serves, for lists that operators see."""
 
     subscriber = Attribute("The protocol's name, and the address of the peer.")
 
@@ -279,36 +285,36 @@ class IConnectedSink(INamedSink):
 
 
 class IRelay(INamedSink):
-    """A sink that passes the records on to clients of its own; operators see its figures, not the subscription's."""
+    """A sink that passes records on to its own clients; operators see its figures instead of the subscription's."""
 
     audience = Attribute("The number of these clients.")
     sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
 
 
 class IBrokerPublisher(Interface):
-    """The way in for the publishes of one peer, or of one listener for many peers; see :meth:`IBroker.publisher`."""
+    """A publisher for one peer, or for one listener on behalf of many peers; see :meth:`IBroker.publisher`."""
 
     def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
-        """Publish runs of drafts in one batch, all of them or none; they belong to the broker from now on.
+        """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
 
-        The publish is settled, perhaps before this call returns, unless an error was raised.
+        Unless this raises an error, the publish is settled later, or before this call returns.
 
         :param note: returned with the publish, as ``Publish.note``, when it is settled
         :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
             limits of the peer apply to them
         :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
             publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
-            got at that time.
+            got when it was first published.
         :raises PublishError: a limit, or the state of the journal, does not allow the publish
         :raises Forbidden: the policy does not allow it
         """
 
 
 class IBroker(Interface):
-    """The server as protocols see it.
+    """The broker: the interface of the server to protocols.
 
-    A protocol calls :meth:`identified` once for each peer, and makes all calls for that peer on the broker it returns,
-    which applies the access policy.
+    A protocol calls :meth:`identified` once for each peer.  It makes all calls for that peer on the broker that this
+    returns, which applies the access policy.
     """
 
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
@@ -321,8 +327,8 @@ class IBroker(Interface):
     def when_leading() -> Deferred[None]:
         """Return a Deferred that fires when publishers may use this server.
 
-        It has fired already, unless the server follows another one of its cluster; then it fires when this server
-        takes over.
+        On a follower of a cluster, the Deferred fires when this server takes over; on other servers, it has fired
+        already.
         """
 
     def identified(identity: Identity) -> Any:
@@ -330,11 +336,11 @@ class IBroker(Interface):
 
         Peers of equal identity may share the result.  For a forbidden action the Deferred of ``publish`` fails with
         :class:`~fyrehose.errors.Forbidden`, and ``subscribe``, ``bounds``, ``read`` and ``check`` raise it.  A
-        subscription that the policy stops allowing ends with it.
+            subscription that a changed policy does not allow any more ends with Forbidden.
         """
 
     def admit(proofs: Collection[str]) -> None:
-        """Check that the peer may do anything at all, so that the server keeps no state for a peer that may not.
+        """Check that some rule allows the peer any action, so that the server keeps no state for other peers.
 
         :param proofs: the kinds of proof that the peer may still send: ``certificate``, ``key``, ``token``
         :raises Forbidden: no rule allows the peer anything, even with those proofs
@@ -343,7 +349,7 @@ class IBroker(Interface):
     def permits(action: Action, stream: str) -> bool:
         """Return whether the peer may do *action* on *stream*.
 
-        Protocols call this that publish for many peers at once, or have one subscription for all of them.
+        This is for protocols that publish for many peers at once, or have one subscription for all peers.
         """
 
     def check(action: Action, stream: str) -> None:
@@ -356,8 +362,9 @@ class IBroker(Interface):
         """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
 
         :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
-        :param settled: called once for each commit, with the publishes of this publisher in it, in their order, and
-            with None if they are durable, so that they may be acknowledged, or with the error; their memory is released
+        :param settled: called once for each commit that has publishes of this publisher, with these publishes in their
+            order, and with None if they are durable, so that they may be acknowledged, or else with the error; their
+            memory is released already
         """
 
     def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
@@ -371,7 +378,7 @@ class IBroker(Interface):
     def publish_once(runs: Sequence[Run], key: str) -> Deferred[int]:
         """Publish *runs* of one stream, unless they were published with *key* before.
 
-        The server remembers the latest keys.
+        The server remembers a limited number of keys: the latest.
 
         :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
             does, with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages, and with
@@ -384,23 +391,24 @@ class IBroker(Interface):
         The stream need not exist, and subscribing does not create it.  The subscription begins paused.
 
         :param after: 0: from the oldest record; None: only records published from now on.  A number outside the range
-            that is kept is moved to the nearest end of that range; ``position`` of the result tells where.
+            that is kept is moved to the nearest end of that range; ``position`` of the result is the position after
+            that.
         :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
         """
 
     def streams() -> Collection[str]:
-        """Return the names of the streams that the peer may subscribe to, except for the server's own."""
+        """Return the names of the streams that the peer may subscribe to, without the server's own streams."""
 
     def watch_streams(created: Callable[[str], None]) -> Callable[[], None]:
         """Call *created* with the name of each stream that is created and that the peer may subscribe to.
 
-        It is called before the stream has a record, so a subscription that begins at 0 misses nothing.
+        The call comes before the stream has a record, so a subscription that begins at 0 misses no record.
 
         :return: a function that ends the calls
         """
 
     def exists(stream: str) -> bool:
-        """Return whether the stream exists: it has had a record, and is not retired."""
+        """Return whether *stream* exists, that is, has had a record and is not retired."""
 
     def bounds(stream: str) -> tuple[int, int]:
         """See :meth:`IJournal.bounds`."""
@@ -412,13 +420,13 @@ class IBroker(Interface):
         """See :meth:`IJournal.latest`."""
 
     def ready(producer: Any) -> None:
-        """Give *producer*, which has something to send, a turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""
+        """Give *producer*, which has bytes to send, its turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
-        """Retire *streams*, all of them or none: they are no longer listed, served, or counted against limits.
+        """Retire *streams*, all of them or none, so that they are no longer listed, served, or counted against limits.
 
-        A later publish creates the stream again and continues its numbers.  Subscriptions remain, and receive what is
-        published then.
+        A later publish creates the stream again and continues its numbers.  Subscriptions remain, and receive the
+        messages of later publishes.
 
         :return: fires when the retirement is durable; fails with :class:`~fyrehose.errors.StreamError`,
             :class:`~fyrehose.errors.PublishError` or :class:`~fyrehose.errors.Forbidden`
@@ -438,7 +446,7 @@ class INamedSubscriptions(Interface):
     sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
 
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
-        """Return the subscription *name*, which must be one of *stream* if that is not None.
+        """Return the subscription *name*, which must be a subscription of *stream* unless *stream* is None.
 
         :return: a :class:`fyrehose.broker.subscription.Named`
         """
@@ -446,9 +454,10 @@ class INamedSubscriptions(Interface):
     def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
         """Return the subscription *name* of *stream*; create it if it does not exist.
 
-        :param pattern: whether *stream* is a pattern, so that there is a position in each stream that matches
+        :param pattern: whether *stream* is a pattern, so that the subscription has a position in each stream that
+            matches
         :param after: where a new subscription begins, as in :meth:`IBroker.subscribe`
-        :return: fires when everything about the subscription is durable
+        :return: fires with the subscription when its state is durable
         """
 
     def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
@@ -456,9 +465,10 @@ class INamedSubscriptions(Interface):
 
         :param consumer: its ``displaced(reason)`` is called when it has to stop
         :param owner: name of a consumer that outlives its connections
-        :param takeover: displace the present consumer; otherwise
-            :class:`~fyrehose.errors.SubscriptionInUse` is raised if there is one
-        :param holder: name of a polling consumer; while it has a lease, see :meth:`hold`, another one counts as present
+        :param takeover: whether to displace a present consumer; if not, and there is one,
+            :class:`~fyrehose.errors.SubscriptionInUse` is raised
+        :param holder: name of a polling consumer; while another polling consumer has a lease (see :meth:`hold`), that
+            one counts as present
         """
 
     def hold(named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
@@ -469,10 +479,11 @@ class INamedSubscriptions(Interface):
         """
 
     def acknowledge(named: Any, seq: int | Mapping[str, int], generation: int | None = None) -> Deferred[Any]:
-        """Move the position of *named* forward to number *seq*.
+        """Move the position of *named* forward to *seq*, up to which the consumer has acknowledged the records.
 
         :param seq: a number; for a pattern, numbers by stream
-        :param generation: refuse if the subscription was rewound or taken over since it had this generation
+        :param generation: if the subscription was rewound or taken over since it had this generation, the call is
+            refused
         :return: fires with the durable position
         """
 
@@ -483,7 +494,7 @@ class INamedSubscriptions(Interface):
         """
 
     def delete(named: Any) -> Deferred[None]:
-        """Delete *named*; fires when that is durable."""
+        """Delete *named*; return a Deferred that fires when the deletion is durable."""
 
     def show(named: Any) -> dict[str, object]:
         """Return the durable state of *named* as an object for JSON."""
@@ -498,7 +509,7 @@ class INamedSubscriptions(Interface):
 class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
-    What only some plugins can do has an interface of its own, which such a plugin provides as well.
+    Abilities that only some plugins have are separate interfaces, which such a plugin provides as well.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")
@@ -509,8 +520,8 @@ class IProtocolPlugin(Interface):
     def make_service(reactor: Any, broker: IBroker, endpoint: str, settings: Any) -> Any:
         """Return a :class:`twisted.application.service.IService` that serves the protocol at *endpoint*.
 
-        The Deferred of its ``startService`` fires when it listens, and fails when it cannot.  The Deferred of its
-        ``stopService`` fires when the port is closed, everything received is acknowledged, and its peers are
+        The Deferred of ``startService`` fires when the service listens, and fails if it cannot.  The Deferred of
+        ``stopService`` fires when the port is closed, all received messages are acknowledged, and all peers are
         disconnected.  The service may provide :class:`IConnected`
         and :class:`IReloading` as well.
 
@@ -519,41 +530,41 @@ class IProtocolPlugin(Interface):
 
 
 class IConnected(Interface):
-    """A service of a plugin that knows how many connections it has."""
+    """A listener's service that can report its number of connections."""
 
     connections = Attribute("The number of open connections.")
 
 
 class IReloading(Interface):
-    """The service of a listener that takes other settings, and reads its files again, while it runs."""
+    """A listener's service that can change its settings, and read its files again, while it runs."""
 
     def fixed(settings: Any) -> Any:
-        """Return the options that *settings* change, and that cannot change while the listener runs: ``{"links"}``."""
+        """Return the changed options in *settings* that cannot change at run time, such as ``{"links"}``."""
 
     def prepare(settings: Any) -> Callable[[], None]:
-        """Read the files that *settings* name, and return a function that applies all of it and cannot fail.
+        """Read the files that *settings* name; return a function that applies the settings and files, and cannot fail.
 
-        :param settings: with the present values of fixed options
-        :raises ConfigError: a file or an option cannot be used; nothing has changed
+        :param settings: the new settings, with the present values of options that cannot change
+        :raises ConfigError: a file or an option cannot be used; nothing was changed
         """
 
 
 class IGuardingPlugin(IProtocolPlugin):
-    """A plugin that controls access itself: it may listen on public addresses without an access policy."""
+    """A plugin that controls access itself, so that it may listen on public addresses without an access policy."""
 
 
 class ILeadingPlugin(IProtocolPlugin):
-    """A plugin that is of no use on a follower: its listeners stay closed until this server leads."""
+    """A plugin that is of no use on a follower, so that its listeners stay closed until this server leads."""
 
 
 class IExtraPlugin(IProtocolPlugin):
-    """A plugin that needs a package of an extra, or works better with it."""
+    """A plugin that needs a package of an extra, or works better with such a package."""
 
     extra = Attribute("The :class:`~fyrehose.imports.Extra`.")
 
 
 class IPublisher(Interface):
-    """A client of one server that publishes.
+    """A client that publishes to one server.
 
     In a protocol with only one stream, *stream* is None everywhere, and a name raises ConfigError.
     """
@@ -561,8 +572,8 @@ class IPublisher(Interface):
     def prepare(stream: str | None) -> None:
         """Prepare the client for publishing to *stream*, before :meth:`connect` or later.
 
-        Calling it is optional.  It reports an unusable stream before the client connects, and without it the first
-        publish to a stream may take an extra round trip.
+        This call is optional.  It reports an unusable stream before the client connects, and saves the first publish to
+        a stream an extra round trip.
 
         :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
         """
@@ -570,13 +581,14 @@ class IPublisher(Interface):
     def connect() -> Deferred[Any]:
         """Connect to the server, and reconnect whenever the connection is lost.
 
-        :return: fires when the server answers; fails, or never fires, without a server, so the caller needs a timeout
+        :return: fires when the server answers; if no server answers, it fails or never fires, so the caller needs a
+            timeout
         """
 
     def publish(stream: str | None, payload: bytes) -> Deferred[Any]:
-        """Publish *payload* to *stream*; publish it again after reconnecting if it was not acknowledged.
+        """Publish *payload* to *stream*; after a reconnection, publish it again unless it was acknowledged.
 
-        :return: fires when the server has acknowledged it
+        :return: fires when the server has acknowledged the publish
         :raises ConfigError: see :meth:`prepare`
         """
 
@@ -588,19 +600,19 @@ class IPublisher(Interface):
 
 
 class ITailer(Interface):
-    """A client of one server that reads a stream until it is closed."""
+    """A client that reads a stream of one server until the client is closed."""
 
     absent = Attribute(
         "Whether the server has said that the stream does not exist yet; False if the protocol cannot say."
     )
 
     def subscribe(stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> Any:
-        """Subscribe to *stream*, before :meth:`connect` or later; None is the only stream of the protocol.
+        """Subscribe to *stream* (None: the only stream of the protocol), before :meth:`connect` or later.
 
         :param take: called with each :class:`fyrehose.records.Run`, in order
         :param after: begin after this number (0: with the oldest record); None: with records published from now on
         :param lost: called with the first and the last number of a range that is missing for good and, if *stream* is a
-            pattern, with the name of its stream
+            pattern, with the name of the stream
         :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
         """
 
@@ -614,11 +626,12 @@ class ITailer(Interface):
         """Continue after the last record that was passed on."""
 
     def shortfall(complete: bool) -> str:
-        """Return why records were not passed on, or "" if none is known to be missing.
+        """Return why requested records are missing, or "" if none is known to be missing.
 
-        Records that were reported to ``lost`` need not be repeated, unless the reason of their loss is unknown.
+        Records that were passed to ``lost`` may be left out, unless the reason for their loss is unknown.
 
-        :param complete: True if all requested records were passed on, so that later ones do not matter
+        :param complete: whether all requested records were passed on; if so, missing records after the last of these do
+            not count
         """
 
     def close() -> Deferred[Any]:
@@ -628,8 +641,8 @@ class ITailer(Interface):
 class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
-    A client connects to *endpoint* if one is given: by TLS, or to one of several servers.  *host* and *port* are then
-    only the name of the server.  See :class:`IOwnConnectionsPlugin` for clients that cannot use an endpoint.
+    If *endpoint* is given, the client connects to that, for example by TLS or to one of several servers; *host* and
+    *port* then only name the server.  See :class:`IOwnConnectionsPlugin` for clients that cannot use an endpoint.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
@@ -637,7 +650,7 @@ class IClientPlugin(IProtocolPlugin):
     def publisher(reactor: Any, host: str, port: int, window: int, endpoint: Any = None) -> Any:
         """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
 
-        :param window: the most publishes that are not acknowledged yet
+        :param window: limit of the number of publishes that are not acknowledged yet
         """
 
     def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
@@ -645,9 +658,9 @@ class IClientPlugin(IProtocolPlugin):
 
 
 class IOwnConnectionsPlugin(IClientPlugin):
-    """A plugin whose clients connect by *host* and *port* alone, because they use other or more connections than one.
+    """A plugin whose clients connect by *host* and *port* alone, because they do not use just one TCP connection.
 
-    They get no *endpoint*, so they cannot use TLS or the addresses of several servers.
+    These clients get no *endpoint*, so they cannot use TLS or the addresses of several servers.
     """
 
 
@@ -669,16 +682,16 @@ class IPatternPlugin(IClientPlugin):
 
 
 class IDumpPlugin(IProtocolPlugin):
-    """A plugin that reads the data of another server of its protocol."""
+    """A plugin that can read the data files of other servers of its protocol."""
 
     def dump(
         path: Any, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
     ) -> Any:
-        """Return the contents of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
+        """Return a reader of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
 
         :param stream: the stream of the runs
-        :param refuse: called for each unusable record: where it is, and why it is unusable; it may raise an error
-        :param progress: called with the number of bytes that were read, and the size of everything to read
+        :param refuse: called for each unusable record with its place and the reason; it may raise an error
+        :param progress: called with the number of bytes that were read, and the total number of bytes to read
         """
 
 
@@ -686,8 +699,8 @@ class IWorkPlugin(IClientPlugin):
     """A plugin whose client leases the records of shared subscriptions."""
 
     def worker(reactor: Any, endpoint: Any, authority: str, token: str | None) -> Any:
-        """Return a client of the server at *endpoint*, whose ``share`` returns the work of one worker.
+        """Return a client of the server at *endpoint*; its ``share`` returns the work of one worker.
 
         :param authority: host and port of the server
-        :param token: the bearer token that it sends; None: none
+        :param token: the bearer token that the client sends; None: it sends no token
         """

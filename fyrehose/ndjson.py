@@ -22,11 +22,11 @@ import attrs
 from fyrehose.kernels import columns
 from fyrehose.records import Buffer, Record, Run
 
-#: Bytes of a payload in a piece; a character may need six times as many in JSON.  A multiple of 3, for base64.
+#: Bytes of a payload in a piece: a multiple of 3, for base64.  In JSON, a piece may be six times as long.
 STEP = 3 * 7_000
-#: Bytes of a payload that are checked in one call to find out whether it is UTF-8, and that are decoded at once.
+#: Bytes of a payload that one call checks to find out whether the payload is UTF-8, and bytes that are decoded at once.
 CHECKED, DECODED = 4 << 20, 64 << 10
-#: The most records whose check is kept.
+#: Limit of the number of records whose checks are kept.
 KEPT = 1_024
 _Decoder = getincrementaldecoder("utf-8")
 
@@ -61,7 +61,7 @@ def as_object(record: Record) -> bytes:
 def objects(run: Run) -> Iterator[bytes]:
     """Yield each record of *run* as a JSON object in UTF-8.
 
-    The fields that all records have in common are encoded once, unless records have columns of their own.
+    The fields that all records have in common are encoded once, unless the run has optional columns.
     """
     around = _around(run)
     if around is None:
@@ -119,9 +119,9 @@ END = b'"}'
 
 @attrs.define(eq=False)
 class TextCheck:
-    """Finds out whether payloads, end to end, are UTF-8, without a copy of them, and in several calls.
+    """A check whether payloads, end to end, are UTF-8, which takes several calls and copies nothing.
 
-    :ivar text: whether they are; None: not known yet
+    :ivar text: whether the payloads are UTF-8; None: not known yet
     """
 
     text: bool | None = attrs.field(default=None, init=False)
@@ -129,9 +129,9 @@ class TextCheck:
     _at: int = attrs.field(default=0, init=False)  #: how much of the payload is checked
 
     def proceed(self, payload: memoryview, final: bool = True) -> bool:
-        """Check the next CHECKED bytes of *payload*, and return whether nothing of it is left to check.
+        """Check the next CHECKED bytes of *payload*; return whether the whole payload is checked.
 
-        :param final: whether it is the last payload
+        :param final: whether *payload* is the last payload
         """
         if self.text is not None:
             return True
@@ -150,13 +150,13 @@ class TextCheck:
 
 
 class TextChecks:
-    """The checks of large records, so that all readers of a record share one; the latest are kept."""
+    """A cache of the latest checks of large records, so that all readers of a record share one check."""
 
     def __init__(self) -> None:
         self._check_of = lru_cache(KEPT)(lambda stream, seq: TextCheck())
 
     def of(self, run: Run) -> TextCheck:
-        """Return the check of the first record of *run*, a new one if there is none."""
+        """Return the check of the first record of *run*; begin a new check if none is kept."""
         return self._check_of(run.stream, run.first_seq)
 
 

@@ -1,4 +1,4 @@
-"""Declare the options of a protocol as an attrs class, and build it from text or TOML values.
+"""Declare the options of a protocol as an attrs class, and build instances from text or TOML values.
 
 ``--option PROTOCOL.NAME=VALUE`` and a configuration file have the same result.  For example::
 
@@ -43,7 +43,7 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
     :param convert: converts text to the value; raises ValueError with a description of valid text, such as "a size"
     :param about: the line of help for this option
     :param least: the smallest valid value of a number
-    :param most: its largest valid value
+    :param most: the largest valid value of a number
     """
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
@@ -58,7 +58,7 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
 
 
 def fixed(default: Any) -> Any:
-    """Return a field of a settings class that is not an option: programs and tests may set it, operators cannot."""
+    """Return a field of a settings class that is not an option, so that only programs and tests can set it."""
     return attrs.field(default=default)
 
 
@@ -92,7 +92,7 @@ def shown_size(size: float) -> str:
 def counted(number: int, noun: str, nouns: str = "") -> str:
     """Return *number* with its *noun*: ``1 batch``, ``4,898 batches``.
 
-    :param nouns: the plural, where it is not the noun and an s
+    :param nouns: the plural of *noun*; None: the noun and an s
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
@@ -103,10 +103,10 @@ def typed(name: str) -> str:
 
 
 def shown_value(field: attrs.Attribute[Any], value: Any) -> str:
-    """Return a *value* of an option as it is typed: its converter makes the same value of it.
+    """Return *value* as an operator would type it for the option, whose converter returns the same value again.
 
     :param field: the field of the option
-    :return: such as ``16MiB``, ``30s``, ``yes`` or ``a,b``; empty for no value
+    :return: for example ``16MiB``, ``30s``, ``yes`` or ``a,b``; empty for no value
     """
     if value is None:
         return ""
@@ -128,7 +128,7 @@ def exact_size(size: int) -> str:
     return _exact(size, _UNITS_OF_SIZE)
 
 
-#: Units from the largest to the smallest.
+#: Units of durations in seconds, from the largest to the smallest.
 _UNITS_OF_TIME = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_OF_SIZE = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1}
 
@@ -145,7 +145,7 @@ def _fraction(seconds: float) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown *word*: ``; did you mean keep-age?``, or "" if none is similar.
+    """Return the end of an error about an unknown *word*: ``; did you mean keep-age?``, or "" if no word is similar.
 
     :param known: the valid words; case, hyphens and underscores make no difference
     """
@@ -204,7 +204,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 @attrs.frozen
 class FilePath:
-    """Converter of an option that is the path of a file or a directory.
+    """A converter for an option that is the path of a file or a directory.
 
     :ivar words: values that are no paths
     """
@@ -248,7 +248,7 @@ def read_toml(option: str, path: Path) -> dict[str, Any]:
 
 
 def why_unreadable(error: OSError | UnicodeError) -> str:
-    """Return why a file of text cannot be read, in a few words."""
+    """Describe in a few words why a text file cannot be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
 
 

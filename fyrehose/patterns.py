@@ -1,14 +1,14 @@
-"""Patterns of names, as policies, limits, subscriptions, HTTP, Spark and the command line take them.
+"""Patterns of names, for policies, limits, subscriptions, HTTP, Spark and the command line.
 
     "logs.*", "logs.web"      -> True
-    "*a*a*b", "aaaa..."       -> False, after one search for each text between two stars
+    "*a*a*b", "aaaa..."       -> False, after at most one search for each text between two stars
 
-A ``*`` stands for any text; everything else stands for itself.  Matching never goes back: behind the text that the
-pattern begins with, each text between two stars is taken where it is found first, because that leaves most for the
-next ones.  So a pattern costs at most one search for each of its stars, whatever the name is.
+A ``*`` stands for any text; everything else stands for itself.  Matching never goes back.  Each text between two stars
+is taken where it is first found, because that leaves the longest rest for the texts after it.  So matching costs at
+most one search for each star, whatever the name is.
 
-One rule protects the server's own streams, whose names begin with a dot: only a pattern that begins with a dot, too,
-covers them.
+One rule protects the server's own streams, whose names begin with a dot: they are covered only by patterns that also
+begin with a dot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 
 from fyrehose.errors import InvalidPattern
 
-#: The longest pattern of a peer, in bytes of UTF-8, and the most stars in it.  Operators' patterns have no such bounds.
+#: Limits of a peer's pattern: its bytes of UTF-8, and its stars.  Operators' patterns have no such limits.
 MAX_BYTES, MAX_STARS = 255, 8
 
 T = TypeVar("T")
@@ -30,15 +30,15 @@ T = TypeVar("T")
 class Pattern:
     """A pattern of names.
 
-    :ivar text: as it was written
+    :ivar text: the pattern as it was written
     """
 
     text: str
-    #: the text before the first star
+    #: The text before the first star.
     head: str = attrs.field(init=False, eq=False, repr=False)
-    #: whether there is no star, so that the pattern matches one name only
+    #: Whether the pattern has no star, so that it matches only one name.
     exact: bool = attrs.field(init=False, eq=False, repr=False)
-    #: the texts between two stars, and the text behind the last star
+    #: The texts between two stars, and the text behind the last star.
     _between: tuple[str, ...] = attrs.field(init=False, eq=False, repr=False)
     _tail: str = attrs.field(init=False, eq=False, repr=False)
 
@@ -47,13 +47,13 @@ class Pattern:
         *between, tail = rest or [""]
         fields = {"head": head, "exact": not rest, "_between": tuple(filter(None, between)), "_tail": tail}
         for name, value in fields.items():
-            object.__setattr__(self, name, value)  # as attrs does it where an object is frozen
+            object.__setattr__(self, name, value)  # because the object is frozen, as attrs itself does
 
     @classmethod
     def of_peer(cls, text: str) -> Pattern:
-        """Return the pattern that a peer wrote as *text*.
+        """Return *text*, which a peer has sent, as a pattern.
 
-        :raises InvalidPattern: it is empty, longer than :data:`MAX_BYTES`, or has more stars than :data:`MAX_STARS`
+        :raises InvalidPattern: *text* is empty, longer than :data:`MAX_BYTES`, or has more stars than :data:`MAX_STARS`
         """
         size, stars = len(text.encode("utf-8", "surrogatepass")), text.count("*")
         if not 1 <= size <= MAX_BYTES or stars > MAX_STARS:
@@ -65,7 +65,7 @@ class Pattern:
 
     @property
     def everything(self) -> bool:
-        """Return whether the pattern covers every stream but the server's own."""
+        """Return whether the pattern covers all streams except the server's own."""
         return self.text == "*"
 
     def matches(self, name: str) -> bool:
@@ -83,26 +83,27 @@ class Pattern:
         return True
 
     def covers(self, stream: str) -> bool:
-        """Return whether *stream* matches; if it is one of the server's own, the pattern must begin with a dot."""
+        """Return whether *stream* matches; one of the server's own streams needs a pattern that begins with a dot."""
         return self.matches(stream) and (not stream.startswith(".") or self.head.startswith("."))
 
 
 def compiled(texts: Iterable[str | Pattern]) -> tuple[Pattern, ...]:
-    """Return an operator's *texts* as patterns; those that are patterns already stay."""
+    """Return an operator's *texts* as patterns; items that are patterns already are left unchanged."""
     return tuple(each if isinstance(each, Pattern) else Pattern(each) for each in texts)
 
 
 @attrs.define(eq=False)
 class PatternIndex(Generic[T]):
-    """Values by pattern: finds those whose pattern covers a stream, and compares each text of a pattern once at most.
+    """An index of values by pattern, which finds the values whose patterns cover a stream.
 
-    A stream is compared only with the patterns whose text before the first star it begins with.  That text has 255
-    bytes at the most where it is a peer's, so patterns of other names cost up to 255 looks into a dict together.
+    A stream is compared only with those patterns whose text before the first star is the beginning of the stream's
+    name.  In a peer's pattern that text has at most 255 bytes, so the search for these patterns takes at most 255
+    look-ups in a dict, however many patterns there are.
     """
 
-    #: the values of each pattern, by the text before its first star
+    #: The values of each pattern, by the text before the pattern's first star.
     _heads: dict[str, dict[Pattern, dict[T, None]]] = attrs.field(factory=dict, init=False)
-    #: the lengths of these texts, and how many texts have each
+    #: The lengths of these texts, and how many of the texts have each length.
     _lengths: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, pattern: Pattern, value: T) -> None:
@@ -129,7 +130,7 @@ class PatternIndex(Generic[T]):
                 del self._lengths[length]
 
     def covering(self, stream: str) -> Iterator[T]:
-        """Yield the values of all patterns that cover *stream*; do not add or remove any meanwhile."""
+        """Yield the values of all patterns that cover *stream*; the index must not be changed meanwhile."""
         for length in self._lengths:
             if length > len(stream):
                 continue

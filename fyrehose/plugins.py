@@ -8,8 +8,8 @@ new protocol is a new folder and nothing else.  Another package declares its plu
     syslog = "my_package.plugin:plugin"
 
 The name of the entry point is the name of the protocol everywhere: in ``--listen`` and options, in ``fyrehose
-protocols``, in log lines, metrics and on the page.  Each plugin is imported when it is needed.  A broken one raises an
-error, where Twisted's ``getPlugins`` would hide it.
+protocols``, in log lines, metrics and on the page.  Each plugin is imported when it is needed.  A broken plugin raises
+an error, which Twisted's ``getPlugins`` would hide.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fyrehose.options import suggestion
 #: The group of entry points by which other packages declare plugins.
 GROUP = "fyrehose.protocols"
 
-#: Plugins of Fyrehose outside the folder of protocols: the administration of the server.
+#: Plugins of Fyrehose outside the folder of protocols, such as the admin listener.
 OTHERS = {"admin": "fyrehose.admin.plugin"}
 
 
 def names() -> list[str]:
-    """Return the sorted names of all installed plugins, without importing any."""
+    """Return the sorted names of all installed plugins, without importing a plugin."""
     return sorted(_entries())
 
 
@@ -71,7 +71,7 @@ def missing_extra(plugin: IProtocolPlugin) -> Extra | None:
 
 
 def _own() -> dict[str, EntryPoint]:
-    """Return the plugins of Fyrehose, which work in a checkout that is not installed, too."""
+    """Return the plugins of Fyrehose itself, which also work in a checkout that is not installed."""
     folders = (module.name for module in iter_modules(protocols.__path__) if module.ispkg)
     modules = {**OTHERS, **{name: f"{protocols.__name__}.{name}.plugin" for name in folders}}
     return {
@@ -82,5 +82,5 @@ def _own() -> dict[str, EntryPoint]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """Return the plugins of all packages; no package can replace one of Fyrehose."""
+    """Return the plugins of all packages; no package can replace a plugin of Fyrehose."""
     return {entry.name: entry for entry in entry_points(group=GROUP)} | _own()

@@ -33,14 +33,15 @@ Buffer = buffers.Buffer
 
 #: The last number of a stream (48 bits, the width of the backbone's SEQUENCE).
 LAST_SEQ = (1 << 48) - 1
-#: The largest name of a stream, a producer or a topic, in bytes of UTF-8.
+#: Limit of the name of a stream, a producer or a topic, in bytes of UTF-8.
 MAX_NAME = 255
-#: The largest payload of one record in bytes, for every protocol.
+#: Limit of the payload of one record for all protocols, in bytes.
 MAX_PAYLOAD = 16 << 20
-#: The largest publish, in bytes as :attr:`Run.room` counts them.
+#: Limit of one publish, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20
 
-#: The most that ``room`` exceeds ``size`` in a run of which no name can be longer than :data:`MAX_NAME` characters.
+#: By how much ``room`` exceeds ``size`` at most, in a run whose names have at most :data:`MAX_NAME` characters
+#: together.
 USUAL_NAMES = columns.AROUND + columns.CHARACTER * MAX_NAME
 #: A limit of bytes that no run reaches, for calls that need one.
 _ALL = (1 << 64) - 1
@@ -48,7 +49,7 @@ _ALL = (1 << 64) - 1
 
 @attrs.frozen(kw_only=True, slots=True)
 class Record:
-    """A single record, for tools, tests and slow paths; the way from socket to disk uses only :class:`Run`."""
+    """A single record, for tools, tests and slow paths; between socket and disk, only :class:`Run` is used."""
 
     stream: str
     seq: int
@@ -67,8 +68,8 @@ class Record:
 class Column:
     """Payloads end to end, and their lengths; the base of everything that holds several messages.
 
-    Columns are values: nobody changes one.  They are not frozen, because building a frozen object of so many fields
-    takes four times as long.
+    A column is never changed after it was built.  The class is not frozen, because building a frozen object with so
+    many fields takes four times as long.
 
     :ivar lengths: the lengths of the payloads in bytes, u32 x n, little-endian
     :ivar payload: the payloads end to end
@@ -113,12 +114,12 @@ def column_of(payloads: Iterable[Buffer]) -> Column:
 class Run(Column):
     """Consecutive records of one stream, source, producer, topic and content type, as columns.
 
-    Runs are values, too, except for drafts in a :class:`Publish`: the broker numbers these, and the commit sets their
-    time, so that no second object is needed.
+    A run is never changed after it was built, with one exception: the broker numbers the drafts in a :class:`Publish`,
+    and the commit sets their time, so that no second object is needed.
 
     :ivar last_seq: the number of the last record
-    :ivar size: the size of all columns in bytes, as budgets count it
-    :ivar room: the most bytes that the run can occupy in the journal, with its names and header
+    :ivar size: the size of all columns in bytes, which memory budgets charge
+    :ivar room: limit of the bytes that the run can occupy in the journal, with its names and header
     """
 
     stream: str
@@ -131,12 +132,12 @@ class Run(Column):
     event_times: Buffer | None = None
     first_seq: int = 0  #: 0 for drafts
     time: int = 0  #: when the server accepted them, in microseconds since 1970 UTC; 0 for drafts
-    # These three are computed once, because a message asks for them about twenty times on its way.
+    # These three are computed once, because they are used about twenty times on the way of a message.
     last_seq: int = attrs.field(init=False, eq=False, repr=False)
     size: int = attrs.field(init=False, eq=False, repr=False)
     room: int = attrs.field(init=False, eq=False, repr=False)
 
-    # attrs makes an __init__ only where there is none; type checkers derive the same one from the fields.
+    # attrs makes no __init__ if the class has one; type checkers derive the same signature from the fields.
     __init__ = columns.build_run
 
     @classmethod
@@ -146,7 +147,7 @@ class Run(Column):
         return cls(stream=stream, source=source, lengths=column.lengths, payload=column.payload, **constants)  # type: ignore[arg-type]
 
     def numbered(self, first_seq: int, time: int) -> Run:
-        """Return a run of records with the same columns.
+        """Return this run as records with numbers and a time, with the same columns.
 
         :param first_seq: the number of the first record
         :param time: when the server accepted them, in microseconds since 1970 UTC
@@ -154,7 +155,7 @@ class Run(Column):
         return attrs.evolve(self, first_seq=first_seq, time=time)
 
     def slice(self, start: int, stop: int) -> Run:
-        """Return records *start* to *stop*, counted as in a Python slice, which share this run's bytes."""
+        """Return records *start* to *stop*, counted as in a Python slice, as a run that shares this run's bytes."""
         start, stop, _ = slice(start, stop).indices(len(self))
         if start == 0 and stop == len(self):
             return self
@@ -176,7 +177,7 @@ class Run(Column):
         )
 
     def fitting(self, max_bytes: int) -> int:
-        """Return how many records, from the first, fit into *max_bytes* of payload; at least one."""
+        """Return how many of the first records fit into *max_bytes* of payload; at least one."""
         if len(self.payload) <= max_bytes:
             return len(self)
         return max(1, columns.span(self.lengths, 0, len(self), max(0, max_bytes))[0])
@@ -213,12 +214,12 @@ class Run(Column):
 class Publish:
     """The runs of one publish, from the broker to the disk and back; the journal writes all of them or none.
 
-    :ivar runs: numbered; the commit sets their time.  Nobody else changes them, or keeps them as drafts.
+    :ivar runs: the numbered runs, whose time the commit sets; only the commit changes them
     :ivar size: the sum of their :attr:`Run.room`, in bytes
     :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
         None if they are durable, or the error if they were not written; owners are compared by identity
-    :ivar note: what the owner needs to settle it
-    :ivar counted: how many of the runs, from the first, are messages of a peer; the rest are records of the server
+    :ivar note: any object that the owner needs to settle the publish
+    :ivar counted: how many runs at the beginning are messages of a peer; the others are records of the server
     :ivar began: when the publish was submitted, on the broker's clock, in seconds
     """
 
@@ -230,7 +231,7 @@ class Publish:
     began: float = 0.0
 
 
-#: Return the ``room`` of a run.  ``sum(map(room_of, runs))`` runs no Python code for each run.
+#: Returns the ``room`` of a run.  This is no Python function, so that ``sum(map(room_of, runs))`` is fast.
 room_of: Callable[[Run], int] = attrgetter("room")
 
 
@@ -248,7 +249,7 @@ def _slice_seqs(producer_seq: int | Buffer | None, start: int, stop: int) -> int
 class Delivery:
     """Consecutive records of one stream, read once for all subscribers that have reached the same number.
 
-    Subscribers share it, so each protocol encodes it only once, and nobody changes it.
+    Subscribers share a delivery, so each protocol encodes it only once, and nobody may change it.
     """
 
     runs: tuple[Run, ...]  #: not empty, ascending; numbers missing between two runs are missing for good

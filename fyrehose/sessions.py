@@ -8,13 +8,16 @@ Use::
 
 A session has no socket, reactor or clock.  It never raises for what a peer sends: if the peer breaks the protocol, the
 last event is :class:`fyrehose.errors.Broken`, and nothing follows it.  The events do not depend on how the bytes were
-cut, except that messages which follow each other may be joined in one event.  The output for a peer is cut into pieces
+divided into reads, except that messages which follow each other may be joined in one event.  The output for a peer is
+cut into pieces
 of at most :data:`PIECE` bytes.
 
 One read may hold more events than a server wants to handle before it serves other peers.  So a session may stop in the
-middle of its bytes, and then says that there are *more*.  :func:`events_of` continues until there are none.
+middle of its bytes, and its attribute *more* then says that further events follow.  :func:`events_of` continues until
+no more follow.
 
-The sessions of the backbone take datagrams, and those of the event bus whole ZeroMQ messages: each is complete.
+The sessions of the backbone receive datagrams, and those of the event bus whole ZeroMQ messages, which are always
+complete.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from typing import Any, NamedTuple
 
 from fyrehose.records import Buffer, Run
 
-#: The most bytes that are written for a peer at once.  250 peers that do not read hold 32 MiB.
+#: Limit of the bytes that are written for a peer at once, so that 250 peers that do not read take only 32 MiB.
 PIECE = 128 << 10
 
 
 class ByteSession:
-    """Base of the sessions that receive a stream of bytes.
+    """The base class of sessions that receive a stream of bytes.
 
     A session processes all bytes at once, unless it overrides :attr:`more` and :meth:`next_events`.
 
@@ -40,7 +43,7 @@ class ByteSession:
     out: list[bytes]
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """Return the events that *data* completes, but at most one turn of them; see :attr:`more`."""
+        """Return the events that *data* completes, but only as many as one turn permits; see :attr:`more`."""
         raise NotImplementedError
 
     def data_to_send(self) -> list[bytes]:
@@ -53,12 +56,12 @@ class ByteSession:
     def more(self) -> bool:
         """Return whether :meth:`next_events` can return events of bytes that were received already.
 
-        A call of the owner may make it true, too, for example one that acknowledges messages.
+        A call of the session's owner can also make this true, for example a call that acknowledges messages.
         """
         return False
 
     def next_events(self) -> list[Any]:
-        """Return the events of the next turn; nothing if there are no more."""
+        """Return the events of the next turn; no events if there are no more."""
         return []
 
 
@@ -72,11 +75,11 @@ def events_of(session: ByteSession, data: bytes) -> Iterator[Any]:
         yield from session.next_events()
 
 
-# Pieces: what is sent is cut after it was encoded.
+# Pieces of output, which is cut after it was encoded.
 
 
 class Encoded(NamedTuple):
-    """The first records of a delivery, as many as fit into a piece.
+    """The encoded first records of a delivery, as many as fit into a piece.
 
     :ivar data: the records, as the peer receives them; empty if the first one is larger than a piece
     :ivar last: the number of the last record that is included
@@ -89,9 +92,9 @@ class Encoded(NamedTuple):
 
 
 def fitting(run: Run, extra: int, room: int) -> int:
-    """Return how many records of *run*, from the first, fit into *room* bytes.
+    """Return how many of the first records of *run* fit into *room* bytes.
 
-    :param extra: the most bytes that the protocol adds to each record
+    :param extra: limit of the bytes that the protocol adds to each record
     """
     count = len(run)
     size = len(run.payload) + count * extra
@@ -105,7 +108,7 @@ def fitting(run: Run, extra: int, room: int) -> int:
 
 
 def piece_of(segments: Sequence[Buffer], begin: int) -> tuple[bytes, int | None]:
-    """Return the piece that begins at byte *begin* of *segments* end to end, and its end; None after the last one."""
+    """Return the piece that begins at byte *begin* of the joined *segments*, and its end; None after the last piece."""
     found: list[Buffer] = []
     start, room = begin, PIECE
     for segment in segments:

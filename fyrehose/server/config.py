@@ -257,7 +257,7 @@ def _routes(tables: object, options: Options) -> Options:
     found: dict[str, dict[str, Any]] = {}
     for number, table in enumerate(tables, 1):
         if not isinstance(table, dict) or set(table) != {"listener", "stream"}:
-            raise ValueError(f"[[route]] table {number} has other keys than the expected {expected}")
+            raise ValueError(f"[[route]] table {number} has other keys than expected, which are {expected}")
         listener, stream = table["listener"], table["stream"]
         if not isinstance(listener, str) or not isinstance(stream, str) or "," in stream:
             raise ValueError(f"[[route]] table {number} has other values than texts without commas, such as {expected}")

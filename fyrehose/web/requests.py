@@ -47,8 +47,7 @@ _LINES = (RequestPart.SIZE, RequestPart.CHUNK_END, RequestPart.TRAILER)
 
 
 class MalformedRequest(RemoteProtocolError):
-    """The error for bytes that are not HTTP/1.1, or can be read in two ways, so that no request behind them can be
-    read.
+    """The error for bytes that are not HTTP/1.1, or can be read in two ways; no bytes behind them can be read.
 
     :ivar status: the status of the answer
     :ivar detail: what is wrong, for the peer
@@ -171,8 +170,7 @@ class RequestReader:
         return head
 
     def _read_lines(self) -> None:
-        """Read the lines between chunks and behind the last chunk, until the next part begins or a line is
-        incomplete."""
+        """Read the lines between chunks and behind the last one, until the next part or an incomplete line."""
         while self.part in _LINES:
             end = self._data.find(b"\r\n", self._at, self._at + MAX_HEAD)
             if end < 0:

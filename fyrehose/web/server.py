@@ -151,8 +151,7 @@ class WebProtocol(SessionProtocol):
         self.session.refuse(refusal.status, refusal.cause, refusal.detail)
 
     def hang_up(self) -> None:
-        """Close the connection; if a body is unread, only finish writing for now, so that the client reads the
-        answer."""
+        """Close the connection; if a body is unread, first only finish writing, so that the client reads the answer."""
         if not self.session.body_unread:
             super().hang_up()
             return

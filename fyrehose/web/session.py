@@ -172,8 +172,7 @@ class WebSession(ByteSession):
 
     @property
     def partly_processed(self) -> bool:
-        """Return whether events of the incomplete body were returned; if so, only their handler may answer the
-        request."""
+        """Return whether events of the incomplete body were returned; if so, the session must not answer by itself."""
         return False
 
     # Input.
@@ -273,8 +272,7 @@ class WebSession(ByteSession):
         self._complete()
 
     def elsewhere(self, server: str) -> Headers:
-        """Return the Location header that redirects this request to the URL *server*; no header if *server* is
-        empty."""
+        """Return the Location header that redirects this request to the URL *server*; no header if that is empty."""
         return {"Location": server + self._target} if server else {}
 
     def refuse(
