@@ -457,7 +457,7 @@ class INamedSubscriptions(Interface):
         :param pattern: whether *stream* is a pattern, so that the subscription has a position in each stream that
             matches
         :param after: where a new subscription begins, as in :meth:`IBroker.subscribe`
-        :return: fires with the subscription when its state is durable
+        :return: fires with the subscription, as :meth:`find` returns it, when its state is durable
         """
 
     def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:

@@ -40,8 +40,7 @@ MAX_PAYLOAD = 16 << 20
 #: Limit of one publish, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20
 
-#: By how much ``room`` exceeds ``size`` at most, in a run whose names have at most :data:`MAX_NAME` characters
-#: together.
+#: A run whose ``room`` exceeds its ``size`` by at most this has no name of more than :data:`MAX_NAME` characters.
 USUAL_NAMES = columns.AROUND + columns.CHARACTER * MAX_NAME
 #: A limit of bytes that no run reaches, for calls that need one.
 _ALL = (1 << 64) - 1

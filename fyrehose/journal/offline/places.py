@@ -223,6 +223,7 @@ def check_identity(place: Place, identity: bytes, view: View | None = None) -> N
     """Check that the journal at *place* has the identity *identity*; do nothing if either identity is unknown.
 
     :param identity: the identity of the journal that was read before
+    :param view: a view of the journal; None: a new view
     :raises JournalCorrupt: it is another journal
     """
     if identity != UNKNOWN and differ(found := (view or place.view()).identity, identity):
