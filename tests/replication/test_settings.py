@@ -60,7 +60,7 @@ def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.Monkey
     monkeypatch.setattr("socket.gethostname", lambda: "node-7.example.org")
     assert parse(table).name == "node-7"
     monkeypatch.setattr("socket.gethostname", lambda: "node 7")
-    with pytest.raises(ConfigError, match="needs a name for this server, because the host name 'node 7' cannot be used"):
+    with pytest.raises(ConfigError, match="because the host name 'node 7' cannot be used"):
         parse(table)
 
 
