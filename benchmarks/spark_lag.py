@@ -5,8 +5,8 @@
                  [--payload 150] [--directory DIR]
 
 A server runs, and records are published to it at a steady rate by Figg, over one connection.  The lag of a record is
-the time from when the server accepted it until the commit with it was visible in the lake's log, to which the program
-looks every few milliseconds.  Records of the first ``--warm`` seconds after the first commit do not count.  Printed are
+the time from when the server accepted it until the commit with it was visible in the lake's log, which the program
+reads every few milliseconds.  Records of the first ``--warm`` seconds after the first commit do not count.  Printed are
 percentiles of all records, and of the oldest record of each commit; and the CPU time of the archive for a round.
 """
 
@@ -128,7 +128,7 @@ def measure(engine: str, directory: Path, args: argparse.Namespace) -> None:
         try:
             with running(words, directory / "archive.log") as archive:
                 watch = Watch(lake)
-                # The table, the name of the journal, and the first round.
+                # The first three versions are the table, the name of the journal, and the first round.
                 watch.until(time.monotonic() + PATIENCE, archive, versions=3)
                 watch.until(time.monotonic() + args.warm, archive)
                 since, used, before = time.time(), cpu_seconds(archive.pid), len(watch.seen)

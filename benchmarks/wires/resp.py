@@ -10,7 +10,7 @@ import socket
 
 from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
-#: Messages of one block at the most; entries of one reply, and their bytes.
+#: Limits: the messages of one block, the entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
 
 

@@ -1,7 +1,7 @@
 """The cases that benchmarks measure, one line each, and the goals for them.
 
 KIND/WORK[/DETAIL]...   figg/live/1: Figg, one live subscriber to the published messages
-growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 of what may make a message more expensive
+growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 streams, which may make a message more expensive
 """
 
 from __future__ import annotations
@@ -205,6 +205,7 @@ CASES: tuple[Case, ...] = (
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:
-    """Return the cases whose names match one of the shell ``patterns``; a first word of names selects all of these."""
+    """Return the cases whose names match one of the shell ``patterns``; a first word selects all cases that begin with
+    it."""
     wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
     return [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in wanted)]

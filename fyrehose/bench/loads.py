@@ -1,6 +1,6 @@
 """Measure publishing and delivery with the server of one contestant, round after round.
 
-[fill it] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
+[fill the stream] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.results import Sample, latency
 from fyrehose.bench.servers import Contestant, Running
 
-#: Protocols with only one stream, which keeps the messages of earlier rounds.  They have no acknowledgements, so a
-#: publisher is its own first subscriber.
+#: Protocols with only one stream, which keeps the messages of earlier rounds.  These protocols have no
+#: acknowledgements, so a publisher also subscribes, to see when its messages have arrived.
 ONE_STREAM = {"backbone", "eventbus"}
 
 

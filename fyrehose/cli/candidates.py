@@ -23,7 +23,7 @@ from fyrehose.options import duration
 
 #: How long completion may take, in seconds, and the environment variable that overrides it.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
-#: The most values that are offered.
+#: The largest number of values that are offered.
 MOST = 200
 
 #: The function that click calls to complete the values of a parameter.

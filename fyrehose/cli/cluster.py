@@ -231,7 +231,7 @@ def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> N
 
 
 def leading(said: dict[str, Any]) -> bool:
-    """Return whether the message *said* comes from a server that leads, and is not about to leave."""
+    """Return whether the sender of the message *said* leads and is not about to leave the cluster."""
     return said.get("state") == "leader" and not said.get("leaving")
 
 

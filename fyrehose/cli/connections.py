@@ -122,7 +122,7 @@ class ConnectionHistory:
                 self._refuse(f"{self} is {kind}" + ("; check the port and --protocol" if protocol else ""))
 
     def lost(self, seconds: float, address: str, reason: Failure) -> None:
-        """Record that a connection from our ``address`` ended after so many ``seconds``."""
+        """Record that a connection from the local ``address`` ended after ``seconds`` seconds."""
         self._open -= 1
         if seconds >= SHORT:
             self._short, self._lasted = 0, True

@@ -44,7 +44,7 @@ def run(command: Command) -> int:
 
 
 def worker(reactor: Any) -> ThreadWorker:
-    """Start a thread for reads and writes that may block; the process exits without waiting for it."""
+    """Start a thread for reads and writes that may block; the process exits without waiting for the thread."""
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
@@ -55,7 +55,8 @@ async def connected(reactor: Any, client: Any, timeout: float, history: Connecti
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
-        # Resume the caller in a later turn of the reactor, outside of the client's callbacks: it may close the client.
+        # Resume the caller in a later iteration of the reactor, outside of the client's callbacks, because the caller
+        # may close the client.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)

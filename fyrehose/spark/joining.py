@@ -119,9 +119,9 @@ def _holding(batches: Iterable[pa.RecordBatch]) -> Joiner:
 
 
 def _payload(last: Run, found: Iterable[Run]) -> bytes:
-    """Return the payload of an event from the runs that a joiner passed on when its last part arrived."""
+    """Return the payload of an event from the runs that a joiner passed on when the event's last part arrived."""
     key = last.stream, last.producer
-    # The joiner passes on an event that is no JSON text in several runs.
+    # If an event is not a JSON text, the joiner passes it on in several runs.
     mine = [run for run in found if (run.stream, run.producer) == key and is_next(last, run)]
     whole = b"".join(run.payload for run in mine)
     return whole if len(whole) <= LARGEST else bytes(last.payload)

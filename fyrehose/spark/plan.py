@@ -1,6 +1,6 @@
 """Plan the parts of segments to read for a selection, without reading records.
 
-    in: a journal's place, a selection, positions      out: parts, each (segment, range of batches)
+    in: a journal, a selection, positions      out: parts, each (segment, range of batches)
 
 The server may write, roll over and delete segments between planning and reading.  A part therefore has the checksum at
 its end, and the last number of each stream before and within it.  A reader that finds other values raises an error, so
@@ -116,7 +116,7 @@ class Planner:
         known, self._last = self._last, {}
         if index is not None:
             return self._cut(extent, first, stop, _index_boundaries(index), known)
-        # The numbers from the previous segment are right only at the beginning of this one.
+        # The last numbers from the index of the previous segment are right only at the beginning of this segment.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
         boundaries = ((header.position, header.chain) for header in headers(self.place, extent, first, stop))
         return self._cut(extent, first, stop, boundaries, known)
@@ -126,7 +126,7 @@ class Planner:
         since, until = self.selection.start.time, self.selection.end.time
         if until is not None and _created(self.place, extent.base) > until:
             return False
-        # Times never go back, and the next segment was made at the last time of this one.
+        # Times never decrease, and the next segment was created at the time of this segment's last batch.
         return since is None or not sealed or not 0 < _created(self.place, extent.end) < since
 
     def _wanted(self, index: PackedIndex) -> list[str] | None:
@@ -235,7 +235,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 
 
 def boundary(place: Place, view: View, position: int) -> int:
-    """Return the position of the first batch that begins at ``position`` or later, or else the end of its segment.
+    """Return the position of the first batch that begins at ``position`` or later, or else the end of the segment.
 
     :raises JournalCorrupt: a header is damaged, or the segment was deleted
     """
@@ -343,7 +343,7 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
 def no_deletion(place: Place, view: View | None, position: int, when: str) -> Iterator[None]:
     """Raise an error that names the lost numbers if a segment that the context reads was deleted.
 
-    :param view: the journal as it was before; None: as it is then
+    :param view: the journal as it was before the context; None: as it is when the deletion is noticed
     :param position: where the reading begins
     :param when: when the file was deleted, for the message
     :raises JournalCorrupt: a segment was deleted

@@ -203,7 +203,8 @@ def spark_home(environ: Mapping[str, str]) -> Path:
 def _in_cache(name: str, write: Callable[[Path], None], environ: Mapping[str, str]) -> Path | None:
     """Let *write* fill a directory *name* in the user's cache or else in the temporary directory, and return it.
 
-    Return None if neither is writable.  Programs are started from it, so nobody else may replace it.
+    Return None if neither is writable.  Programs are started from this directory, so no other user may be able to
+    replace it.
     """
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent")) / ".cache"
     for parent in (Path(cache) / "fyrehose", Path(tempfile.gettempdir()) / f"fyrehose-{os.getuid()}"):

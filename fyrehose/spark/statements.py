@@ -51,8 +51,8 @@ _TABLES = {
         "create table if not exists {table} using delta location {lake};",
     ),
 }
-#: All engines, those that read only lakes in object stores, and those whose views can join the parts of an event
-#: because the tests can run them.
+#: All engines; the engines that read only lakes in object stores; and the engines whose views can join the parts of an
+#: event, which are those whose statements the tests can run.
 ENGINES = (*_TABLES, "dbt")
 REMOTE = frozenset({"athena", "snowflake", "unity"})
 JOINING = frozenset({"duckdb", "dbt"})

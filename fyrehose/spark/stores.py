@@ -26,7 +26,7 @@ from fyrehose.errors import ConfigError, JournalUnreachable
 _BACKTRACE = re.compile(r"\n\s*0: ")
 #: Bytes of a file that are written at a time, because Parquet writes each page separately, and pages may be small.
 _BUFFER = 1 << 20
-#: Options by which two writers cannot create the same version of the log: a put of an existing object fails.
+#: Options that keep two writers from creating the same version of the log, because a put of an existing object fails.
 _OPTIONS = {"aws_conditional_put": "etag"}
 
 

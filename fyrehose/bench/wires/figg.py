@@ -16,7 +16,7 @@ _HEADER = struct.Struct(">HHI")
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _ATTACH, _ATTACHED, _PUBLISH, _ACK, _DATA = 1, 2, 5, 6, 7
 _FROM_OFFSET = 0x8000
-#: The most messages of one block, and the most bytes.
+#: Limits of one block: the number of its messages, and its bytes.
 BLOCK, BLOCK_BYTES = 8_192, 64 << 20
 #: Digits at the end of each topic's name, if there are several.
 DIGITS = 6

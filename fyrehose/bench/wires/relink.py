@@ -13,7 +13,7 @@ _PING, _PONG = 1 << 5, 2 << 5
 _NUMBERED = struct.Struct("<BxxxI")
 _REPLY = struct.Struct("<QQ")
 _MASK = (1 << 32) - 1
-#: Messages of one block at the most.
+#: The largest number of messages in one block.
 BLOCK = 8_192
 #: A subscriber acknowledges messages as consumed after this many.
 SAY_EVERY = 256

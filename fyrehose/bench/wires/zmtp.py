@@ -18,7 +18,7 @@ from fyrehose.bench.wires.base import Job, Wire, Wrong, column, leading, payload
 
 GREETING = b"\xff" + struct.pack(">Q", 1) + b"\x7f" + bytes([3, 0]) + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
-#: Events of one block at the most.
+#: The largest number of events in one block.
 BLOCK = 1_024
 #: Seconds that a subscription needs to take effect.
 SETTLE = 0.3

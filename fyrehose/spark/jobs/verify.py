@@ -76,7 +76,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
             raise JournalCorrupt(f"{damaged[0]}; {_COPY}")
     if known is None:
         return Verified(checked=0, unchecked=0, differences=())
-    # The journal alone shows only the start and the end of the records that both have.
+    # The range to compare depends on the positions of the journal and of the lake, not on the lake's records.
     stop = max(known.position, view.start)
     server = target.server_of(view.identity)
     theirs = tables.of_journal(spark, journal, server, start=view.start, stop=stop, gaps="skip")

@@ -57,7 +57,7 @@ class Condition:
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         """Check that the columns exist, and that their types permit the comparisons of the condition.
 
-        :raises ValueError: what is wrong, for the user
+        :raises ValueError: the condition does not suit the columns; the error's text says why
         """
         for name in _names(_parsed(self.text)):
             if name not in types:

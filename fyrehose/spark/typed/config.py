@@ -100,8 +100,8 @@ class TypedTable:
     """A table, whose rows are the events of some streams.
 
     :ivar time: the field that has the time of an event
-    :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty: no
-        columns
+    :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty:
+        repetitions are not recognized
     :ivar within: how long after the first event a repetition is recognized, in microseconds
     """
 
@@ -116,7 +116,7 @@ class TypedTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns that are declared, with those of the system."""
+        """Return the declared columns, together with the columns that every table has."""
         return schema_of({column.name: column.type for column in self.columns})
 
     @property
@@ -168,7 +168,7 @@ class TablesConfig:
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of a table with these columns, and those of the system around them."""
+    """Return the schema of a table with these columns, between the columns that every table has."""
     first = {name: kind for name, kind in SYSTEM.items() if name not in (RESCUED, DATE)}
     own = {name: TYPES[kind] for name, kind in columns.items()}
     return pa.schema([*(first | own).items(), (RESCUED, SYSTEM[RESCUED]), (DATE, SYSTEM[DATE])])

@@ -107,7 +107,7 @@ def _grouped(rows: pa.Table, aggregate: Aggregate) -> pa.Table:
         asked.append((column or WINDOW, function, mode if function == "count" else None))
     found = rows.group_by(keys).aggregate(asked)
     names = [f"{column}_{function}" for column, function, _ in asked]
-    # Two measures may need the same result, which then has one column.
+    # If two measures need the same partial result, use its column for both.
     return pa.table(
         [*(found[key] for key in keys), *(found.column(found.schema.get_all_field_indices(name)[0]) for name in names)],
         names=[*keys, *(name for name, _, _ in _needed(aggregate))],
