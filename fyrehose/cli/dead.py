@@ -232,7 +232,8 @@ def show(server: RemoteServer, pattern: str, letter: str) -> None:
 def replay(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
     """Publish messages to their streams again, and remove their dead letters in the same commit.
 
-    The command stops at the first message that is refused. Remove the reason first, such as a limit of the stream: a message that is refused again stays a letter.
+    The command stops at the first message that is refused. Remove the reason first, such as a limit
+    of the stream, because a message that is refused again stays a dead letter.
 
     \b
         fyrehose dead replay dead.figg/1

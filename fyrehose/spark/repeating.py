@@ -135,9 +135,9 @@ class RoundJob(Generic[S]):
         if behind < 0:
             raise JournalUnreachable(
                 f"{self.journal} ends at position {view.mark}, but {self.target} was made from a journal up to "
-                f"position {self.done.position}: if a server of a cluster has not caught up yet, wait; if the journal was "
-                "put back from an older copy, or is a promoted standby that lacks the end, put the newer journal back, "
-                "or give this one a lake or output of its own"
+                f"position {self.done.position}: if a server of a cluster has not caught up yet, wait; if the journal "
+                "was put back from an older copy, or is a promoted standby that lacks the end, put the newer journal "
+                "back, or give this one a lake or output of its own"
             )
         if behind and self._compared != self.done.position:
             check_beginning(self.source, view, self.done.position)
