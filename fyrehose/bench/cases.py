@@ -64,10 +64,11 @@ class Case:
 M = 1_000_000
 #: Contestants: other logs with a network protocol, and Fyrehose with syncs as late as theirs.
 LOGS = ("redis-always", "jetstream-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: Contestants for catching up, for which syncs do not matter; and those that keep up with 20,000 messages a second.
+#: Contestants for subscribers that catch up, where syncs do not matter; and contestants that manage 20,000 messages a
+#: second.
 READERS = ("fyrehose-later", "redis-everysec", "jetstream", "figg-server")
 FAST = ("redis-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: Contestants for one message at a time; a bare disk and a bare Twisted loop show the least possible time.
+#: Contestants for one message at a time, with a bare disk and a bare Twisted loop, which show the least possible time.
 DISK = ("disk", "twisted-loop", *LOGS)
 #: Bytes of an event as Filebeat sends it, and of two sizes of large messages.
 EVENT, PAGE, LARGE = 490, 1_024, 16_384
@@ -167,7 +168,8 @@ def _eventbus() -> Iterable[Case]:
 
 def _journal() -> Iterable[Case]:
     case = _cases("journal", size=64 << 10, against=("disk",))
-    # Without a server: batches of 64 KiB, one being written to the disk and one waiting; or seven written together.
+    # Batches of 64 KiB, without a server: two at a time, so that one waits while the other is written; or eight at a
+    # time, so that seven are written together.
     yield case("append/64K", 2_000, window=2)
     yield case("append/64K/8-at-a-time", 4_000, window=8)
 
@@ -205,7 +207,6 @@ CASES: tuple[Case, ...] = (
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:
-    """Return the cases whose names match one of the shell ``patterns``; a first word selects all cases that begin with
-    it."""
+    """Return the cases that match one of the shell ``patterns``; the first word of names selects all of these cases."""
     wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
     return [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in wanted)]

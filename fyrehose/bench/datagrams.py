@@ -70,7 +70,7 @@ class DatagramPeer:
         first = backbone.sequence(self._buffer, 0)
         self.last = backbone.sequence(self._buffer, size - segment)
         if self.last - first != count - 1 or not first:
-            raise Wrong(f"{count} datagrams from {first} to {self.last}")
+            raise Wrong(f"a batch of {count} datagrams has the sequences {first} to {self.last}")
         self.received += count
 
 

@@ -43,7 +43,7 @@ class Plan(_Line):
     #: number of messages of each publisher; empty: there are no publishers
     publishers: list[int] = attrs.field(factory=list)
     subscribers: int = 0
-    #: number of messages that each subscriber waits for
+    #: number of messages after which each subscriber is done
     expected: int = 0
     #: messages that a publisher may have sent without an acknowledgement
     window: int = 1

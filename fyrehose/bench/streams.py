@@ -245,7 +245,7 @@ class StreamLoad:
             if heard:
                 last = now
             elif now - last > PATIENCE:
-                raise Wrong(f"nothing for {PATIENCE:.0f} s; {[c.flight.witness.done for c in left][:8]} were done")
+                raise Wrong(f"nothing arrived for {PATIENCE:.0f} s; done: {[c.flight.witness.done for c in left][:8]}")
             for connection in heard:
                 while connection.read() and not self.plan.reads:
                     pass

@@ -97,7 +97,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
         url: str = ctx.params.get("url") or str(given["url"].default)
         return url if given["url"].default == default else None
     (host, port), *_ = ctx.params.get("addresses") or (("127.0.0.1", None),)
-    # The port in --from or --to belongs to --protocol; all protocols serve the same streams.
+    # The port in --from or --to belongs to --protocol, so ask the HTTP listener: all protocols serve the same streams.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
         port = urlsplit(HTTP_URL).port
     return f"http{'s' if ctx.params.get('tls') else ''}://{place_text(host, port)}"

@@ -40,7 +40,7 @@ from fyrehose.replication.stream import (
     subject_of,
 )
 
-#: How long the command listens, in seconds: each server sends several messages in that time.
+#: How long the command listens, in seconds, so that each server sends several messages in that time.
 LISTEN = 1.5
 #: How long a NATS server may take to send its name to a new client, in seconds.
 REACH_S = 2.0
@@ -159,7 +159,7 @@ def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
 @of_a_cluster
 @FORMAT
 def members(settings: ReplicationSettings, form: str) -> None:
-    """Show the members of a cluster, as the shared log lists them; it is kept until all of them have it.
+    """Show the members of a cluster: NATS keeps the entries of the shared log until all members have them.
 
     \b
         fyrehose cluster members --config /etc/fyrehose/fyrehose.toml
@@ -181,9 +181,9 @@ def members(settings: ReplicationSettings, form: str) -> None:
 @of_a_cluster
 @WAIT
 def add(settings: ReplicationSettings, server: str, wait: float) -> None:
-    """Add SERVER, by default the one whose configuration file is named, then start it.
+    """Add SERVER (default: the one that --config describes) to a cluster, before it is started there.
 
-    From now on the shared log is kept until that server has it, too.
+    From now on NATS keeps the entries of the shared log until that server has them, too.
 
     \b
         fyrehose cluster add --config /etc/fyrehose/fyrehose.toml
@@ -198,9 +198,9 @@ def add(settings: ReplicationSettings, server: str, wait: float) -> None:
 @of_a_cluster
 @WAIT
 def remove(settings: ReplicationSettings, server: str, places: bool, wait: float) -> None:
-    """Remove SERVER: it ends if it runs, and nothing is kept for it any more.
+    """Remove SERVER from a cluster: it stops if it runs, and no entries of the shared log are kept for it any more.
 
-    If it leads, another server takes over first. Two members have to be left.
+    If SERVER leads, another server takes over first. At least two members have to be left.
 
     \b
         fyrehose cluster remove c --config /etc/fyrehose/fyrehose.toml
@@ -219,9 +219,9 @@ def remove(settings: ReplicationSettings, server: str, places: bool, wait: float
 @of_a_cluster
 @WAIT
 def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> None:
-    """Let NEW, by default the server whose configuration file is named, take the place of OLD, then start it.
+    """Let NEW (default: the server that --config describes) take the place of OLD, before NEW is started.
 
-    Run this on a new machine in the place of one that is lost. Its server needs another name than the old one.
+    Run this on a new machine that replaces a lost one. The new server needs another name than the old one.
 
     \b
         fyrehose cluster replace c --config /etc/fyrehose/fyrehose.toml

@@ -21,7 +21,7 @@ class MainProgram(Program):
     """The command ``fyrehose``; its help fits on a screen, because it lists commands, not options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write only the commands: the line with the usage names the options."""
+        """Write only the commands, because the usage line names the options."""
         self.format_commands(ctx, formatter)
 
 

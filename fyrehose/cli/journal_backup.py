@@ -45,7 +45,7 @@ def backup(
     source: str,
     target: Path,
 ) -> None:
-    """Copy a journal into TO and verify it; later calls copy only new data.
+    """Copy a journal into TO and verify the copy; later calls copy only new data.
 
     DIR may be in use by a server; URL is that of `fyrehose journal serve`.
 

@@ -1,4 +1,4 @@
-"""``fyrehose journal export``: write records of a journal to one file, which appears complete or not at all.
+"""``fyrehose journal export``: write records of a journal to one file, which appears only when it is complete.
 
     ndjson         one object a line, as ``journal dump --format json`` writes it; needs no other package
     parquet,arrow  the columns of the Spark source; needs pyarrow (the extra ``spark``)

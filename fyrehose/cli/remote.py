@@ -75,7 +75,7 @@ class RemoteServer:
         return self._get("status", "journal", match=match, limit=limit)
 
     def streams(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page*, the first being 0, of the streams whose name contains *match*.
+        """Return page *page* (the first page is 0) of the streams whose name contains *match*.
 
         :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
         """

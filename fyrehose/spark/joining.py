@@ -20,7 +20,7 @@ from fyrehose.records import Run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Columns of a record that say to which event a part belongs.
+#: Columns by which the parts of one event are recognized.
 LABELS = ("source", "producer", "topic", "content_type", "producer_seq")
 _KINDS = pa.array(sorted(PARTS))
 

@@ -145,7 +145,7 @@ class Planner:
         return streams
 
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
-        """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
+        """Return parts with only the batches that contain ``streams``, and the last numbers of these streams."""
         ranges: list[tuple[int, int]] = []
         # A batch may be longer than the steps of the index: then its range ends at the beginning of another batch.
         whole = self.selection == Selection()  # then every batch is read, and the index is not needed
@@ -309,8 +309,8 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
         raise missing(place, view, begin, f"{place} begins at position {view.start}: retention deleted what was before")
     if (read := max(begin, end)) > view.mark:
         raise JournalCorrupt(
-            f"{place} ends at position {view.mark}, and was read up to {read} before: it is another journal, or was "
-            "put back from an older copy; begin anew, with another lake or checkpoint"
+            f"{place} ends at position {view.mark}, but was read up to {read} before: this is another journal, or "
+            "it was put back from an older copy; begin anew, with another lake or checkpoint"
         )
     position = view.start
     for extent in (*view.segments, Extent(view.mark, view.mark)):
@@ -334,8 +334,8 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
             except fmt.Damage:
                 if _between(reader, first, begin):
                     raise JournalCorrupt(
-                        f"no batch begins at position {begin} of {place}: the position is of another journal, or of "
-                        "one that a promoted standby has replaced; begin anew, with another lake or checkpoint"
+                        f"no batch begins at position {begin} of {place}: the position is from another journal, or "
+                        "from one that a promoted standby has replaced; begin anew, with another lake or checkpoint"
                     ) from None
 
 

@@ -84,7 +84,7 @@ class RoundJob(Generic[S]):
         self._ahead = Ahead(self.source, self.round_bytes)
 
     def copy(self, view: View) -> None:
-        """Copy one round, completely or not at all, and move ``done.position``."""
+        """Copy one round, completely or not at all, and move ``done.position`` to its end."""
         raise NotImplementedError
 
     def state(self, behind: Behind) -> S:
@@ -98,7 +98,7 @@ class RoundJob(Generic[S]):
         self._settled = time.monotonic()
 
     def idle(self) -> None:
-        """Do what is left to do when no round is due."""
+        """Do the remaining work of the job when no round is due."""
 
     def optimize(self) -> None:
         """Merge small files, and remove files that are not used any more."""

@@ -230,7 +230,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keep(self._checked(end, view), view)
 
     def _keep(self, position: int, view: View) -> None:
-        """Move the subscription, if there is one, to *position*; if it does not move, update it only now and then."""
+        """Move the subscription, if there is one, to *position*; renew it every HEARTBEAT seconds if it does not
+        move."""
         now = time.monotonic()
         if self.options.subscription is not None and (position > self.kept[0] or now - self.kept[1] >= HEARTBEAT):
             self.options.place.update_subscription(self.options.subscription, position, view.identity)

@@ -1,4 +1,4 @@
-"""Figg (specs: figg.md): send PUBLISHes with rising numbers, and count ACKs and DATA.
+"""Figg (specs: figg.md): send PUBLISHes with rising numbers, and count the ACKs and DATA that arrive.
 
 header: type u16 | version u16 | size u32; then fields, each topic and data behind its u32 length
 """

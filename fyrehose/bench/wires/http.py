@@ -35,7 +35,7 @@ def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
         raise Wrong(repr(bytes(data[begin : begin + 200])))
     length = _LENGTH.search(data, begin, head + 2)
     if length is None:
-        raise Wrong("an answer without Content-Length")
+        raise Wrong("the server sent an answer without Content-Length")
     body = head + len(_HEAD_END)
     end = body + int(length[1])
     return (body, end) if end <= size else (0, 0)

@@ -70,7 +70,7 @@ class _Link(Wire):
             _CHANNEL | _ACKNOWLEDGEMENT,
             _CHANNEL | _SEQUENCE_ACKNOWLEDGEMENT,
         ):
-            raise Wrong(f"a packet that begins with {first}")
+            raise Wrong(f"unexpected packet, whose first byte is {first}")
 
 
 class RelinkPublisherWire(_Link):

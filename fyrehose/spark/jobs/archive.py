@@ -160,8 +160,8 @@ class _Archive(RoundJob[ArchiveState]):
         account = self._ahead.next(view, start)
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
-                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
-                "journal, or was put back from another copy; use a lake of its own"
+                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: the journal "
+                "is another one, or was put back from another copy; archive it into a lake of its own"
             )
         files = self._written(start, account.end, account)
         after = Progress(position=account.end, chain=account.chain)

@@ -1,8 +1,8 @@
-"""``verify``: compare a lake with its journal, column by column, and check the lake's files.
+"""``verify``: compare the records of a lake with those of its journal, column by column, and check the lake's files.
 
-Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
-reported with their stream and their numbers.  Only records that both have can be compared; records that retention has
-deleted are counted as unchecked.  The checksums of the pages in Parquet files are verified, too.
+The records of both are counted in blocks of numbers, with a checksum over every column of every record; blocks that
+differ are reported with their stream and their numbers.  Only records that both have can be compared; records that
+retention has deleted are counted as unchecked.  The checksums of the pages in Parquet files are verified, too.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class RecentKeys:
 
     table: str
     within: int
-    #: when the last kept row of each key was accepted, the oldest first
+    #: for each key, the time at which its last kept row was accepted; the oldest first
     _seen: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _newest: int = attrs.field(default=0, init=False)
 

@@ -162,7 +162,7 @@ class TypedFile:
     """A file that a task wrote.
 
     :ivar keys: the digest of each row's key; empty if the table has no key
-    :ivar times: when each row was accepted, in microseconds
+    :ivar times: when the record of each row was accepted, in microseconds
     :ivar rescued: a mask of the rows whose payload is kept
     """
 
