@@ -44,7 +44,7 @@ class Case:
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
-    #: messages a second that each subscriber reads; 0: as fast as they arrive
+    #: messages a second that each subscriber reads; 0: as fast as messages arrive
     reads: float = 0.0
     #: for START, how the server ended before: ``clean`` or ``killed``
     ended: str = ""
@@ -195,7 +195,7 @@ def _growth() -> Iterable[Case]:
     for size in (16, 128, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 15 << 20):
         window = max(2, min(8_192, (32 << 20) // size))
         yield case(f"size/{size}", max(20, min(M, (1 << 30) // size)), size=size, subscribers=1, window=window)
-    # Messages of 16 KiB: the size of the journal in bytes matters.
+    # Use messages of 16 KiB, because the size of the journal in bytes matters here.
     for gigabytes in (1, 4, 16):
         more = {"work": CaseWork.START, "size": LARGE, "ended": "killed", "window": 1_024}
         yield case(f"journal/{gigabytes}", gigabytes * 61_000, **more)

@@ -75,7 +75,7 @@ class DatagramPeer:
 
 
 class Datagrams:
-    """The load of one process: a publisher that also subscribes, or only subscribers, or a client that requests."""
+    """The load of one process: a publisher that also subscribes, only subscribers, or a client with requests."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -34,7 +34,7 @@ class Bout:
     case: Case
     contestant: Contestant
     running: Running
-    #: the module that its load makers run
+    #: the module that the load makers of the case run
     maker: str = MAKER
     #: returns the context in which the load makers run
     meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -21,7 +21,7 @@ from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
-#: How long completion may take, in seconds, and the environment variable that overrides it.
+#: How long completion may take, in seconds, and the environment variable that overrides this time.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
 #: The largest number of values that are offered.
 MOST = 200
@@ -89,7 +89,7 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
-    """Return the URL of the http listener that the command line names; None: it names an admin listener."""
+    """Return the URL of the http listener that the command line names; None if it names an admin listener."""
     from fyrehose.net.several import place_text
 
     given = {param.name: param for param in ctx.command.params}
@@ -116,7 +116,7 @@ def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]
 
 
 def _directory(ctx: click.Context) -> Path:
-    """Return the directory of the journal that the command line names, or ``data`` if it names none yet."""
+    """Return the directory of the journal that the command line names, or ``data`` if no directory is named yet."""
     # If the last option has no value yet, click leaves all arguments in args.
     return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
 

@@ -307,7 +307,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
 
 
 async def _reach(url: str) -> NatsServer:
-    """Read the name of the NATS server at *url*, which it sends to each new client."""
+    """Read the name that the NATS server at *url* sends to each new client."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or NATS_PORT
     shown = f"{host}:{port}"
@@ -330,7 +330,7 @@ def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def refusal(found: Survey) -> str:
-    """Return why the cluster refuses messages at present; empty if it accepts them."""
+    """Return why the cluster refuses messages at present; an empty text if it accepts messages."""
     leader = leader_of(found.servers)
     if leader is None:
         return "no server leads: messages are refused until one does"
@@ -344,7 +344,8 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return the state of each server that the leader describes, and of servers that only this command has heard."""
+    """Return the state of each server that the leader describes, and of others that have sent messages to this
+    command."""
     listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [

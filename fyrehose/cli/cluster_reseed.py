@@ -104,7 +104,7 @@ def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[b
     :return: the identity of the journal, and the checksum from which it continues
     """
     files = Files()
-    # With a handover, opening the journal appends nothing to it.
+    # Pass a handover, because a journal that is opened with one appends nothing to its log.
     writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
     try:
         writer.open(journal.time)

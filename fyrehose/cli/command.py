@@ -60,5 +60,5 @@ def serve(arguments: tuple[str, ...]) -> None:
     run_server(arguments)
 
 
-# Its module also tells click how each shell completes words, which must not wait until the command is used.
+# Import this command now, because its module also tells click how each shell completes words.
 main.add_command(completion)

@@ -47,7 +47,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 #: Characters that need no quotes in bash.
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
-#: Characters that must be escaped between quotes: bash would end the word there, or replace a part of it.
+#: Characters that must be escaped between quotes, because bash would end the word there, or replace a part of it.
 _UNSAFE_IN = {"'": re.compile("'"), '"': re.compile(r'["$`\\!]')}
 
 

@@ -26,7 +26,8 @@ from fyrehose.options import counted
 
 #: The largest number of dead letters that one command handles, beginning with the oldest of each stream.
 MOST = 1_000
-#: Length of this command's leases, in seconds: if it is killed, other commands get the letters after that time.
+#: Length of this command's leases, in seconds: if this command is killed, other commands get the dead letters after
+#: that time.
 LEASE_S = 5
 #: The name under which the command leases letters.
 CONSUMER = "fyrehose dead"
@@ -130,7 +131,8 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Return the letters that were neither replayed nor deleted, so that the next command gets them at once."""
+        """Give up the leases of letters that were not replayed or deleted, so that the next command gets these at
+        once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
             self.server.act(self.subscription, "settle", {"untried": items})

@@ -39,7 +39,7 @@ _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 
 
 def versions() -> Iterator[Finding]:
-    """Report the versions of Python and of the packages that run Fyrehose, and packages that are too old for it."""
+    """Report the versions of Python and of the packages that Fyrehose uses, and packages that are too old for it."""
     text = (
         f"Fyrehose {__version__}, Python {platform.python_version()}, Twisted {version('Twisted')}, "
         f"{' '.join(openssl.openssl_version_text().split()[:2])}"

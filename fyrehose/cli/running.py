@@ -97,7 +97,7 @@ def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
 
 @implementer(ILogObserver)
 def _warn(event: LogEvent) -> None:
-    """Write warnings and errors that clients log to standard error, one line each."""
+    """Print the warnings and errors that clients log on standard error, one line each."""
     if event.get("log_level", LogLevel.info) >= LogLevel.warn:
         failure = event.get("log_failure")
         message = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")

@@ -161,7 +161,7 @@ def server(
     tls: str | None = None,
     others: Sequence[tuple[str, int | None]] = (),
 ) -> ServerAddress:
-    """Return the server at ``place``, a host and a port, or the protocol's default port.
+    """Return the server at ``place``: a host, and a port, which may be None for the protocol's default port.
 
     :param others: hosts and ports of other servers of the same cluster
     :param tls: the value of ``--tls``: comma-separated PEM files

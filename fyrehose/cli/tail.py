@@ -207,7 +207,7 @@ class Tailing:
     _announcing: IDelayedCall | None = None
     #: the timer that ends the command when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
-    #: the first ranges of lost numbers, and the reason for the last of them
+    #: the first ranges of lost numbers, and the reason why the last range was lost
     _missing: list[str] = attrs.field(factory=list, init=False)
     _why: str = ""
     #: why records are missing when the command ends because no message arrives; None: it has not ended for that reason
@@ -278,7 +278,7 @@ class Tailing:
 
     def lost(self, first: int, last: int, name: str | None = None) -> None:
         """Report that the records *first* to *last* are missing; *name* is their stream, if a pattern is tailed."""
-        # With a pattern, the records may have been published while there was no connection.
+        # A pattern has no position, so the lost records may have been published while there was no connection.
         self._why = "are no longer kept" if name is None or self.named is not None else "were not received"
         numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
         click.echo(f"fyrehose: records {numbers} {self._why}", err=True)

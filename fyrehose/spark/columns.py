@@ -41,8 +41,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "event_time": _TIME,
     "payload": pa.binary(),
 }
-#: Columns of a lake and of the tables over it: the name of the server, those of a record, and the day (UTC) on which
-#: the record was accepted.
+#: Columns of a lake and of the tables over it: the name of the server, the columns of a record, and the day (UTC) on
+#: which the record was accepted.
 TABLE = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 #: Columns that are never null.
 REQUIRED = ("stream", "seq", "time", "source", "payload")
@@ -78,7 +78,7 @@ def arrow_schema(columns: tuple[str, ...], *, encoded: bool = False) -> pa.Schem
     return pa.schema([pa.field(name, types[name], nullable=name not in REQUIRED) for name in columns])
 
 
-#: The optional columns of a run in their order, and the bytes of each for a record.
+#: The optional columns of a run, in the order in which they are stored, and the bytes that each takes for a record.
 OPTIONAL = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 #: Columns of the table of runs (kernels/pure/columns.py).
 _FIELDS = 10
@@ -183,7 +183,7 @@ class Pieces:
             offsets += np.where(has & part, width * self._counts, 0)
         return self._gathered(offsets, width * self._counts, (has & wanted) != 0)
 
-    # One method for each column whose values differ within a run.
+    # The following methods each return one column whose values differ within a run.
 
     def _seq(self) -> pa.Array:
         return numbers(pa.int64(), self._rising(self._firsts))

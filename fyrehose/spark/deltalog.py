@@ -108,7 +108,7 @@ def _is_parquet(files: fs.FileSystem, name: str) -> bool:
 
 
 def _checkpoint(files: fs.FileSystem, names: set[str]) -> tuple[int, list[str]]:
-    """Return the version of the last checkpoint, and the names of its files; -1 and no files if there is none."""
+    """Return the version of the last checkpoint (-1 if there is none), and the names of its files."""
     if "_last_checkpoint" not in names:
         return -1, []
     last = json.loads(_read(files, "_last_checkpoint"))

@@ -71,7 +71,7 @@ def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterato
                 yield batch.slice(begin, at - begin)
             begin = at + 1
             run = run_of(batch, at)
-            # A copy without the payload: a slice would keep the whole batch in memory.
+            # Copy the row without its payload, because a slice would keep the whole batch in memory.
             rows[run.stream, run.first_seq] = _with(batch.slice(at, 1), {"payload": b""}).take(pa.array([0]))
             yield from batch_of(joiner.join(run))
         if begin < batch.num_rows:

@@ -22,7 +22,7 @@ from fyrehose.records import Buffer
 from fyrehose.spark.publisher import encoded_name, pace
 from fyrehose.web.tokens import authorization
 
-#: The largest chunk, in bytes with the lengths of its messages: as much as the server accepts in one publish.
+#: The largest chunk, in bytes, including the lengths of its messages: the server accepts so much in one publish.
 CHUNK = 1 << 20
 #: Limit of the bytes in incomplete chunks, for all streams together.
 BUFFERED = 32 << 20

@@ -348,7 +348,7 @@ class Lake:
         return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Add columns to the table; the rows that it has are null there.
+        """Add columns to the table; in its existing rows, they are null.
 
         :raises JournalError: another program has changed the table
         """
@@ -604,7 +604,7 @@ def delete_rows(store: LakeStore, table: DeltaTable, where: str) -> int:
 
 
 def _opened(store: LakeStore) -> DeltaTable | None:
-    """Return the table of a store; None if there is none."""
+    """Return the Delta table in a store; None if the store has no table."""
     with store.explained():
         if not DeltaTable.is_deltatable(store.uri, store.options):
             return None

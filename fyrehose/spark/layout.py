@@ -184,7 +184,7 @@ def add_action(
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as statistics have it: a time as a text that ends with Z."""
+    """Return a value in the form that statistics need: a time becomes a text that ends with Z."""
     return f"{value:%Y-%m-%dT%H:%M:%S.%f}Z" if isinstance(value, datetime) else value
 
 

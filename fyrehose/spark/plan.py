@@ -30,7 +30,8 @@ from fyrehose.spark.selection import Selection
 
 #: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
-#: If more streams are selected, all batches of a segment are read, and not only those that its index lists for them.
+#: If more streams are selected, all batches of a segment are read, and not only the batches that the index lists for
+#: these streams.
 FOLLOWED = 64
 #: Batches are skipped only if less than this fraction of a segment remains to be read.
 _WORTH_IT = 0.5
@@ -147,7 +148,7 @@ class Planner:
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
         """Return parts with only the batches that contain ``streams``, and the last numbers of these streams."""
         ranges: list[tuple[int, int]] = []
-        # A batch may be longer than the steps of the index: then its range ends at the beginning of another batch.
+        # A batch may be longer than the steps of the index, so end its range at the beginning of another batch.
         whole = self.selection == Selection()  # then every batch is read, and the index is not needed
         begins = [] if whole else [*(position for position, _ in _index_boundaries(index)), extent.end]
         known: dict[str, int] = {}

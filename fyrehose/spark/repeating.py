@@ -166,7 +166,7 @@ class RoundJob(Generic[S]):
         return pause
 
     def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
+        """Pass the state to the monitor, if there is one, unless that was done less than *at_least* seconds ago."""
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
             return
         self.monitor(self.state(self._ahead.behind(view, self.done.position)))

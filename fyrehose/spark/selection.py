@@ -17,7 +17,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import LAST_SEQ
 
-#: The name whose number applies to all streams that are not named.
+#: The name that stands for all streams that are not named.
 EVERY = "*"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The largest number of digits of a number; longer texts are not parsed as numbers.

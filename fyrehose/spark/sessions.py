@@ -44,11 +44,11 @@ done
 exec '{java}' "$@"
 """
 
-#: Log errors only: a user can do nothing about the warnings of Spark's start.
+#: Log errors only, because a user can do nothing about the warnings that Spark logs when it starts.
 _SILENT = f'-Dlog4j2.configurationFile="{Path(__file__).with_name("log4j2.properties")}"'
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-#: All processors of this machine; a task whose worker dies is retried.
+#: Use all processors of this machine, and retry a task whose worker dies.
 LOCAL_MASTER = "local[*,3]"
 #: Settings for one machine: listen on loopback only, without the web UI.
 LOCAL = {

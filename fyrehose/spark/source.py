@@ -213,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.kept: tuple[int, float] = (-1, 0.0)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset at which a new query begins: given by its options, or else the oldest record."""
+        """Return the offset at which a new query begins: the one in its options, or else that of the oldest record."""
         view = self.options.place.view()
         position, start = view.start, self.options.start_position
         if self.options.latest:
@@ -230,8 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keep(self._checked(end, view), view)
 
     def _keep(self, position: int, view: View) -> None:
-        """Move the subscription, if there is one, to *position*; renew it every HEARTBEAT seconds if it does not
-        move."""
+        """Move the subscription, if there is one, to *position*; renew an unmoved one every HEARTBEAT seconds."""
         now = time.monotonic()
         if self.options.subscription is not None and (position > self.kept[0] or now - self.kept[1] >= HEARTBEAT):
             self.options.place.update_subscription(self.options.subscription, position, view.identity)

@@ -198,7 +198,7 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
 
 
 def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
-    """Return *records* without the rows whose index in their file is among the deleted ones."""
+    """Return *records* without the rows whose index in their file is among *deleted*."""
     from pyspark.sql import functions as f
 
     # The end of a path identifies a file of a lake, however Spark writes the beginning of the path.

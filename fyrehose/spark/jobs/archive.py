@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
+#: Size of a round, in bytes of the journal: large enough for large Parquet files, and small enough to be repeated after
+#: a failure.
 ROUND = 1 << 30
 
 

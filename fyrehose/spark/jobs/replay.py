@@ -23,7 +23,8 @@ def replay(records: DataFrame, to: str, stream: str | None = None, rate: float =
     if stream is None:
         records = records.where("stream not like '.%'")
     chosen = records.select("stream", "seq", "payload")
-    # Each stream is published by one task, so that its records arrive in their order; the rate limits each task.
+    # Each stream is published by one task, so that its records stay in order; with a rate, one task publishes all
+    # streams.
     chosen = chosen.coalesce(1) if rate else chosen.repartition("stream")
     chosen = chosen.sortWithinPartitions("stream", "seq").cache()
     try:

@@ -535,7 +535,7 @@ def _target(main: _Output, due: Sequence[_Output]) -> Target:
 
 
 def _types(lake: Lake) -> dict[str, str]:
-    """Return the columns of a table, and their types as Delta names them.
+    """Return the columns of a table, each with the name of its type in Delta.
 
     :raises ConfigError: another program has added a column of another type
     """

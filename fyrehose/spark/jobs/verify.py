@@ -35,7 +35,7 @@ _COPY = "put it back from a copy, or archive into a new lake"
 
 @attrs.frozen(slots=True, kw_only=True)
 class Difference:
-    """A block of numbers that differs, with the number of its records on each side."""
+    """A block of numbers whose records differ, with the number of records in the lake and in the journal."""
 
     stream: str
     first: int
@@ -147,7 +147,7 @@ def _blocks(records: DataFrame) -> DataFrame:
     # Hashes skip nulls, so a mask of the null columns is hashed as one more value.
     nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in TABLE.names))
     digest = f.xxhash64(*TABLE.names, nulls)
-    # Add the hashes, without overflow: in an exclusive or, two equal records would cancel each other out.
+    # Add the hashes, without overflow, because with an exclusive or, two equal records would cancel each other out.
     return records.groupBy("stream", f.expr(f"seq div {BLOCK}").alias("block")).agg(
         f.count("*").alias("rows"), f.sum(digest.cast("decimal(20,0)")).alias("sum")
     )

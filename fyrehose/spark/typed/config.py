@@ -38,7 +38,8 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "date": pa.date32(),
 }
-#: Columns that each table has: the record that made a row, when it was accepted, and when the event happened.
+#: Columns that each table has: stream and number of the row's record, when that was accepted, and when the event
+#: happened.
 STREAM, SEQ, ACCEPTED, EVENT_TIME = "_stream", "_seq", "_time", "event_time"
 RESCUED, DATE = "rescued", "date"
 SYSTEM: dict[str, pa.DataType] = {
@@ -348,7 +349,7 @@ def _columns_of(section: _Section) -> dict[str, Any]:
 
 
 def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit of the declared column that has the same field; None if there is no such column."""
+    """Return the unit of the declared column for the field *field*; None if there is no such column."""
     path, steps = parsed_path(field)
     return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
 

@@ -267,7 +267,7 @@ def _date(value: Any) -> Any:
         return _MISFIT
 
 
-#: Bounds of times that are numbers: about the years 1 to 9999, as for times that are texts.
+#: Bounds of times that are given as numbers: about the years 1 to 9999, which are also the bounds of texts.
 _CENTURIES = 62_135_596_800_000_000
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "string": _string,
@@ -277,7 +277,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "timestamp": _time,
     "date": _date,
 }
-#: Types of values that PyArrow either converts as this module does, or refuses.
+#: Types of values that PyArrow either converts in the same way as this module, or refuses.
 _DIRECT = {
     "string": frozenset({str}),
     "long": frozenset({int}),
