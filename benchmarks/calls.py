@@ -71,7 +71,7 @@ class Count:
 
 @attrs.define(eq=False)
 class Tracer:
-    """Records each call of a function of Fyrehose while it is on, in all threads in which it is installed.
+    """A recorder of each call of a function of Fyrehose, in all threads in which it is installed, while a round runs.
 
     :ivar entered: the file, the name, and the depth of the stack, of each call
     """

@@ -83,7 +83,7 @@ def publish(place: tuple[str, int], args: argparse.Namespace, done: threading.Ev
 
 
 class Watch:
-    """Records when each version of a lake's log becomes visible."""
+    """A recorder of the time at which each version of a lake's log becomes visible."""
 
     def __init__(self, lake: Path) -> None:
         self._lake = lake

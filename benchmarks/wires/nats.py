@@ -62,7 +62,7 @@ class _Client(Wire):
 
 
 class Publisher(_Client):
-    """Publishes with a reply subject, counts the acknowledgements that come there."""
+    """A connection that publishes with a reply subject, and counts the acknowledgements that arrive there."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

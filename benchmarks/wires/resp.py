@@ -20,7 +20,7 @@ def command(*words: bytes) -> bytes:
 
 
 class Publisher(Wire):
-    """Sends XADD, counts the ids that come back."""
+    """A connection that sends XADD commands, and counts the ids that the server returns."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -41,7 +41,8 @@ class Publisher(Wire):
 
 
 class Subscriber(Wire):
-    """Requests the entries after the last one, again and again; the server answers when there are some."""
+    """A connection that repeatedly requests the entries after the last one; the server answers when there are
+    entries."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -29,7 +29,8 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """Runs one case with one contestant, round after round, while the contestant's server keeps running."""
+    """The measurement of one case with one contestant, round after round, while the contestant's server keeps
+    running."""
 
     case: Case
     contestant: Contestant

@@ -31,7 +31,7 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """Counts the messages that one or several connections have sent and that have not arrived yet.
+    """A counter of the messages that one or several connections have sent, but that have not arrived yet.
 
     :ivar witness: the connection that receives the acknowledgements, or the messages if the protocol has no
         acknowledgements

@@ -344,8 +344,7 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return the state of each server that the leader describes, and of others that have sent messages to this
-    command."""
+    """Return the state of each server that the leader describes, and of others that this command has heard from."""
     listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [

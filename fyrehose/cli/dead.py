@@ -131,8 +131,7 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Give up the leases of letters that were not replayed or deleted, so that the next command gets these at
-        once."""
+        """Return the leases of letters that were not handled, so that the next command gets these letters at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
             self.server.act(self.subscription, "settle", {"untried": items})

@@ -70,7 +70,7 @@ class Part:
 
 @attrs.define(eq=False)
 class Planner:
-    """Plans the parts of one journal.
+    """A planner of the parts into which the reading of one journal is divided.
 
     :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
     """

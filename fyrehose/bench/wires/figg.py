@@ -34,7 +34,7 @@ def number_at(topic: bytes) -> int:
 
 
 class FiggPublisherWire(Wire):
-    """Sends PUBLISHes, and counts ACKs; ``extra``: streams, the number of topics that take turns."""
+    """A connection that sends PUBLISHes, and counts ACKs; ``extra``: streams, the number of topics that take turns."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -61,7 +61,7 @@ class FiggPublisherWire(Wire):
 
 
 class FiggSubscriberWire(Wire):
-    """Attaches at the start of the topic, and counts DATA.
+    """A connection that attaches at the start of the topic, and counts DATA.
 
     ``extra``: rising, if the server's offsets are positions in bytes, as those of the reference program are.
     """

@@ -74,7 +74,7 @@ class _Link(Wire):
 
 
 class RelinkPublisherWire(_Link):
-    """Sends messages without transactions, and counts those that are acknowledged as consumed."""
+    """A link that sends messages without transactions, and counts those that are acknowledged as consumed."""
 
     verb = "publish"
 
@@ -93,7 +93,7 @@ class RelinkPublisherWire(_Link):
 
 
 class RelinkSubscriberWire(_Link):
-    """Counts messages from the start of the stream, and acknowledges them as consumed."""
+    """A link that receives messages from the start of the stream, counts them, and acknowledges them as consumed."""
 
     verb = "subscribe"
 

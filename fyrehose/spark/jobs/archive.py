@@ -40,7 +40,7 @@ ROUND = 1 << 30
 
 @attrs.define
 class Archived(Done):
-    """Progress of an archive."""
+    """The progress of an archive: how many records it has copied."""
 
     rows: int = 0
     size: int = 0  #: of the files, in bytes

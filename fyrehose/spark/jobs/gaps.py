@@ -43,7 +43,7 @@ class NumberGap:
 
 @attrs.frozen(slots=True)
 class _Block:
-    """Counts of the numbers of one key in one block."""
+    """The counts of one key's numbers in one block; a key stands for a stream or a producer."""
 
     key: tuple[Any, ...]
     bucket: int

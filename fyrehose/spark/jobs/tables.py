@@ -194,7 +194,7 @@ class _Output:
 
 @attrs.define(eq=False, kw_only=True)
 class TablesRun(RoundJob[TablesState]):
-    """Fills the tables of one configuration; see :func:`opened`."""
+    """A run that fills the tables of one configuration; see :func:`opened`."""
 
     config: TablesConfig
     engine: Engine
