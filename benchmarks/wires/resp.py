@@ -41,8 +41,7 @@ class Publisher(Wire):
 
 
 class Subscriber(Wire):
-    """A connection that repeatedly requests the entries after the last one; the server answers when there are
-    entries."""
+    """A connection that repeatedly requests the entries after the last one, and waits for each answer."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -29,8 +29,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """The measurement of one case with one contestant, round after round, while the contestant's server keeps
-    running."""
+    """The measurement of one case with one contestant, whose server keeps running from round to round."""
 
     case: Case
     contestant: Contestant

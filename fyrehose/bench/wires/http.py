@@ -42,8 +42,7 @@ def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
 
 
 class HttpPublisherWire(Wire):
-    """A connection that sends POSTs, and counts messages that are acknowledged.  ``extra``: batch (messages of a
-    body)."""
+    """A connection that sends POSTs, and counts acknowledged messages.  ``extra``: batch (messages of a body)."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

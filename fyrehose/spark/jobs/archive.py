@@ -40,7 +40,7 @@ ROUND = 1 << 30
 
 @attrs.define
 class Archived(Done):
-    """The progress of an archive: how many records it has copied."""
+    """The progress of an archive: the rows and files that it has added, and the lost numbers that it has declared."""
 
     rows: int = 0
     size: int = 0  #: of the files, in bytes

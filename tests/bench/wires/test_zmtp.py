@@ -52,7 +52,7 @@ def events(first: int, count: int, size: int = 40) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 2, 128, 257, 258, 16_384])
-def test_data_is_a_binary_of_message_pack(size: int) -> None:
+def test_data_is_encoded_as_messagepack_binary(size: int) -> None:
     found = zmtp.binary(b"x" * size)
     assert len(found) == max(2, size)
     assert int.from_bytes(found[1 : 2 if found[0] == 0xC4 else 3], "big") == len(found) - (2 if found[0] == 0xC4 else 3)
