@@ -82,5 +82,5 @@ def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
     return tuple(found)
 
 
-#: Option types of the first record of a stream, and of servers' addresses.
+#: Option types for the record at which to begin to read a stream, and for the addresses of servers.
 SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)
