@@ -13,9 +13,6 @@ from fyrehose.records import LAST_SEQ
 #: Default address of a server's admin listener, and of its http listener.
 DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
 
-#: Default address of a server's admin listener, and of its http listener.
-DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
-
 #: The option of commands that print a table or JSON.
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
