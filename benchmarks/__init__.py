@@ -1,6 +1,6 @@
-"""How fast it is beside others: the cases, servers and load makers of :mod:`fyrehose.bench`, and what they lack.
+"""Compare the speed of Fyrehose with other servers, by the cases, servers and load makers of :mod:`fyrehose.bench`.
 
 command    which cases, from the command line          runner   rounds, each server in its turn
-peers      the servers of others                       maker    a load maker that knows their wires, too
-table, plot, comparing, targets, growth                what is shown of the results
+peers      the servers of others                       maker    a load maker that knows their protocols, too
+table, plot, comparing, targets, growth                how the results are shown
 """

@@ -85,7 +85,7 @@ def main(
             alone=alone,
             metrics=metrics,
         )
-        # However it is ended, servers and load makers end with it, and what was measured is shown.
+        # However this process is ended, it stops its servers and load makers, and shows what it has measured.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if touch_memory:
             memory.touch(memory.free_memory() // 10 * 9)

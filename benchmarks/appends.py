@@ -23,7 +23,7 @@ RECORD = 128
 
 @implementer(IJournalObserver)
 class Appends:
-    """Load without a server; appends that wait together become one commit."""
+    """A load on a journal without a server; appends that wait together become one commit."""
 
     def __init__(self, plan: Plan) -> None:
         self._count, self._window = sum(plan.publishers), plan.window

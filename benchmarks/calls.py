@@ -11,8 +11,8 @@ files       files that they are in
 calls       calls of them
 moves       calls of a function in another file than the call before
 
-The first rounds of each trip are not counted.  The figures are medians; a call in one round more or less is the reactor
-that woke up twice.
+The first rounds of each trip are not counted.  The figures are medians; if a round has a call more than the others, the
+reactor woke up twice in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fyrehose.testing.ports import free_port
 WARM_UP = 20
 #: The size of each message, in bytes.
 SIZE = 128
-#: How long the server may take for what follows an answer, in seconds.
+#: How long the server may take for its work after an answer, in seconds.
 REST = 0.02
 #: How long a client waits for an answer, in seconds.
 PATIENCE = 10.0
@@ -71,7 +71,7 @@ class Count:
 
 @attrs.define(eq=False)
 class Tracer:
-    """Records each call of a function of Fyrehose while it is on, in all threads in which it is installed.
+    """A recorder of each call of a function of Fyrehose, in all threads in which it is installed, while a round runs.
 
     :ivar entered: the file, the name, and the depth of the stack, of each call
     """
@@ -100,7 +100,7 @@ class Tracer:
         return Count(len({entry[:2] for entry in self.entered}), len(set(files)), len(files), moves)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each call of the last round, indented by who called it."""
+        """Yield a line for each call of the last round, indented by the depth of the stack."""
         least = min(depth for _, _, depth in self.entered)
         for file, name, depth in self.entered:
             yield f"{'  ' * (depth - least)}{name}  {Path(file).relative_to(_PACKAGE)}"
@@ -134,7 +134,7 @@ class Peer:
         self.sock.sendall(self.wire.block(count))
 
     def wait(self, done: int) -> None:
-        """Return when *done* messages were acknowledged or received in all."""
+        """Wait until *done* messages in total were acknowledged or received."""
         while self.wire.done < done:
             data = self.sock.recv(1 << 16)
             if not data:

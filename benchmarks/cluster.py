@@ -1,6 +1,7 @@
 """Measure a cluster: ``python -m benchmarks.cluster`` starts three servers and three NATS servers on loopback.
 
-It publishes to the leader with Figg, and prints messages a second, the latency of one at a time, and the CPU of each.
+It publishes to the leader with Figg, and prints messages a second, the latency of one message at a time, and the CPU
+use of each server.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def leader_of(cluster: Cluster) -> ClusterServer:
 def publish(
     cluster: Cluster, leader: ClusterServer, stream: str, messages: int, window: int
 ) -> tuple[LoadOutcome, list[float]]:
-    """Publish; return the outcome, and the CPU seconds of the leader, of a follower, and of the NATS servers."""
+    """Publish to the leader; return the outcome, and the CPU seconds of the leader, of a follower, and of the NATS
+    servers."""
     servers = list(cluster.servers.values())
     followers = [server for server in servers if server is not leader]
 
@@ -98,7 +100,7 @@ async def to_jetstream(urls: list[str], messages: int, window: int) -> float:
 
 
 def beside(cluster: Cluster, messages: int, window: int) -> str:
-    """Let JetStream alone store the same messages, and return a line with its rate and CPU."""
+    """Publish the same messages to JetStream alone, and return a line with its rate and CPU use."""
     nodes = range(cluster.nats.count)
     before = sum(cpu(cluster.nats.pid(node)).total for node in nodes)
     seconds = asyncio.run(to_jetstream(cluster.nats.urls, messages, window))

@@ -13,7 +13,8 @@ import attrs
 from benchmarks.results import Measurement, Results
 from fyrehose.bench.results import Spread
 
-#: What is compared: cost, speed, latency, memory.  Others (what load makers cost) say nothing about a server.
+#: The figures that are compared: cost, speed, latency, memory.  Other figures, such as the cost of load makers, say
+#: nothing about a server.
 FIGURES = (
     "micros",
     "rate",

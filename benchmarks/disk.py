@@ -13,7 +13,7 @@ from fyrehose.bench.plans import LoadOutcome, Plan
 
 
 class Disk:
-    """Load without a server."""
+    """A load on a file, without a server."""
 
     def __init__(self, plan: Plan) -> None:
         self._count = sum(plan.publishers)

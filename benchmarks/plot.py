@@ -71,7 +71,7 @@ def draw(results: Results, path: Path, told: str) -> None:
 
 
 def _there(results: Results, cases: Sequence[str], figure: str) -> list[str]:
-    """Return the contestants with a ``figure`` in one of ``cases``, in the order of the colours."""
+    """Return the contestants that have ``figure`` in at least one of ``cases``, in the order of the colours."""
     return [name for name in COLOURS if any(results.median(case, figure, name) is not None for case in cases)]
 
 

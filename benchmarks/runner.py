@@ -61,7 +61,8 @@ def _in_turn(
             running = contestant.start(directory / contestant.name, case.protocol, durability)
             stack.callback(running.stop)
             stack.enter_context(idle.attached(running.port, case.idle))
-            # Only a case without a rate, with many messages at a time, would take a slow server too long.
+            # Give a slow server fewer messages only if the case has no rate and many messages at a time, because others
+            # end in time.
             whole = case.window == 1 or case.rate
             scraped = partial(Scraper, running.extra.get("metrics", 0))
             fitting = case if whole else case.scaled(contestant.share)

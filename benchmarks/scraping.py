@@ -1,6 +1,6 @@
 """Scrape a server's metrics each second while it is measured, as Prometheus does.
 
-The scraper is a thread of the runner, which only waits meanwhile.  The CPU that answers cost the server is counted.
+The scraper is a thread of the runner, which only waits meanwhile.  The CPU time of the server's answers is counted.
 """
 
 from __future__ import annotations

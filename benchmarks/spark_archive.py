@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Archive a large journal and count it, with the commands that a user types; what that takes.
+"""Measure what it takes to archive and count a large journal, with the commands that a user types.
 
     spark_archive.py [--records 100000000] [--payload 64 | --shape json|mixed] [--per-batch 1000]
                      [--streams 4] [--per-run RECORDS] [--memory 2g]

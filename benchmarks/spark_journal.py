@@ -83,7 +83,7 @@ def write(
     """Write a journal with batches of ``per_batch`` records, in streams of ten producers.
 
     :param payload: size of a payload of hexadecimal digits, in bytes; events in JSON have their own
-    :param per_run: so many records of one stream follow on each other, and the streams have different sizes, by Zipf's
+    :param per_run: this many records of one stream follow one another, and the streams have different sizes, by Zipf's
         law; None: each batch is of one stream, and all have the same size
     """
     directory.mkdir(parents=True)

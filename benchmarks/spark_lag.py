@@ -5,8 +5,8 @@
                  [--payload 150] [--directory DIR]
 
 A server runs, and records are published to it at a steady rate by Figg, over one connection.  The lag of a record is
-the time from when the server accepted it until the commit with it was visible in the lake's log, to which the program
-looks every few milliseconds.  Records of the first ``--warm`` seconds after the first commit do not count.  Printed are
+the time from when the server accepted it until the commit with it was visible in the lake's log, which the program
+reads every few milliseconds.  Records of the first ``--warm`` seconds after the first commit do not count.  Printed are
 percentiles of all records, and of the oldest record of each commit; and the CPU time of the archive for a round.
 """
 
@@ -83,7 +83,7 @@ def publish(place: tuple[str, int], args: argparse.Namespace, done: threading.Ev
 
 
 class Watch:
-    """Records when each version of a lake's log becomes visible."""
+    """A recorder of the time at which each version of a lake's log becomes visible."""
 
     def __init__(self, lake: Path) -> None:
         self._lake = lake
@@ -128,7 +128,7 @@ def measure(engine: str, directory: Path, args: argparse.Namespace) -> None:
         try:
             with running(words, directory / "archive.log") as archive:
                 watch = Watch(lake)
-                # The table, the name of the journal, and the first round.
+                # The first three versions are the table, the name of the journal, and the first round.
                 watch.until(time.monotonic() + PATIENCE, archive, versions=3)
                 watch.until(time.monotonic() + args.warm, archive)
                 since, used, before = time.time(), cpu_seconds(archive.pid), len(watch.seen)

@@ -11,7 +11,6 @@ PACKAGE = Path(fyrehose.__file__).parent
 #: The modules that look up names only known at run time, and why this bypasses no interface.
 ALLOWED = {
     "imports.py": "the names of a package are looked up in the module that defines them",
-    "broker/policy.py": "a rule has a field for each action, named after it",
     "spark/columns.py": "a batch has a method for each column, and each kind of record its values, named after it",
     "spark/failures.py": "a worker of Spark sends the name of an error, which stands in fyrehose.errors",
     "spark/memory.py": "the C library is no object of Python: it has a function or has not",

@@ -2,7 +2,7 @@
 
 A change is a file that differs from the commit where this branch left BASE (main, by default), committed or not.  The
 tests of a module have its name in the folder that mirrors its package; a module without tests of its own has those of
-the folder.  The tests of imports and of the pages are always among them, because they take seconds.
+the folder.  The tests of imports and of the pages are always among them, because they take only seconds.
 """
 
 from __future__ import annotations

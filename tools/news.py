@@ -2,7 +2,7 @@
 
 It may be repeated: the section of VERSION is replaced, and those of earlier releases stay.  The fragments stay, too.
 The folder of a fragment is its part, a protocol for example; pyproject.toml lists them.  The news of a first release
-have no fixes, because nobody had the errors.
+have no fixes, because no user had the faults.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
-#: Messages of one block at the most.
+#: The largest number of messages in one block.
 BLOCK = 8_192
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"protocol":1}\r\nPING\r\n'
 _FLOW = b"FlowControl"
@@ -62,7 +62,7 @@ class _Client(Wire):
 
 
 class Publisher(_Client):
-    """Publishes with a reply subject, counts the acknowledgements that come there."""
+    """A connection that publishes with a reply subject, and counts the acknowledgements that arrive there."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -75,7 +75,7 @@ class Publisher(_Client):
     def scan(self, data: bytearray, size: int) -> int:
         used = data.rfind(b"\r\n", 0, size) + 2
         if used < 2 or (data[used - 3 : used] != b"}\r\n" and data[used - 6 : used] != b"PING\r\n"):
-            # The line before a document, and not yet the document.
+            # The last line announces a document that has not arrived yet, so stop before that line.
             used = data.rfind(b"}\r\n", 0, size) + 3
             if used < 3:
                 return 0

@@ -10,7 +10,7 @@ import socket
 
 from fyrehose.bench.wires.base import Job, Rows, Wire, WorkerPool, WorkerWire, Wrong, payload
 
-#: Messages of one block at the most; entries of one reply, and their bytes.
+#: Limits: the messages of one block, the entries of one reply, and their bytes.
 BLOCK, REPLY, REPLY_BYTES = 8_192, 1_000, 1 << 19
 
 
@@ -20,7 +20,7 @@ def command(*words: bytes) -> bytes:
 
 
 class Publisher(Wire):
-    """Sends XADD, counts the ids that come back."""
+    """A connection that sends XADD commands, and counts the ids that the server returns."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -41,7 +41,7 @@ class Publisher(Wire):
 
 
 class Subscriber(Wire):
-    """Requests the entries after the last one, again and again; the server answers when there are some."""
+    """A connection that repeatedly requests the entries after the last one, and waits for each answer."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

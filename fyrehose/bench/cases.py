@@ -1,7 +1,7 @@
 """The cases that benchmarks measure, one line each, and the goals for them.
 
 KIND/WORK[/DETAIL]...   figg/live/1: Figg, one live subscriber to the published messages
-growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 of what may make a message more expensive
+growth/WHAT/COUNT       growth/streams/1000: Figg, with 1,000 streams, which may make a message more expensive
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Case:
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
-    #: messages a second that each subscriber reads; 0: as fast as they arrive
+    #: messages a second that each subscriber reads; 0: as fast as messages arrive
     reads: float = 0.0
     #: for START, how the server ended before: ``clean`` or ``killed``
     ended: str = ""
@@ -64,10 +64,11 @@ class Case:
 M = 1_000_000
 #: Contestants: other logs with a network protocol, and Fyrehose with syncs as late as theirs.
 LOGS = ("redis-always", "jetstream-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: Contestants for catching up, for which syncs do not matter; and those that keep up with 20,000 messages a second.
+#: Contestants for subscribers that catch up, where syncs do not matter; and contestants that manage 20,000 messages a
+#: second.
 READERS = ("fyrehose-later", "redis-everysec", "jetstream", "figg-server")
 FAST = ("redis-always", "fyrehose-later", "redis-everysec", "jetstream", "figg-server")
-#: Contestants for one message at a time; a bare disk and a bare Twisted loop show the least possible time.
+#: Contestants for one message at a time, with a bare disk and a bare Twisted loop, which show the least possible time.
 DISK = ("disk", "twisted-loop", *LOGS)
 #: Bytes of an event as Filebeat sends it, and of two sizes of large messages.
 EVENT, PAGE, LARGE = 490, 1_024, 16_384
@@ -167,7 +168,8 @@ def _eventbus() -> Iterable[Case]:
 
 def _journal() -> Iterable[Case]:
     case = _cases("journal", size=64 << 10, against=("disk",))
-    # Without a server: batches of 64 KiB, one being written to the disk and one waiting; or seven written together.
+    # Batches of 64 KiB, without a server: two at a time, so that one waits while the other is written; or eight at a
+    # time, so that seven are written together.
     yield case("append/64K", 2_000, window=2)
     yield case("append/64K/8-at-a-time", 4_000, window=8)
 
@@ -193,7 +195,7 @@ def _growth() -> Iterable[Case]:
     for size in (16, 128, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 15 << 20):
         window = max(2, min(8_192, (32 << 20) // size))
         yield case(f"size/{size}", max(20, min(M, (1 << 30) // size)), size=size, subscribers=1, window=window)
-    # Messages of 16 KiB: the size of the journal in bytes matters.
+    # Use messages of 16 KiB, because the size of the journal in bytes matters here.
     for gigabytes in (1, 4, 16):
         more = {"work": CaseWork.START, "size": LARGE, "ended": "killed", "window": 1_024}
         yield case(f"journal/{gigabytes}", gigabytes * 61_000, **more)
@@ -205,6 +207,6 @@ CASES: tuple[Case, ...] = (
 
 
 def selected(patterns: Iterable[str]) -> list[Case]:
-    """Return the cases whose names match one of the shell ``patterns``; a first word of names selects all of these."""
+    """Return the cases that match one of the shell ``patterns``; the first word of names selects all of these cases."""
     wanted = [pattern if "/" in pattern else f"{pattern}/*" for pattern in patterns]
     return [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in wanted)]

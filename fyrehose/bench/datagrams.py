@@ -24,7 +24,7 @@ _MOST_BYTES, _MOST_SEGMENTS, _MTU = 65_000, 60, 1_472
 #: In seconds: interval of KEEPALIVEs; silence after which datagrams count as lost; silence that ends the load; limit of
 #: a start.
 KEEPALIVE, LOST, QUIET, PATIENCE = 1.0, 0.25, 1.0, 10.0
-#: The most sequences that one REQUEST may ask for.
+#: The largest number of sequences that one REQUEST may ask for.
 RANGE = 10_000
 
 
@@ -70,12 +70,12 @@ class DatagramPeer:
         first = backbone.sequence(self._buffer, 0)
         self.last = backbone.sequence(self._buffer, size - segment)
         if self.last - first != count - 1 or not first:
-            raise Wrong(f"{count} datagrams from {first} to {self.last}")
+            raise Wrong(f"a batch of {count} datagrams has the sequences {first} to {self.last}")
         self.received += count
 
 
 class Datagrams:
-    """The load of one process: a publisher that also subscribes, or only subscribers, or a client that requests."""
+    """The load of one process: a publisher that also subscribes, only subscribers, or a client with requests."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -115,7 +115,7 @@ class Datagrams:
 
     def run(self, start: float) -> LoadOutcome:
         """Push, request or only count messages, until all have arrived or no more arrive."""
-        # The server forgets subscribers after 5 s, and the start of the load may be later.
+        # Send a KEEPALIVE, because the server forgets subscribers after 5 s, and the load may start later than that.
         self._keep_alive()
         while (early := start - time.monotonic()) > 0:
             time.sleep(early)

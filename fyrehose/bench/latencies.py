@@ -1,4 +1,4 @@
-"""Latency of each message: from when it was due, or sent, to when it was acknowledged or received.
+"""Measure the latency of each message, from when it was due (or sent) to when it was acknowledged or received.
 
 With a rate, message *i* is due at start + *i* / rate, however late earlier messages are.  So the latencies include the
 time that messages wait while a server stalls.

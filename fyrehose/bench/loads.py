@@ -1,6 +1,6 @@
 """Measure publishing and delivery with the server of one contestant, round after round.
 
-[fill it] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
+[fill the stream] -> for each round: load makers get ready -> CPU -> they run -> CPU -> a Sample
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.results import Sample, latency
 from fyrehose.bench.servers import Contestant, Running
 
-#: Protocols with only one stream, which keeps the messages of earlier rounds.  They have no acknowledgements, so a
-#: publisher is its own first subscriber.
+#: Protocols with only one stream, which keeps the messages of earlier rounds.  These protocols have no
+#: acknowledgements, so a publisher also subscribes, to see when its messages have arrived.
 ONE_STREAM = {"backbone", "eventbus"}
 
 
@@ -29,12 +29,12 @@ def shares(total: int, parts: int) -> list[int]:
 
 @attrs.define
 class Bout:
-    """Runs one case with one contestant, round after round, while the contestant's server keeps running."""
+    """The measurement of one case with one contestant, whose server keeps running from round to round."""
 
     case: Case
     contestant: Contestant
     running: Running
-    #: the module that its load makers run
+    #: the module that the load makers of the case run
     maker: str = MAKER
     #: returns the context in which the load makers run
     meanwhile: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -42,7 +42,8 @@ class Makers:
 
     def __enter__(self) -> Self:
         try:
-            # The plans of subscribers come first: they must be subscribed before publishers subscribe to themselves.
+            # The plans of subscribers come first, because subscribers must have subscribed before publishers subscribe,
+            # too.
             for process, plan in zip(self._processes, self._plans, strict=True):
                 self._tell(process, plan.dumps())
             for process in self._processes:

@@ -43,7 +43,7 @@ class Plan(_Line):
     #: number of messages of each publisher; empty: there are no publishers
     publishers: list[int] = attrs.field(factory=list)
     subscribers: int = 0
-    #: number of messages that each subscriber waits for
+    #: number of messages after which each subscriber is done
     expected: int = 0
     #: messages that a publisher may have sent without an acknowledgement
     window: int = 1
@@ -51,7 +51,7 @@ class Plan(_Line):
     late: bool = False
     #: messages a second; 0: as fast as the window allows
     rate: float = 0.0
-    #: messages a second that each subscriber reads; 0: as fast as they arrive
+    #: messages a second that each subscriber reads; 0: as fast as messages arrive
     reads: float = 0.0
     #: settings for the module of the protocol in ``wires``
     extra: dict[str, Any] = attrs.field(factory=dict)
@@ -73,5 +73,5 @@ class LoadOutcome(_Line):
     #: latencies at PERCENTILES, in seconds: from when a message was due (or sent, one at a time) to its acknowledgement
     #: or arrival
     latency: dict[str, list[float]] = attrs.field(factory=dict)
-    #: why the load maker stopped early; empty: it ran to its end
+    #: why the load maker stopped early; empty if it ran to its end
     trouble: str = ""

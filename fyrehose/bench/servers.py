@@ -60,7 +60,7 @@ Start = Callable[[Path, str, str], Running]
 
 
 class Durable(Enum):
-    """The guarantees of an acknowledgement; only servers with the same one are compared."""
+    """The guarantee of an acknowledgement; only servers with the same guarantee are compared."""
 
     SYNCED = "synced"  #: the message is on the disk
     LATER = "later"  #: the message will be on the disk soon
@@ -69,7 +69,7 @@ class Durable(Enum):
 
 @attrs.frozen(kw_only=True)
 class Contestant:
-    """A server with one set of options."""
+    """A server to measure, with one set of options."""
 
     name: str
     #: the protocol that load makers use with it; empty: the protocol of the case
@@ -90,7 +90,7 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Run the command ``words`` in ``directory``, and return the process and its output once it is ready.
 
-    :param ready: whether a server with this output, which is also in the file ``log``, is ready
+    :param ready: returns whether a server with this output, which is also in the file ``log``, is ready
     :raises CannotStart: the program does not exist, ended before it was ready, or takes too long
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ WIRES: dict[str, tuple[type[Wire], type[Wire] | None, type[Wire] | None]] = {
 WORKERS: dict[str, type[WorkerWire]] = {"http": http.HttpWorkerWire}
 #: Protocols without acknowledgements; messages count as published when the first subscriber receives them.
 BY_DELIVERY = {"eventbus"}
-#: The most bytes of one read (but at least two messages), and of one block of messages to send.
+#: Limit in bytes of one read (which takes at least two messages), and of one block of messages to send.
 READ = 1 << 20
 WRITE = 1 << 18
 #: Seconds without traffic after which the load fails.
@@ -31,9 +31,10 @@ PATIENCE = 30.0
 
 
 class Flight:
-    """Counts the messages that one or several connections have sent and that have not arrived yet.
+    """A counter of the messages that one or several connections have sent, but that have not arrived yet.
 
-    :ivar witness: the connection that receives the acknowledgements, or the messages where there are none
+    :ivar witness: the connection that receives the acknowledgements, or the messages if the protocol has no
+        acknowledgements
     :ivar timed: records when messages arrive, if another connection than the sender does that
     """
 
@@ -98,7 +99,7 @@ class LoadConnection:
         return None
 
     def write(self, now: float) -> bool:
-        """Send as much as window and rate permit; return whether the socket had no room for all of it."""
+        """Send as much as window and rate permit; return whether the socket had no room for some of it."""
         while True:
             if not self._pending:
                 self._pending = self._more(now)
@@ -244,7 +245,7 @@ class StreamLoad:
             if heard:
                 last = now
             elif now - last > PATIENCE:
-                raise Wrong(f"nothing for {PATIENCE:.0f} s; {[c.flight.witness.done for c in left][:8]} were done")
+                raise Wrong(f"nothing arrived for {PATIENCE:.0f} s; done: {[c.flight.witness.done for c in left][:8]}")
             for connection in heard:
                 while connection.read() and not self.plan.reads:
                     pass
@@ -266,7 +267,7 @@ class StreamLoad:
         due = [when for connection in left if (when := connection.next_due) is not None]
         timeout = min(1.0, max(0.0, min(due) - time.monotonic())) if due else 1.0
         if due:
-            # epoll counts milliseconds, select microseconds.
+            # Wait by select, which counts microseconds; epoll counts milliseconds.
             select.select([self._poll], [], [], timeout)
             timeout = 0
         return [self._by_fd[fd] for fd, _ in self._poll.poll(timeout)]

@@ -70,7 +70,7 @@ class Trial:
         self.samples.setdefault(case.name, []).append(self.bout.measure())
 
     def spread(self, case: Case, *figures: str) -> Spread | None:
-        """Return median and range of the first of *figures* that the rounds of *case* have; or None."""
+        """Return median and range of the first of *figures* that the rounds of *case* have; None if they have none."""
         samples = self.samples.get(case.name, ())
         for figure in figures:
             if samples and all(figure in sample for sample in samples):

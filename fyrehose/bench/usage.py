@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-#: The clock of another process's CPU, all threads, in nanoseconds (include/linux/posix-timers.h).
+#: The kind of clock that counts the CPU time of all threads of another process, in ns (include/linux/posix-timers.h).
 _CPUCLOCK_SCHED = 2
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fyrehose.bench.results import Spread
     from fyrehose.bench.trial import Trial, TrialReport
 
-#: The extra with numpy, which counts received messages without an object for each.
+#: The extra with numpy, which counts received messages without a Python object for each message.
 NUMPY = Extra("bench", "numpy", "numpy")
 #: Free space that the journals of the measurement need, in bytes for each second.
 SPACE = 64 << 20
@@ -81,7 +81,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
 
 
 def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the protocols to measure, and why others cannot be measured.
+    """Return the protocols to measure, and the reasons why the other protocols cannot be measured.
 
     :raises ConfigError: one of *wanted* is unknown, or none can be measured
     """
@@ -101,7 +101,7 @@ def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], 
 
 
 def show(report: TrialReport, directory: Path, durability: str) -> None:
-    """Print the circumstances of the measurement, the table of results, and remarks on what limits them."""
+    """Print the circumstances of the measurement, the table of results, and remarks on what limits the results."""
     console = terminal()
     for line in about(report, directory, durability):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -161,7 +161,7 @@ def about(report: TrialReport, directory: Path, durability: str) -> list[str]:
 
 
 def remarks(report: TrialReport) -> list[str]:
-    """Return remarks for people: how to read the figures, and what limits them."""
+    """Return remarks for people: how to read the figures, and what limits the figures."""
     from fyrehose.bench.trial import cores
 
     lines = [

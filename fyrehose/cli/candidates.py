@@ -21,9 +21,9 @@ from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
-#: How long completion may take, in seconds, and the environment variable that overrides it.
+#: How long completion may take, in seconds, and the environment variable that overrides this time.
 PATIENCE_S, WAIT = 1.0, "FYREHOSE_COMPLETION_WAIT"
-#: The most values that are offered.
+#: The largest number of values that are offered.
 MOST = 200
 
 #: The function that click calls to complete the values of a parameter.
@@ -89,7 +89,7 @@ def _server(ctx: click.Context, default: str) -> Any:
 
 
 def _url_of(ctx: click.Context, default: str) -> str | None:
-    """Return the URL of the http listener that the command line names; None: it names an admin listener."""
+    """Return the URL of the http listener that the command line names; None if it names an admin listener."""
     from fyrehose.net.several import place_text
 
     given = {param.name: param for param in ctx.command.params}
@@ -97,7 +97,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
         url: str = ctx.params.get("url") or str(given["url"].default)
         return url if given["url"].default == default else None
     (host, port), *_ = ctx.params.get("addresses") or (("127.0.0.1", None),)
-    # The port in --from or --to belongs to --protocol; all protocols serve the same streams.
+    # The port in --from or --to belongs to --protocol, so ask the HTTP listener: all protocols serve the same streams.
     if port is None or ctx.params.get("protocol") not in (None, "http"):
         port = urlsplit(HTTP_URL).port
     return f"http{'s' if ctx.params.get('tls') else ''}://{place_text(host, port)}"
@@ -116,7 +116,7 @@ def _journal_subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]
 
 
 def _directory(ctx: click.Context) -> Path:
-    """Return the directory of the journal that the command line names, or ``data`` if it names none yet."""
+    """Return the directory of the journal that the command line names, or ``data`` if no directory is named yet."""
     # If the last option has no value yet, click leaves all arguments in args.
     return Path(ctx.params.get("directory") or ctx.params.get("source") or next(iter(ctx.args), "data"))
 

@@ -40,7 +40,7 @@ from fyrehose.replication.stream import (
     subject_of,
 )
 
-#: How long the command listens, in seconds: each server sends several messages in that time.
+#: How long the command listens, in seconds, so that each server sends several messages in that time.
 LISTEN = 1.5
 #: How long a NATS server may take to send its name to a new client, in seconds.
 REACH_S = 2.0
@@ -159,7 +159,7 @@ def leader(settings: ReplicationSettings, only_name: bool, wait: float) -> None:
 @of_a_cluster
 @FORMAT
 def members(settings: ReplicationSettings, form: str) -> None:
-    """Show the members of a cluster, as the shared log lists them; it is kept until all of them have it.
+    """Show the members of a cluster: NATS keeps the entries of the shared log until all members have them.
 
     \b
         fyrehose cluster members --config /etc/fyrehose/fyrehose.toml
@@ -181,9 +181,9 @@ def members(settings: ReplicationSettings, form: str) -> None:
 @of_a_cluster
 @WAIT
 def add(settings: ReplicationSettings, server: str, wait: float) -> None:
-    """Add SERVER, by default the one whose configuration file is named, then start it.
+    """Add SERVER (default: the one that --config describes) to a cluster, before it is started there.
 
-    From now on the shared log is kept until that server has it, too.
+    From now on NATS keeps the entries of the shared log until that server has them, too.
 
     \b
         fyrehose cluster add --config /etc/fyrehose/fyrehose.toml
@@ -198,9 +198,9 @@ def add(settings: ReplicationSettings, server: str, wait: float) -> None:
 @of_a_cluster
 @WAIT
 def remove(settings: ReplicationSettings, server: str, places: bool, wait: float) -> None:
-    """Remove SERVER: it ends if it runs, and nothing is kept for it any more.
+    """Remove SERVER from a cluster: it stops if it runs, and no entries of the shared log are kept for it any more.
 
-    If it leads, another server takes over first. Two members have to be left.
+    If SERVER leads, another server takes over first. At least two members have to be left.
 
     \b
         fyrehose cluster remove c --config /etc/fyrehose/fyrehose.toml
@@ -219,9 +219,9 @@ def remove(settings: ReplicationSettings, server: str, places: bool, wait: float
 @of_a_cluster
 @WAIT
 def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> None:
-    """Let NEW, by default the server whose configuration file is named, take the place of OLD, then start it.
+    """Let NEW (default: the server that --config describes) take the place of OLD, before NEW is started.
 
-    Run this on a new machine in the place of one that is lost. Its server needs another name than the old one.
+    Run this on a new machine that replaces a lost one. The new server needs another name than the old one.
 
     \b
         fyrehose cluster replace c --config /etc/fyrehose/fyrehose.toml
@@ -231,7 +231,7 @@ def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> N
 
 
 def leading(said: dict[str, Any]) -> bool:
-    """Return whether the message *said* comes from a server that leads, and is not about to leave."""
+    """Return whether the sender of the message *said* leads and is not about to leave the cluster."""
     return said.get("state") == "leader" and not said.get("leaving")
 
 
@@ -307,7 +307,7 @@ async def _log(client: Any, stream: str) -> dict[str, Any] | None:
 
 
 async def _reach(url: str) -> NatsServer:
-    """Read the name of the NATS server at *url*, which it sends to each new client."""
+    """Read the name that the NATS server at *url* sends to each new client."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or NATS_PORT
     shown = f"{host}:{port}"
@@ -330,7 +330,7 @@ def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def refusal(found: Survey) -> str:
-    """Return why the cluster refuses messages at present; empty if it accepts them."""
+    """Return why the cluster refuses messages at present; an empty text if it accepts messages."""
     leader = leader_of(found.servers)
     if leader is None:
         return "no server leads: messages are refused until one does"
@@ -344,7 +344,7 @@ def refusal(found: Survey) -> str:
 
 
 def _members(found: Survey) -> list[MemberStatus]:
-    """Return the state of each server that the leader describes, and of servers that only this command has heard."""
+    """Return the state of each server that the leader describes, and of others that this command has heard from."""
     listed = parsed((leader_of(found.servers) or {}).get("servers"))
     names = {each.name for each in listed}
     heard = [

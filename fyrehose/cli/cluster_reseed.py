@@ -39,8 +39,8 @@ def reseed(config: Path, data_dir: Path | None, yes: bool) -> None:
     """Begin a new shared log with the journal of this server, after the old one was lost.
 
     Stop all servers first. What other servers have beyond the end of this journal is lost, so choose the server with
-    the longest journal: the command shows where it ends, with what was set aside and continues it, and asks before it
-    changes anything.
+    the longest journal: the command shows where that journal ends, including the files set aside that continue it, and
+    asks before it changes anything.
 
     \b
         fyrehose cluster reseed --config /etc/fyrehose/fyrehose.toml
@@ -104,7 +104,7 @@ def _keep(directory: Path, journal: Recovered, aside: list[SetAside]) -> tuple[b
     :return: the identity of the journal, and the checksum from which it continues
     """
     files = Files()
-    # With a handover, opening the journal appends nothing to it.
+    # Pass a handover, because a journal that is opened with one appends nothing to its log.
     writer = Writer(directory, journal, JournalSettings().segment_size, files=files, handover=Handover())
     try:
         writer.open(journal.time)

@@ -21,7 +21,7 @@ class MainProgram(Program):
     """The command ``fyrehose``; its help fits on a screen, because it lists commands, not options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write only the commands: the line with the usage names the options."""
+        """Write only the commands, because the usage line names the options."""
         self.format_commands(ctx, formatter)
 
 
@@ -60,5 +60,5 @@ def serve(arguments: tuple[str, ...]) -> None:
     run_server(arguments)
 
 
-# Its module also tells click how each shell completes words, which must not wait until the command is used.
+# Import this command now, because its module also tells click how each shell completes words.
 main.add_command(completion)

@@ -47,12 +47,12 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 #: Characters that need no quotes in bash.
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]")
-#: Characters that must be escaped between quotes: bash would end the word there, or replace a part of it.
+#: Characters that must be escaped between quotes, because bash would end the word there, or replace a part of it.
 _UNSAFE_IN = {"'": re.compile("'"), '"': re.compile(r'["$`\\!]')}
 
 
 class LineComplete(BashComplete):
-    """Complete words for bash from the whole command line, and quote the results."""
+    """Completion of words for bash that uses the whole command line, and quotes the results."""
 
     source_template = _BASH
     #: the typed part of the last word, without its quotes
@@ -84,7 +84,7 @@ class LineComplete(BashComplete):
 
 
 class WholeFishComplete(FishComplete):
-    """Complete words for fish, commas included; click's own script cuts each word off at its first comma."""
+    """Completion of whole words for fish; click's own script cuts each word off at its first comma."""
 
     source_template = FishComplete.source_template.replace('(string split ","', '(string split --max 1 ","')
 
@@ -108,10 +108,11 @@ def _open_quote(line: str) -> str:
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL: one of these lines installs it.
+    """Print the completion script for SHELL; the commands below install it.
 
-    Names of streams, subscriptions and protocols are completed, too: by asking the server that the line names, for a
-    second at most (FYREHOSE_COMPLETION_WAIT, such as 3s), or by reading the journal's files.
+    Names of streams, subscriptions and protocols are completed, too: by asking the server that is given on the command
+    line being completed, for at most one second (FYREHOSE_COMPLETION_WAIT, such as 3s), or by reading the journal's
+    files.
 
     \b
         echo 'eval "$(fyrehose completion bash)"' >> ~/.bashrc

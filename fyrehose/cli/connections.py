@@ -36,7 +36,8 @@ _FOREIGN = (
     (bytes(8), "relink", "a relink listener"),
     (b"\x15\x03", "", "a server that requires TLS; pass --tls"),
 )
-#: A connection that ends within SHORT seconds counts as closed at once; TIMES of them in a row are a refusal.
+#: A connection that ends within SHORT seconds counts as closed at once; TIMES such connections in a row count as a
+#: refusal.
 SHORT, TIMES = 2.0, 3
 #: Why a server refuses streams whose names begin with a dot.
 _OWN = "streams whose names begin with a dot belong to the server; use another name"
@@ -122,7 +123,7 @@ class ConnectionHistory:
                 self._refuse(f"{self} is {kind}" + ("; check the port and --protocol" if protocol else ""))
 
     def lost(self, seconds: float, address: str, reason: Failure) -> None:
-        """Record that a connection from our ``address`` ended after so many ``seconds``."""
+        """Record that a connection from the local ``address`` ended after ``seconds`` seconds."""
         self._open -= 1
         if seconds >= SHORT:
             self._short, self._lasted = 0, True
@@ -209,7 +210,7 @@ class _Factory(WrappingFactory):
 
 
 def _explained(error: BaseException | None) -> str:
-    """Return a TLS error as text for people: the reasons of OpenSSL, or that the certificate has another name."""
+    """Return a TLS error as text for people: the reasons of OpenSSL, or that the certificate is for another host."""
     if type(error).__name__ == "VerificationError":
         return "its certificate is for another name"
     reasons = error.args[0] if error is not None and error.args else []

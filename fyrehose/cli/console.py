@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fyrehose.options import shown_size
 
-#: Width of a terminal from which tables of streams show times, too, in columns.
+#: Width of a terminal, in columns, from which tables of streams also show times.
 WIDE = 100
 #: Width of a table that is written to a file or a pipe, in columns.
 WIDTH = 160
@@ -35,7 +35,7 @@ def moment(time: int) -> str:
 
 
 class Console(rich.console.Console):
-    """A console that leaves a closed pipe to :class:`fyrehose.cli.program.Program`, where Rich would exit with 1."""
+    """A console that leaves a closed pipe to :class:`fyrehose.cli.program.Program`, whereas Rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         """Raise the :class:`BrokenPipeError` that is being handled."""

@@ -1,9 +1,9 @@
 """``fyrehose dead``: list, show, replay or delete dead letters of a running server.
 
 Dead letters are records of ordinary streams: those of listeners (see :mod:`fyrehose.broker.letters`), and those of
-shared subscriptions.  A shared subscription to these streams keeps which dead letters are done.  Replaying a letter
-settles its record and publishes the message in one commit of the server.  A settled record stays in its stream until
-retention deletes it.
+shared subscriptions.  A shared subscription to these streams records which dead letters were replayed or deleted.
+Replaying a letter settles its record and publishes the message in one commit of the server.  A settled record stays in
+its stream until retention deletes it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from fyrehose.cli.values import FORMAT
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
 
-#: The most dead letters that one command handles: the oldest of each stream.
+#: The largest number of dead letters that one command handles, beginning with the oldest of each stream.
 MOST = 1_000
-#: Length of this command's leases, in seconds: if it is killed, other commands get the letters after that time.
+#: Length of this command's leases, in seconds: if this command is killed, other commands get the dead letters after
+#: that time.
 LEASE_S = 5
 #: The name under which the command leases letters.
 CONSUMER = "fyrehose dead"
@@ -68,14 +69,14 @@ class Letter:
 
     @property
     def payload(self) -> bytes:
-        """Return the payload of the message; of a large message, a letter has only the beginning."""
+        """Return the payload of the message; a dead letter has only the beginning of a large message."""
         if "payload" in self.record:
             return str(self.record["payload"]).encode()
         return b64decode(self.record["payload_base64"])
 
     @property
     def about(self) -> tuple[str, int, str]:
-        """Return why the message is a dead letter, its bytes, and the stream to which it was sent ("": unknown)."""
+        """Return why the message is a dead letter, its size in bytes, and its original stream ("": unknown)."""
         if self.record.get("source") == _SHARED:
             stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
             return f"failed as record {seq}", len(self.payload), stream
@@ -86,7 +87,7 @@ class Letter:
     def message(self) -> dict[str, Any]:
         """Return the message as an object of a publish request, for the stream to which it was sent.
 
-        :raises FyrehoseError: the letter is not the whole message, or does not say where it belongs
+        :raises FyrehoseError: the letter does not have the whole message, or does not name its original stream
         """
         _, size, stream = self.about
         if size > len(self.payload):
@@ -130,7 +131,7 @@ class Desk:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Return the letters that were neither replayed nor deleted, so that the next command gets them at once."""
+        """Return the leases of letters that were not handled, so that the next command gets these letters at once."""
         if self.letters:
             items = [[*letter.item, {"delay": 0}] for letter in self.letters]
             self.server.act(self.subscription, "settle", {"untried": items})
@@ -199,7 +200,7 @@ def list_letters(server: RemoteServer, form: str, pattern: str) -> None:
 
 
 def _object(letter: Letter) -> dict[str, Any]:
-    """Return *letter* as an object for JSON: the reason, size and stream of its message, and the record."""
+    """Return *letter* as a JSON object: its reason, the size and original stream of its message, and its record."""
     return {**dict(zip(("why", "size", "belongs"), letter.about, strict=True)), **letter.record}
 
 
@@ -214,7 +215,7 @@ def _row(letter: Letter) -> tuple[str, ...]:
 @_streams
 @click.argument("letter", metavar="STREAM/SEQ")
 def show(server: RemoteServer, pattern: str, letter: str) -> None:
-    """Write one letter as a JSON object, with its message.
+    """Write one dead letter as a JSON object, with its message.
 
     \b
         fyrehose dead show dead.figg/1
@@ -230,9 +231,10 @@ def show(server: RemoteServer, pattern: str, letter: str) -> None:
 @_ALL
 @_LETTERS
 def replay(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
-    """Publish messages where they belong, and end their letters in the same commit; stop at the first refusal.
+    """Publish messages to their streams again, and remove their dead letters in the same commit.
 
-    Remove the reason first, such as a limit of the stream: a message that is refused again stays a letter.
+    The command stops at the first message that is refused. Remove the reason first, such as a limit
+    of the stream, because a message that is refused again stays a dead letter.
 
     \b
         fyrehose dead replay dead.figg/1
@@ -247,7 +249,7 @@ def replay(server: RemoteServer, pattern: str, everything: bool, letters: tuple[
 @_ALL
 @_LETTERS
 def delete(server: RemoteServer, pattern: str, everything: bool, letters: tuple[str, ...]) -> None:
-    """End letters without publishing their messages.
+    """Remove dead letters without publishing their messages.
 
     \b
         fyrehose dead delete dead.figg/1

@@ -60,7 +60,7 @@ def _row(finding: Finding) -> tuple[str | Text, ...]:
 @FORMAT
 @click.option("--json", "form", flag_value="json", help="The same as --format json: one finding a line.")
 def doctor(form: str, **options: Any) -> None:
-    """Look for what is wrong, or soon will be, with a server: running, or to be started.
+    """Look for present and coming problems of a server that runs, or is to be started.
 
     Exit status 1: there is a warning or an error.
 

@@ -89,9 +89,9 @@ def _parsed(words: Sequence[str], where: str) -> ConfigSource:
 
 
 def descriptors_wanted(config: Config) -> tuple[int, bool]:
-    """Return how many file descriptors all connections need that the listeners may have.
+    """Return how many file descriptors the listeners need if each has all connections that it may have.
 
-    :return: also whether an option asks for so many connections; if not, they are the server's defaults
+    :return: the number, and whether an option sets a limit of connections; if not, the limits are the server's defaults
     """
     limited = [
         each.settings for each in config.listeners if "max_connections" in attrs.fields_dict(type(each.settings))

@@ -81,7 +81,7 @@ def _newest(directory: Path, state: str) -> Iterator[Finding]:
 
 
 def _readers(directory: Path) -> Iterator[Finding]:
-    """Report programs that read the journal's files, such as an archive, but have not done so for a day."""
+    """Report programs that subscribe to the journal's files, such as an archive, but have not read them for a day."""
     mark = believed_mark(directory).durable
     for each in registered(directory):
         idle, behind = time.time() - each.time / 1e6, max(0, mark - each.position)
@@ -161,7 +161,7 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
 
 
 def unit(pid: int, drain_s: float) -> Iterator[Finding]:
-    """Report unsuitable limits of the systemd unit of the process *pid*; nothing if it is in no unit.
+    """Report unsuitable limits of the systemd unit of the process *pid*; report nothing if it has no unit.
 
     :param drain_s: how long the server serves after SIGTERM
     """

@@ -39,7 +39,7 @@ _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 
 
 def versions() -> Iterator[Finding]:
-    """Report the versions of Python and of the packages that run Fyrehose, and packages that are too old for it."""
+    """Report the versions of Python and of the packages that Fyrehose uses, and packages that are too old for it."""
     text = (
         f"Fyrehose {__version__}, Python {platform.python_version()}, Twisted {version('Twisted')}, "
         f"{' '.join(openssl.openssl_version_text().split()[:2])}"
@@ -112,7 +112,8 @@ def descriptors(wanted: int, asked: bool, pid: int | None) -> Iterator[Finding]:
     """Report whether the file descriptors suffice for all connections that the listeners may have.
 
     :param wanted: how many descriptors all these connections need
-    :param asked: whether an option asks for so many connections; with defaults, fewer are good enough
+    :param asked: whether an option sets the number of connections; if it is the default, fewer descriptors are good
+        enough
     :param pid: the running server; None: the limit is that of this shell
     """
     limit, where = _descriptor_limit(pid)
@@ -149,8 +150,8 @@ def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
     """Report free space and inodes, the file system, and how long a sync takes.
 
     :param directory: the directory of the journal; if it does not exist yet, its nearest parent is examined
-    :param min_free: the option of the journal, in bytes
-    :param keep_bytes: the option of the journal, in bytes; 0: retention has no such limit
+    :param min_free: the journal's option min-free, in bytes
+    :param keep_bytes: the journal's option keep-bytes, in bytes; 0: retention has no such limit
     """
     there = next(each for each in (directory, *directory.absolute().parents) if each.is_dir()).absolute()
     where = str(there)

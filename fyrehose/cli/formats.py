@@ -43,7 +43,8 @@ def chosen(name: str, terminal: bool, many: bool = False) -> Format:
     """Return the format called *name*.
 
     :param terminal: whether to escape every character that a terminal would interpret or could not show
-    :param many: whether the records are those of several streams, so that text names the stream
+    :param many: whether the records are those of several streams; if so, the format ``text`` prefixes each with its
+        stream
     """
     form = text_with_stream if many and name == "text" else FORMATS[name]
 

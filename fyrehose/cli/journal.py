@@ -20,9 +20,9 @@ from fyrehose.errors import JournalCorrupt, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
-#: The most bytes of a payload that `dump` shows in a line of text.
+#: How many bytes of a payload `dump` shows at most in a line of text.
 SHOWN = 200
-#: Most problems that `verify` lists one by one.
+#: The largest number of problems that `verify` lists one by one.
 LISTED = 50
 
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))

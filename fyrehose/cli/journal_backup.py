@@ -45,7 +45,7 @@ def backup(
     source: str,
     target: Path,
 ) -> None:
-    """Copy a journal into TO and verify it; later calls copy only new data.
+    """Copy a journal into TO and verify the copy; later calls copy only new data.
 
     DIR may be in use by a server; URL is that of `fyrehose journal serve`.
 
@@ -87,7 +87,7 @@ def backup(
 @click.argument("source", metavar="FROM", type=click.Path(file_okay=False))
 @click.argument("target", metavar="DIR", type=_TARGET)
 def restore(token_file: str | None, source: str, target: Path) -> None:
-    """Restore the backup in FROM into DIR and verify it, to start a server there.
+    """Restore the backup in FROM into DIR and verify it, so that a server can start in DIR.
 
     FROM may also be the URL of `fyrehose journal serve`. DIR must be empty or missing. Run the same command again to
     resume an interrupted restore; no server starts in DIR before it is complete.

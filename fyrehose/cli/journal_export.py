@@ -1,4 +1,4 @@
-"""``fyrehose journal export``: write records of a journal to one file, which appears complete or not at all.
+"""``fyrehose journal export``: write records of a journal to one file, which appears only when it is complete.
 
     ndjson         one object a line, as ``journal dump --format json`` writes it; needs no other package
     parquet,arrow  the columns of the Spark source; needs pyarrow (the extra ``spark``)
@@ -156,7 +156,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the descriptor that ``path`` names, such as 1 for ``-`` or ``/dev/stdout``; None for any other file."""
+    """Return the descriptor that ``path`` stands for, such as 1 for ``-`` or ``/dev/stdout``; None for a file."""
     known = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
     match = _DESCRIPTOR.fullmatch(str(path))
     return int(match[1]) if match else known

@@ -45,8 +45,8 @@ def follow(
 ) -> None:
     """Keep DIR an identical copy of the journal that `fyrehose journal serve` serves at URL.
 
-    It resumes after a kill, and waits for a source that is away. After a disaster, stop it, and `fyrehose journal
-    promote DIR`.
+    The command resumes after a kill, and waits while URL cannot be reached. After a disaster, stop the command, and run
+    `fyrehose journal promote DIR`.
 
     \b
         fyrehose journal follow http://10.0.0.5:8120 data --token-file token
@@ -88,10 +88,10 @@ def follow(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation if the server still answers.")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def promote(yes: bool, directory: Path) -> None:
-    """Make the standby in DIR, kept by `fyrehose journal follow`, a journal of its own.
+    """Make the standby in DIR, kept by `fyrehose journal follow`, an independent journal.
 
-    Do this when the server that it followed is lost, and start a server in DIR. Every stream skips 2^36 numbers, so
-    that no number is used twice, whatever the lost server accepted in its last moments.
+    Do this when the server that the standby followed is lost; then start a server in DIR. Every stream skips 2^36
+    numbers, so that no number is used twice, whatever the lost server accepted in its last moments.
 
     \b
         fyrehose journal promote data

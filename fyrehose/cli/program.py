@@ -69,7 +69,7 @@ class Program(click.Group):
     program: ClassVar[str] = "fyrehose"
 
     def explained(self, error: Exception) -> FyrehoseError | None:
-        """Return *error* as a FyrehoseError with a text for the user; None: it is a bug, and its traceback is shown."""
+        """Return *error* as a FyrehoseError with a text for the user; None for a bug, whose traceback is shown."""
         return error if isinstance(error, FyrehoseError) else None
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -105,7 +105,7 @@ class Program(click.Group):
             sys.exit(status)
 
     def _status_after(self, error: Exception) -> int | None:
-        """Report *error*, and return the exit status; None: the error is a bug."""
+        """Report *error*, and return the exit status; None if the error is a bug."""
         if isinstance(error, BrokenPipeError) and _unread():
             return UNREAD
         explained = self.explained(error)

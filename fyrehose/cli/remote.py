@@ -75,7 +75,7 @@ class RemoteServer:
         return self._get("status", "journal", match=match, limit=limit)
 
     def streams(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page*, the first being 0, of the streams whose name contains *match*.
+        """Return page *page* (the first page is 0) of the streams whose name contains *match*.
 
         :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
         """
@@ -145,7 +145,7 @@ class RemoteServer:
         return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
 
     def _parsed(self, expected: str, answer: bytes) -> dict[str, Any]:
-        """Return the JSON object in *answer*; without the key *expected*, it is not from Fyrehose."""
+        """Return the JSON object in *answer*; an object without the key *expected* does not come from Fyrehose."""
         try:
             parsed = json.loads(answer)
         except (ValueError, RecursionError) as error:
@@ -210,7 +210,8 @@ class RemoteServer:
 
 
 def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that name a running server to a command; the command's function gets it as ``server``.
+    """Add the options that name a running server to a command, whose function gets a client of that server as
+    ``server``.
 
     :param listener: the listener that the command asks: ``admin`` or ``http``
     """

@@ -44,7 +44,7 @@ def run(command: Command) -> int:
 
 
 def worker(reactor: Any) -> ThreadWorker:
-    """Start a thread for reads and writes that may block; the process exits without waiting for it."""
+    """Start a thread for reads and writes that may block; the process exits without waiting for the thread."""
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
@@ -55,7 +55,8 @@ async def connected(reactor: Any, client: Any, timeout: float, history: Connecti
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
-        # Resume the caller in a later turn of the reactor, outside of the client's callbacks: it may close the client.
+        # Resume the caller in a later iteration of the reactor, outside of the client's callbacks, because the caller
+        # may close the client.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
     history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
@@ -96,7 +97,7 @@ def _start(reactor: Any, command: Command, ended: list[Any]) -> None:
 
 @implementer(ILogObserver)
 def _warn(event: LogEvent) -> None:
-    """Write warnings and errors that clients log to standard error, one line each."""
+    """Print the warnings and errors that clients log on standard error, one line each."""
     if event.get("log_level", LogLevel.info) >= LogLevel.warn:
         failure = event.get("log_failure")
         message = formatEvent(event) + (f": {failure.getErrorMessage()}" if failure is not None else "")

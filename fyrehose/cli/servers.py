@@ -106,10 +106,10 @@ class ServerAddress:
         return made
 
     def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint for a client that publishes to *stream* or reads it; its connections are recorded.
+        """Return the endpoint for a client that publishes to *stream* or reads it; the history records its connections.
 
-        :param alone: the action, for errors, if *stream* is None, the only stream of the protocol
-        :param wanted: the action on *stream*, for errors, such as ``read``
+        :param alone: the action as errors name it if *stream* is None, because the protocol has only one stream
+        :param wanted: the action on *stream* as errors name it, such as ``read``
         :return: None if the client does not connect by TCP
         """
         if stream is not None and not 1 <= len(os.fsencode(stream)) <= MAX_NAME:
@@ -120,7 +120,7 @@ class ServerAddress:
         self.history.wanted = alone if stream is None else f"{wanted} {stream!r}"
         own = IOwnConnectionsPlugin.providedBy(self.plugin)
         if self.others and own:
-            raise ConfigError(f"protocol {self.protocol} takes one address; its client uses several connections")
+            raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
         if own:
@@ -161,7 +161,7 @@ def server(
     tls: str | None = None,
     others: Sequence[tuple[str, int | None]] = (),
 ) -> ServerAddress:
-    """Return the server at ``place``, a host and a port, or the protocol's default port.
+    """Return the server at ``place``: a host, and a port, which may be None for the protocol's default port.
 
     :param others: hosts and ports of other servers of the same cluster
     :param tls: the value of ``--tls``: comma-separated PEM files

@@ -36,8 +36,8 @@ class Source:
     """Messages to publish.
 
     :ivar total: their size in bytes, or None if it is unknown
-    :ivar batches: is called with a function that runs blocking calls in a thread; yields, for each read, its number of
-        bytes and the messages that are complete with it
+    :ivar batches: called with a function that runs blocking calls in a thread; yields, for each read, the number of
+        bytes, and the messages that the read has completed
     """
 
     total: int | None

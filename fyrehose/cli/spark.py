@@ -45,11 +45,11 @@ class SparkProgram(Program):
     program = "fyrehose-spark"
 
     def explained(self, error: Exception) -> FyrehoseError | None:
-        """Return *error* as a FyrehoseError with a text for the user; None: it is a bug, and its traceback is shown."""
+        """Return *error* as a FyrehoseError with a text for the user; None for a bug, whose traceback is shown."""
         return showing.in_a_line(error)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; leave out PySpark's log of each error, which is one very long line."""
+        """Run the command; suppress PySpark's log of errors, which is one very long line for each error."""
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         return super().invoke(ctx)
 
@@ -417,7 +417,7 @@ def gaps(producers: bool, **which: Any) -> None:
     from fyrehose.spark.jobs.gaps import gaps as find
     from fyrehose.spark.lake import Lake, host_of
 
-    # Skip gaps while reading, because this command lists them.
+    # Skip gaps while reading, because this command lists them itself.
     records = _table(**(which | {"skip_gaps": True}))
     spark = records.sparkSession
     lake = Lake.at(which["lake"]) if which["lake"] else None

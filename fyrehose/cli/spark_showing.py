@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Interval at which a bar is updated, in seconds.
 REFRESH = 0.25
-#: Most rows of a table that are shown.
+#: The largest number of rows of a table that are shown.
 ROWS = 50
 #: Width of a table that is written to a file or a pipe, in columns.
 WIDE = 240

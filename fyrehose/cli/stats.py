@@ -193,7 +193,7 @@ def _subscribers(listed: list[dict[str, Any]]) -> Table:
 
 
 def _state(subscriber: Mapping[str, Any]) -> str:
-    """Return the state of a *subscriber*, with the time until the server disconnects it if it does not read."""
+    """Return the state of a *subscriber*; if it does not read, with the time until the server disconnects it."""
     left = subscriber.get("closes_in")
     if not subscriber["paused"]:
         return ""

@@ -16,7 +16,7 @@ from fyrehose.cli.values import FORMAT, WholeNumber
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import counted
 
-#: Most streams that the server lists in one response.
+#: The largest number of streams that the server lists in one response.
 PAGE = 1_000
 
 

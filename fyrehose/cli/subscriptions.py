@@ -74,7 +74,7 @@ def show_one(server: RemoteServer, name: str) -> None:
 def create(server: RemoteServer, stream: str, since: int | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
 
-    It may be repeated; other options for the same name are refused.
+    The command may be repeated, but other options for the same name are refused.
 
     \b
         fyrehose subscriptions create billing --stream orders --dead orders.dead

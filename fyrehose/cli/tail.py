@@ -1,4 +1,4 @@
-"""``fyrehose tail``: write a stream's records to standard output, even if its reader is slow or closes it."""
+"""``fyrehose tail``: write a stream's records to standard output, even if their reader is slow or closes the pipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIGH, LOW = 4 << 20, 1 << 20
 
 #: How long to wait for a message before the command says that the stream does not exist, in seconds.
 ABSENT_AFTER = 1.0
-#: Most lost ranges that the final error lists.
+#: The largest number of lost ranges that the final error lists.
 MOST_NAMED = 10
 
 
@@ -180,7 +180,7 @@ class Output:
 
 @attrs.define(eq=False)
 class Tailing:
-    """Follows a stream for ``fyrehose tail``: writes its records, and reports missing ones.
+    """A run of ``fyrehose tail``, which writes the records of a stream, and reports missing records.
 
     :ivar tailer: the client
     :ivar left: number of messages to write before it ends; None: no limit
@@ -207,10 +207,10 @@ class Tailing:
     _announcing: IDelayedCall | None = None
     #: the timer that ends the command when no message has arrived for ``idle`` seconds
     _timer: IDelayedCall | None = None
-    #: the first ranges of lost numbers, and the reason for the last of them
+    #: the first ranges of lost numbers, and the reason why the last range was lost
     _missing: list[str] = attrs.field(factory=list, init=False)
     _why: str = ""
-    #: why records are missing when the command ends because no message arrives; None: it has not ended so
+    #: why records are missing when the command ends because no message arrives; None: it has not ended for that reason
     _short: str | None = None
 
     async def run(self) -> int:
@@ -278,7 +278,7 @@ class Tailing:
 
     def lost(self, first: int, last: int, name: str | None = None) -> None:
         """Report that the records *first* to *last* are missing; *name* is their stream, if a pattern is tailed."""
-        # With a pattern, the records may have been published while there was no connection.
+        # A pattern has no position, so the lost records may have been published while there was no connection.
         self._why = "are no longer kept" if name is None or self.named is not None else "were not received"
         numbers = f"{first} to {last}" + ("" if name is None else f" of stream {name!r}")
         click.echo(f"fyrehose: records {numbers} {self._why}", err=True)

@@ -25,7 +25,7 @@ def _right(text: str) -> tuple[Action, str]:
 
 @click.group(short_help="Sign tokens that end by themselves.")
 def token() -> None:
-    """Sign tokens that end by themselves, for browsers and programs.
+    """Sign tokens that expire by themselves, for browsers and programs.
 
     \b
         (umask 077; openssl rand -hex 32 > k)
@@ -45,10 +45,10 @@ def token() -> None:
 )
 @click.option("--expires", required=True, type=DURATION, help="When the token ends, from now, such as 1h.")
 def create(key: Path, rights: tuple[tuple[Action, str], ...], expires: float) -> None:
-    """Print a token that grants rights until it ends.
+    """Print a token that grants rights until it expires.
 
     The server accepts it if its access policy has a rule with `signed` and the same key, within the streams of that
-    rule. Nothing is stored: to revoke tokens before their end, change the key.
+    rule. Nothing is stored: to revoke tokens before they expire, change the key.
 
     \b
         fyrehose token create --key k --rights 'subscribe=logs.*' --expires 1h

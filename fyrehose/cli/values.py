@@ -13,9 +13,6 @@ from fyrehose.records import LAST_SEQ
 #: Default address of a server's admin listener, and of its http listener.
 DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
 
-#: Default address of a server's admin listener, and of its http listener.
-DEFAULT_URL, HTTP_URL = "http://127.0.0.1:8118", "http://127.0.0.1:8117"
-
 #: The option of commands that print a table or JSON.
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
@@ -82,5 +79,5 @@ def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
     return tuple(found)
 
 
-#: Option types of the first record of a stream, and of servers' addresses.
+#: Option types for the record at which to begin to read a stream, and for the addresses of servers.
 SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)

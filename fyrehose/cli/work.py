@@ -105,7 +105,7 @@ class Handling(ProcessProtocol):
 
 @attrs.define
 class Working:
-    """Runs a process for each record of a shared subscription, and counts the outcomes.
+    """A worker that runs a process for each record of a shared subscription, and counts the outcomes.
 
     :ivar command: the program and its arguments
     """

@@ -1,9 +1,10 @@
-"""Convert the runs of a journal to Arrow record batches, without an object for each record or run.
+"""Convert the runs of a journal to Arrow record batches, without a Python object for each record or run.
 
-    in: a table of runs, and the chunks of segments that they are in      out: pyarrow.RecordBatch
+    in: a table of runs, and the chunks of segments that contain them      out: pyarrow.RecordBatch
 
 The table has a row of numbers for each run (kernels/pure/columns.py); the values of each record are computed for
-thousands of records at once.  The payload of a single large run is passed without a copy; those of several are joined.
+thousands of records at once.  The payload of a single large run is passed on without a copy; the payloads of several
+runs are joined.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fyrehose.records import Buffer
 _TIME = pa.timestamp("us", tz="UTC")
 #: The type of a column of strings that is encoded by a dictionary.
 ENCODED = pa.dictionary(pa.int32(), pa.string())
-#: A day, in us.
+#: The length of a day, in microseconds.
 _DAY = 86_400_000_000
 
 #: The type of every column, in the order of a table's columns.
@@ -40,8 +41,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "event_time": _TIME,
     "payload": pa.binary(),
 }
-#: Columns of a lake and of the tables over it: the name of the server, those of a record, and the day (UTC) on which
-#: the record was accepted.
+#: Columns of a lake and of the tables over it: the name of the server, the columns of a record, and the day (UTC) on
+#: which the record was accepted.
 TABLE = pa.schema([("server", pa.string()), *COLUMNS.items(), ("date", pa.date32())])
 #: Columns that are never null.
 REQUIRED = ("stream", "seq", "time", "source", "payload")
@@ -53,7 +54,7 @@ BYTES = 8 << 20
 
 @attrs.frozen(slots=True)
 class RunKind:
-    """The values that are the same for all records of a run, and the columns that it has (journal/format.py, Has)."""
+    """The values that all records of a run share, and the optional columns of the run (journal/format.py, Has)."""
 
     has: int
 
@@ -77,7 +78,7 @@ def arrow_schema(columns: tuple[str, ...], *, encoded: bool = False) -> pa.Schem
     return pa.schema([pa.field(name, types[name], nullable=name not in REQUIRED) for name in columns])
 
 
-#: The optional columns of a run in their order, and the bytes of each for a record.
+#: The optional columns of a run, in the order in which they are stored, and the bytes that each takes for a record.
 OPTIONAL = ((Has.PRODUCER_SEQS, 8), (Has.EVENT_IDS, 16), (Has.EVENT_TIMES, 8))
 #: Columns of the table of runs (kernels/pure/columns.py).
 _FIELDS = 10
@@ -88,12 +89,12 @@ _ROOM = 1 << 10
 
 @attrs.define(eq=False)
 class Pieces:
-    """Collects runs of a journal, and makes one record batch of their records.
+    """A collection of runs of a journal, from whose records :meth:`batch` makes one record batch.
 
     :ivar kinds: the kinds to which the runs' indexes refer
     :ivar chunks: the buffers to which the runs' offsets refer
     :ivar table: a row for each run, and room for more
-    :ivar used: how many runs there are
+    :ivar used: the number of rows that are filled
     """
 
     schema: pa.Schema
@@ -134,7 +135,8 @@ class Pieces:
     def by_day(self) -> Iterator[tuple[int, Pieces]]:
         """Yield the runs of each day (UTC, since 1970), sorted by stream and number.
 
-        The runs of a stream already are in the order of their numbers, so runs are sorted, and not records.
+        The runs of a stream already are in the order of their numbers, so it suffices to sort the runs instead of the
+        records.
         """
         runs = self.table[: self.used]
         streams = {stream: rank for rank, stream in enumerate(sorted({kind.stream for kind in self.kinds}))}
@@ -164,7 +166,8 @@ class Pieces:
         if len(pieces) == 1:
             number, begin, size = pieces[0].tolist()
             return memoryview(self.chunks[number])[begin : begin + size]
-        # Join by Python: numpy would request huge pages, which the system finds more slowly than small ones.
+        # Join the bytes in Python, because numpy would request huge pages, which take the system longer than small
+        # ones.
         out = pa.allocate_buffer(int(pieces[:, 2].sum()))
         kernel.gather(self.chunks, pieces, np.frombuffer(out, np.uint8))
         return memoryview(out)
@@ -180,7 +183,7 @@ class Pieces:
             offsets += np.where(has & part, width * self._counts, 0)
         return self._gathered(offsets, width * self._counts, (has & wanted) != 0)
 
-    # One method for each column whose values differ within a run.
+    # The following methods each return one column whose values differ within a run.
 
     def _seq(self) -> pa.Array:
         return numbers(pa.int64(), self._rising(self._firsts))
@@ -192,7 +195,7 @@ class Pieces:
         there = self._has(Has.CONTIGUOUS | Has.PRODUCER_SEQS)
         if there is None:
             return pa.nulls(self.rows, pa.int64())
-        # Spark has no unsigned integers: large 64-bit numbers become negative, and still identify records.
+        # Spark has no unsigned integers, so large 64-bit numbers become negative; they still identify their records.
         values = self._rising(self._producer_firsts)
         listed = self._has(Has.PRODUCER_SEQS)
         if listed is not None:
@@ -219,7 +222,7 @@ class Pieces:
         return _strings(pa.binary(), lengths, self._gathered(runs[:, _PAYLOAD_AT], runs[:, _SIZE]))
 
     def _constant(self, name: str) -> pa.Array:
-        """Return a column whose value is a constant of each run's kind."""
+        """Return the column *name*, whose value is the same for all runs of a kind."""
         values = [getattr(kind, name) for kind in self.kinds]
         encoded = self.schema.field(name).type == ENCODED
         there = {values[i] for i in np.unique(self._ids)}
@@ -234,7 +237,7 @@ class Pieces:
         return found if encoded else found.dictionary_decode()
 
     def _of_kinds(self, values: Any) -> Any:
-        """Return for each record the value of the kind of its run."""
+        """Return a column with, for each record, the item of *values* that belongs to the kind of its run."""
         return np.repeat(values[self._ids], self._counts)
 
     def _has(self, parts: int) -> Any:

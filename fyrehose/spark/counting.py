@@ -1,6 +1,6 @@
 """Count the records of a journal from the headers of its batches, for the rounds of an archive and for its lag.
 
-in: the headers of batches      out: the number of records of each round that is to come
+in: the headers of batches      out: the number of records in each future round
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RangeCounts:
 
 @attrs.frozen(kw_only=True)
 class Behind:
-    """The part of the journal that is not in the lake.
+    """The part of the journal that is not in the lake yet, which is the lag of the archive.
 
     :ivar records, size: durable records, and bytes of the journal
     :ivar since: when the oldest of these records was accepted, in microseconds since 1970 UTC; None if there is none
@@ -64,7 +64,7 @@ def account_of(
 ) -> RangeCounts:
     """Count the records between two positions from the batch headers alone.
 
-    :param most: the most bytes of the range; at least one batch is counted
+    :param most: the largest size of the range in bytes; the first batch is counted even if it is larger
     :param begun: the counts of the batches before ``start``, to be continued
     :raises JournalCorrupt: a header is damaged, or a segment is missing
     """
@@ -103,7 +103,7 @@ def account_of(
 
 @attrs.define(eq=False)
 class Ahead:
-    """Counts the records of the rounds that are still to be copied, and reads the header of each batch only once.
+    """A counter of the records in the rounds that are not copied yet; it reads the header of each batch only once.
 
     The counts serve both the lag and the plan of the next round.
 

@@ -1,8 +1,8 @@
 """Fork the Python workers of a local Spark session, as ``pyspark.daemon`` does, with less to import in each of them.
 
-Spark has its largest jar on the path of modules, so a worker that looks for a module or a package's version reads the
-jar's directory again.  What is imported here starts no thread, so that workers can be forked afterwards; pyarrow,
-pandas and numpy do, and stay with the workers.
+Spark puts its largest jar on Python's path of modules, so a worker that looks for a module or a package's version reads
+the jar's directory again.  The modules that are imported here start no threads, so that workers can be forked
+afterwards.  pyarrow, pandas and numpy start threads, so only the workers import them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
 
 
 def damage_of(store: LakeStore) -> str | None:
-    """Return which file of the log is damaged or missing, and what to do; None if none is found.
+    """Return which file of the log is damaged or missing, and what to do, as text; None if no damage is found.
 
     :raises JournalUnreachable: the object store cannot be reached
     """
@@ -108,7 +108,7 @@ def _is_parquet(files: fs.FileSystem, name: str) -> bool:
 
 
 def _checkpoint(files: fs.FileSystem, names: set[str]) -> tuple[int, list[str]]:
-    """Return the version of the last checkpoint, and the names of its files; -1 and no files if there is none."""
+    """Return the version of the last checkpoint (-1 if there is none), and the names of its files."""
     if "_last_checkpoint" not in names:
         return -1, []
     last = json.loads(_read(files, "_last_checkpoint"))
@@ -119,7 +119,7 @@ def _checkpoint(files: fs.FileSystem, names: set[str]) -> tuple[int, list[str]]:
 
 
 def _transactions_of(entry: bytes) -> dict[str, int]:
-    # Most lines of a large entry are files, which need not be parsed.
+    # Most lines of a large entry describe files; these lines need not be parsed.
     actions = (json.loads(line) for line in entry.splitlines() if b'"txn"' in line)
     return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 

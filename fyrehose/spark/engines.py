@@ -43,6 +43,6 @@ def _in_worker(function: Callable[[T], R], task: T) -> R:
 
 
 def locally(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """Run tasks in this process, one after another; freed memory is kept for the next ones (memory.release())."""
+    """Run tasks in this process, one after another; memory that a task frees is kept for the next task."""
     memory.keep()
     return [function(task) for task in tasks]

@@ -17,7 +17,7 @@ from fyrehose.spark.lake import day_of
 from fyrehose.spark.selection import Selection
 from fyrehose.spark.stores import LakeStore
 
-#: Most records of a batch; a batch of payloads of some KiB each is then some MiB.
+#: The largest number of records in a batch, so that a batch with payloads of some KiB each has some MiB.
 _ROWS = 1 << 13
 
 
@@ -53,7 +53,8 @@ def read(
     """Yield the given columns of files; columns that a file does not have are null.
 
     :param deleted: indexes of the rows that deletion vectors delete, by file
-    :param wanted: the rows to read; ignored for files with deleted rows, because it would change the indexes of rows
+    :param wanted: the rows to read; ignored for files with deleted rows, because a filter would change the indexes of
+        rows
     """
     files, form = store.files(), dataset.ParquetFileFormat()
     with store.explained():
@@ -65,7 +66,7 @@ def read(
 
 
 def kept(batches: Iterable[pa.RecordBatch], deleted: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of one file without the deleted rows; their indexes in the file are in order."""
+    """Yield the batches of one file without the deleted rows, whose indexes in the file are in *deleted*, sorted."""
     first = 0
     for batch in batches:
         begin, end = np.searchsorted(deleted, (first, first + batch.num_rows))

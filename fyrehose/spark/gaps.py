@@ -1,9 +1,9 @@
 """Find the numbers that a journal does not have: one row for each range that is declared lost, damaged or missing.
 
-    in: a journal's place      out: Lost: stream, first and last number, file, position, reason
+    in: a journal      out: Lost: stream, first and last number, file, position, reason
 
-Every batch is read from the beginning of its segment, and reading continues after damage.  Error messages use this to
-name the lost numbers.
+Every segment is read from its beginning, and reading continues after damage.  Error messages use this module to name
+the lost numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Lost:
 class _Walk:
     """State of reading a segment's batches in order.
 
-    :ivar last: last number so far, by stream
-    :ivar floor: the last number of all streams that are not in ``last``
+    :ivar last: the last number of each stream so far
+    :ivar floor: the number that is assumed as the last one of each stream that is not in ``last``
     :ivar pending: damage so far, as (position, reason)
     :ivar located: positions of damage for which lost numbers were found
     """
@@ -154,7 +154,7 @@ def _at_end(walk: _Walk, following: Extent | None, position: int, kind: str) -> 
 
 
 def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[str]) -> dict[str, int]:
-    """Return the last numbers of ``streams`` at the end of a segment, or at its beginning if it ends early.
+    """Return the last numbers of ``streams`` at the end of a segment, or at its beginning if the segment is cut off.
 
     :param position: where the segment should end
     """
@@ -177,7 +177,7 @@ def ends_before(place: Place, extent: Extent, position: int, streams: Iterable[s
 def _begun(place: Place, entries: list[fmt.Entry]) -> Streams:
     """Return the state of all streams at the beginning of a segment.
 
-    :raises JournalCorrupt: the snapshot that it refers to is missing or damaged
+    :raises JournalCorrupt: the stream table to which the segment refers is missing or damaged
     """
     return streams_at_start(entries, lambda position: _snapshot(place, position).streams())
 

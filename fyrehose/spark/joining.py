@@ -20,7 +20,7 @@ from fyrehose.records import Run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Columns of a record that say to which event a part belongs.
+#: Columns by which the parts of one event are recognized.
 LABELS = ("source", "producer", "topic", "content_type", "producer_seq")
 _KINDS = pa.array(sorted(PARTS))
 
@@ -71,7 +71,7 @@ def joined_batches(batches: Iterable[pa.RecordBatch], joiner: Joiner) -> Iterato
                 yield batch.slice(begin, at - begin)
             begin = at + 1
             run = run_of(batch, at)
-            # A copy without the payload: a slice would keep the whole batch in memory.
+            # Copy the row without its payload, because a slice would keep the whole batch in memory.
             rows[run.stream, run.first_seq] = _with(batch.slice(at, 1), {"payload": b""}).take(pa.array([0]))
             yield from batch_of(joiner.join(run))
         if begin < batch.num_rows:
@@ -119,9 +119,9 @@ def _holding(batches: Iterable[pa.RecordBatch]) -> Joiner:
 
 
 def _payload(last: Run, found: Iterable[Run]) -> bytes:
-    """Return the payload of an event from the runs that a joiner passed on when its last part arrived."""
+    """Return the payload of an event from the runs that a joiner passed on when the event's last part arrived."""
     key = last.stream, last.producer
-    # The joiner passes on an event that is no JSON text in several runs.
+    # If an event is not a JSON text, the joiner passes it on in several runs.
     mine = [run for run in found if (run.stream, run.producer) == key and is_next(last, run)]
     whole = b"".join(run.payload for run in mine)
     return whole if len(whole) <= LARGEST else bytes(last.payload)

@@ -2,9 +2,9 @@
 
     publish(stream, payload) -> chunks of at most 1 MiB -> POST with Idempotency-Key ... -> 200: on the server's disk
 
-The key of a chunk is that of the task, and the chunk's number in its stream.  Rows are cut into chunks by their order
-and their sizes alone, so a task that runs again with the same rows in the same order sends the same chunks.  The server
-compares chunks: it refuses other messages under a known key.
+The key of a chunk consists of the task's key and the chunk's number in its stream.  Rows are cut into chunks by their
+order and their sizes alone, so a task that runs again with the same rows in the same order sends the same chunks.  The
+server compares chunks: it refuses other messages under a known key.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from fyrehose.records import Buffer
 from fyrehose.spark.publisher import encoded_name, pace
 from fyrehose.web.tokens import authorization
 
-#: The largest chunk, in bytes with the lengths of its messages: as much as the server accepts in one publish.
+#: The largest chunk, in bytes, including the lengths of its messages: the server accepts so much in one publish.
 CHUNK = 1 << 20
-#: Most bytes of incomplete chunks of all streams.
+#: Limit of the bytes in incomplete chunks, for all streams together.
 BUFFERED = 32 << 20
-#: How long a chunk is sent again while the server cannot be reached or answers "later", in seconds.
+#: How long a chunk is sent again while the server cannot be reached or asks to retry later, in seconds.
 PATIENCE = 60.0
 #: The first and the longest pause before a chunk is sent again, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-#: The content type of a chunk of messages; a message that is larger than a chunk is a body of its own, without one.
+#: The content type of a chunk of messages; a message that is larger than a chunk is sent as a body of its own, without
+#: a content type.
 MESSAGES = "application/vnd.fyrehose.messages"
 _LENGTH = Struct(">I")
 #: Statuses of refusals after which the same request may succeed later.
@@ -47,12 +48,12 @@ class _Chunk:
 
 @attrs.define(eq=False)
 class KeyedPublisher:
-    """Publishes the rows of one task to one server, each once, in the order of each stream.
+    """A publisher of the rows of one task to one server, each row once, in the order of each stream.
 
     :ivar url: the server's HTTP listener: ``http://HOST:PORT``
     :ivar key: the beginning of all keys, which identifies the task among all tasks of all jobs
     :ivar token: the token to send, if any
-    :ivar rate: most messages a second; 0 for no limit
+    :ivar rate: the limit of messages a second; 0: no limit
     :ivar patience: how long a chunk is sent again, in seconds
     """
 

@@ -1,6 +1,6 @@
 """The lake: the archived records of journals as one Delta table, which any tool can read.
 
-    LAKE/_delta_log/...                             says which files count; no other file does
+    LAKE/_delta_log/...                             says which files belong to the lake
     LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number
     LAKE/_lost/...                                  a Delta table of the numbers that journals declare lost
     LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system;
@@ -53,13 +53,13 @@ _SETTINGS = {
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
-#: Name of a property of the table: the server's name, by the identity of its journal.
+#: Beginning of the names of the table's properties that hold servers' names; the identity of the journal follows.
 _SERVER = "fyrehose.server."
 #: Separates a journal's identity from a stream in the names of transactions.
 _END = ".end/"
 #: The beginning of the names of transactions that hold counts.
 _COUNTED = "count/"
-#: The version of the protocol that readers need for columns with other names in files.
+#: The version of Delta's reader protocol that is needed if columns have other names in the files.
 _BY_COLUMN_MAPPING = 2
 #: Property of the table: the columns whose least and largest values the log has for each file.
 _MEASURED = "delta.dataSkippingStatsColumns"
@@ -114,7 +114,8 @@ class Lake:
     schema: pa.Schema = TABLE
     measured: Sequence[str] = ("server", "stream", "seq", "time")
     _table: DeltaTable | None = attrs.field(default=None, init=False)
-    #: A version of the table, and what was read from its log, because delta-rs opens every entry since the checkpoint.
+    #: A version of the table, and results of reading its log, which are kept because each reading by delta-rs opens
+    #: every entry since the checkpoint.
     _cache: tuple[int, dict[str, Any]] = attrs.field(factory=lambda: (-1, {}), init=False)
 
     @classmethod
@@ -274,7 +275,7 @@ class Lake:
     def admit(self, identity: bytes, server: str | None, default: str) -> str:
         """Give a journal a name in the lake, if it has none yet, and return its name.
 
-        :param server: the name; None: the name that it has, or else ``default``
+        :param server: the name; None: the name that the journal has in the lake, or else ``default``
         :raises ConfigError: another journal has this name, or this journal has another name
         :raises JournalError: the journal has no identity
         """
@@ -347,7 +348,7 @@ class Lake:
         return {name.removeprefix(_COUNTED): count for name, count in found.items() if name.startswith(_COUNTED)}
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Add columns to the table; the rows that it has are null there.
+        """Add columns to the table; in its existing rows, they are null.
 
         :raises JournalError: another program has changed the table
         """
@@ -469,9 +470,10 @@ class Lake:
 
     @contextmanager
     def locked(self, identity: bytes) -> Iterator[None]:
-        """Hold the lock of the archive of one journal, where the file system has locks.
+        """Hold the lock of one journal's archive during the context, if the file system has locks.
 
-        An object store has none: of two archives of a journal, the one that commits second ends with an error then.
+        An object store has no locks: there, of two archives of a journal, the one that commits second ends with an
+        error.
 
         :raises JournalLocked: another archive of the journal holds it
         """
@@ -602,7 +604,7 @@ def delete_rows(store: LakeStore, table: DeltaTable, where: str) -> int:
 
 
 def _opened(store: LakeStore) -> DeltaTable | None:
-    """Return the table of a store; None if there is none."""
+    """Return the Delta table in a store; None if the store has no table."""
     with store.explained():
         if not DeltaTable.is_deltatable(store.uri, store.options):
             return None
@@ -616,7 +618,8 @@ def _read_actions(table: DeltaTable) -> pa.Table:
 def _hooks(table: DeltaTable) -> PostCommitHookProperties:
     """Return the options that let delta-rs remove old entries of the log only in a commit with a checkpoint.
 
-    delta-rs examines each entry of the log to find old ones, so each kept entry would make commits slower.
+    To find old entries, delta-rs examines every entry that the log still has; if every commit did that, commits would
+    become slower with each entry.
     """
     interval = int(table.metadata().configuration.get(_INTERVAL) or _SETTINGS[_INTERVAL])
     makes_checkpoint = (table.version() + 2) % interval == 0

@@ -2,9 +2,9 @@
 
 in: record batches in the order of server, stream and number      out: a Parquet file, and its AddAction
 
-A large stream has separate row groups of at most GROUP records each.  Small ones share a group of at most SMALL
-records.  All readers skip row groups by the statistics in the footer: DuckDB, Polars, pyarrow and Spark read a few
-percent of the bytes for a stream of two percent.
+A large stream has separate row groups of at most GROUP records each.  Small streams share a group of at most SMALL
+records.  DuckDB, Polars, pyarrow and Spark skip row groups by the statistics in the footer, so they read a few percent
+of the bytes for a stream that has two percent of the records.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fyrehose.spark.lake import PARTITION, day_of
 from fyrehose.spark.selection import time_of
 from fyrehose.spark.stores import LakeStore
 
-#: Most records of a row group.
+#: The largest number of records in a row group.
 GROUP = 1 << 16
-#: Most records of a row group that several streams share.
+#: The largest number of records in a row group that several streams share.
 SMALL = 1 << 12
 
 #: Columns of a file, without the day, which is in the name of its directory.
@@ -39,7 +39,8 @@ SCHEMA = pa.schema([pa.field("server", ENCODED), *arrow_schema(tuple(COLUMNS), e
 STRINGS = [field.name for field in SCHEMA if field.type == ENCODED]
 #: Columns of numbers and times, whose differences from record to record are small.
 _RISING = ["seq", "time", "producer_seq", "event_time"]
-#: Columns that are not compressed: their encoding makes them small, and compression takes time for each row group.
+#: The compression of each column: most have none, because their encoding makes them small, and compression takes time
+#: for each row group.
 _COMPRESSION = dict.fromkeys(SCHEMA.names, "none") | dict.fromkeys(("producer", "topic", "event_id", "payload"), "zstd")
 #: Columns with statistics, by which readers skip row groups; statistics of payloads would only make files larger.
 _MEASURED = ["server", "stream", "seq", "time", "source", "topic", "event_time"]
@@ -118,7 +119,7 @@ class LakeFile:
             self._stack.close()  # closing makes the file durable
 
     def write(self, records: pa.Table) -> None:
-        """Add a row group."""
+        """Write *records* as one row group."""
         columns = [
             _compacted(column) if field.type == ENCODED else column
             for field, column in zip(SCHEMA, records.itercolumns(), strict=True)
@@ -148,7 +149,7 @@ class LakeFile:
 
 
 def new_path(day: str, name: str) -> str:
-    """Return the path of a new file of one day; it is unique, because a task that Spark repeats must not overwrite."""
+    """Return a unique path for a new file of one day, so that a task that Spark repeats does not overwrite a file."""
     return f"{PARTITION}={day}/{name}-{uuid.uuid4().hex[:12]}.parquet"
 
 
@@ -183,7 +184,7 @@ def add_action(
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as statistics have it: a time as a text that ends with Z."""
+    """Return a value in the form that statistics need: a time becomes a text that ends with Z."""
     return f"{value:%Y-%m-%dT%H:%M:%S.%f}Z" if isinstance(value, datetime) else value
 
 

@@ -80,6 +80,6 @@ def _limit(trim_threshold: int, mmap_max: int) -> None:
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library if it is glibc; None for another one, whose allocator does not have these parameters."""
+    """Return the C library if it is glibc; None for another library, because its allocator lacks these parameters."""
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") else None

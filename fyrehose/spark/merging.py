@@ -20,7 +20,7 @@ from pyarrow import compute, parquet
 from fyrehose.spark.layout import SCHEMA, STRINGS, LakeFile, groups, spans
 from fyrehose.spark.stores import LakeStore
 
-#: Most bytes of shared row groups that are in memory at a time, uncompressed.
+#: Limit of the bytes of shared row groups that are in memory at a time, uncompressed.
 SHARED = 128 << 20
 #: The columns by which files are sorted, and their types.
 _ORDER = {"server": pa.string(), "stream": pa.string(), "seq": pa.int64()}

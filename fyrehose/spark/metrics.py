@@ -1,6 +1,6 @@
 """Metrics of an archive and of typed tables for Prometheus.
 
-in: the state of the command, some seconds apart      out: what :mod:`fyrehose.observe.exporting` exports
+in: the state of the command, every few seconds      out: what :mod:`fyrehose.observe.exporting` exports
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plan the parts of segments to read for a selection, without reading records.
 
-    in: a journal's place, a selection, positions      out: parts, each (segment, range of batches)
+    in: a journal, a selection, positions      out: parts, each (segment, range of batches)
 
 The server may write, roll over and delete segments between planning and reading.  A part therefore has the checksum at
 its end, and the last number of each stream before and within it.  A reader that finds other values raises an error, so
@@ -30,7 +30,8 @@ from fyrehose.spark.selection import Selection
 
 #: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
-#: If more streams are selected, all batches of a segment are read, and not only those that its index lists for them.
+#: If more streams are selected, all batches of a segment are read, and not only the batches that the index lists for
+#: these streams.
 FOLLOWED = 64
 #: Batches are skipped only if less than this fraction of a segment remains to be read.
 _WORTH_IT = 0.5
@@ -69,7 +70,7 @@ class Part:
 
 @attrs.define(eq=False)
 class Planner:
-    """Plans the parts of one journal.
+    """A planner of the parts into which the reading of one journal is divided.
 
     :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
     """
@@ -116,7 +117,7 @@ class Planner:
         known, self._last = self._last, {}
         if index is not None:
             return self._cut(extent, first, stop, _index_boundaries(index), known)
-        # The numbers from the previous segment are right only at the beginning of this one.
+        # The last numbers from the index of the previous segment are right only at the beginning of this segment.
         known = known if first == extent.base + fmt.SEGMENT_HEADER.size else {}
         boundaries = ((header.position, header.chain) for header in headers(self.place, extent, first, stop))
         return self._cut(extent, first, stop, boundaries, known)
@@ -126,7 +127,7 @@ class Planner:
         since, until = self.selection.start.time, self.selection.end.time
         if until is not None and _created(self.place, extent.base) > until:
             return False
-        # Times never go back, and the next segment was made at the last time of this one.
+        # Times never decrease, and the next segment was created at the time of this segment's last batch.
         return since is None or not sealed or not 0 < _created(self.place, extent.end) < since
 
     def _wanted(self, index: PackedIndex) -> list[str] | None:
@@ -145,9 +146,9 @@ class Planner:
         return streams
 
     def _followed(self, extent: Extent, index: PackedIndex, streams: list[str]) -> list[Part]:
-        """Return parts with only the batches that contain ``streams``, and the streams' numbers before and in them."""
+        """Return parts with only the batches that contain ``streams``, and the last numbers of these streams."""
         ranges: list[tuple[int, int]] = []
-        # A batch may be longer than the steps of the index: then its range ends at the beginning of another batch.
+        # A batch may be longer than the steps of the index, so end its range at the beginning of another batch.
         whole = self.selection == Selection()  # then every batch is read, and the index is not needed
         begins = [] if whole else [*(position for position, _ in _index_boundaries(index)), extent.end]
         known: dict[str, int] = {}
@@ -235,7 +236,7 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
 
 
 def boundary(place: Place, view: View, position: int) -> int:
-    """Return the position of the first batch that begins at ``position`` or later, or else the end of its segment.
+    """Return the position of the first batch that begins at ``position`` or later, or else the end of the segment.
 
     :raises JournalCorrupt: a header is damaged, or the segment was deleted
     """
@@ -309,8 +310,8 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
         raise missing(place, view, begin, f"{place} begins at position {view.start}: retention deleted what was before")
     if (read := max(begin, end)) > view.mark:
         raise JournalCorrupt(
-            f"{place} ends at position {view.mark}, and was read up to {read} before: it is another journal, or was "
-            "put back from an older copy; begin anew, with another lake or checkpoint"
+            f"{place} ends at position {view.mark}, but was read up to {read} before: this is another journal, or "
+            "it was put back from an older copy; begin anew, with another lake or checkpoint"
         )
     position = view.start
     for extent in (*view.segments, Extent(view.mark, view.mark)):
@@ -334,8 +335,8 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
             except fmt.Damage:
                 if _between(reader, first, begin):
                     raise JournalCorrupt(
-                        f"no batch begins at position {begin} of {place}: the position is of another journal, or of "
-                        "one that a promoted standby has replaced; begin anew, with another lake or checkpoint"
+                        f"no batch begins at position {begin} of {place}: the position is from another journal, or "
+                        "from one that a promoted standby has replaced; begin anew, with another lake or checkpoint"
                     ) from None
 
 
@@ -343,7 +344,7 @@ def check_beginning(place: Place, view: View, begin: int) -> None:
 def no_deletion(place: Place, view: View | None, position: int, when: str) -> Iterator[None]:
     """Raise an error that names the lost numbers if a segment that the context reads was deleted.
 
-    :param view: the journal as it was before; None: as it is then
+    :param view: the journal as it was before the context; None: as it is when the deletion is noticed
     :param position: where the reading begins
     :param when: when the file was deleted, for the message
     :raises JournalCorrupt: a segment was deleted

@@ -31,7 +31,7 @@ _VERSION, _PUBLISH, _ACK, _PING, _PONG = 1, 5, 6, 8, 9
 #: Largest frame that is accepted from the server, in bytes; ACK and PING are much smaller.
 _LARGEST = 1024
 
-#: Most unacknowledged messages, and their size in bytes.
+#: Limits of the unacknowledged messages: their number, and their size in bytes.
 WINDOW = 10_000
 WINDOW_BYTES = 8 << 20
 #: Timeout of an acknowledgement, in seconds, and how many failed connections in a row are an error.
@@ -43,11 +43,11 @@ _SEND = 64 << 10
 
 @attrs.define(eq=False)
 class SparkPublisher:
-    """Publishes to one server, at least once and in order.
+    """A publisher to one server, whose messages are delivered at least once and in order.
 
     :ivar first: the number of the first message; a caller that runs again must pass the same number, so that duplicates
         can be found (jobs/dedup.py)
-    :ivar rate: most messages a second; 0 for no limit
+    :ivar rate: the limit of messages a second; 0: no limit
     :ivar patience: timeout of an acknowledgement, in seconds
     """
 

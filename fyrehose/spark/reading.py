@@ -30,7 +30,7 @@ from fyrehose.spark.selection import Selection
 
 _BATCH = fmt.BATCH_HEADER.size
 _RUN = fmt.RUN_HEADER.size
-#: Offset in a run's header from which the headers of runs of one kind are equal: columns, and lengths of names.
+#: Offset in a run's header: from there on (columns, lengths of names), the headers of all runs of one kind are equal.
 _KIND = 28
 
 #: A batch: position, kind, mended, length of the body, chain, time, checksum, bytes; begin and end of the body in the
@@ -46,7 +46,7 @@ _LARGEST = (1 << 63) - 1
 
 @attrs.define(eq=False)
 class PartReader:
-    """Reader of one part.
+    """A reader of one part of a journal.
 
     :ivar schema: schema of the record batches; it may declare columns nullable that are never null
     :ivar skip_gaps: do not raise :class:`JournalGap` for missing numbers
@@ -64,7 +64,7 @@ class PartReader:
     _streams: dict[str, int] = attrs.field(factory=dict, init=False)
     #: for each stream: the last number so far, the first and the last selected number (kernels/pure/columns.py)
     _table: Any = attrs.field(factory=lambda: np.empty((64, 3), np.int64), init=False)
-    #: last number of streams that are not in _streams
+    #: the number that is assumed as the last one of each stream that is not in _streams
     _floor: int = attrs.field(default=_UNKNOWN, init=False)
     #: the index of each kind of runs, by the bytes that their headers share
     _known: dict[bytes, int] = attrs.field(factory=dict, init=False)
@@ -148,7 +148,7 @@ class PartReader:
                 self._declared(entry)
 
     def _runs(self, view: memoryview, at: int, stop: int, time: int) -> None:
-        """Add the selected runs of a batch: the kernel adds most of them, and :meth:`_attend` the others."""
+        """Add the selected runs of a batch: the kernel (fyrehose.kernels) adds most, and :meth:`_attend` the others."""
         pieces = self._pieces
         if not pieces.chunks or pieces.chunks[-1] is not view:
             pieces.chunks.append(view)
@@ -174,7 +174,7 @@ class PartReader:
         self._bytes += int(added[:, 9].sum())
 
     def _attend(self, view: memoryview, at: int, stop: int, time: int) -> int:
-        """Process a run that the kernel cannot, and return where the kernel continues: at the next run, or here again.
+        """Process a run that the kernel cannot; return where the kernel continues: at the next run, or here again.
 
         :raises Damage: its lengths contradict each other
         :raises JournalGap: numbers before the run are missing
@@ -238,7 +238,7 @@ class PartReader:
         return index
 
     def _begins(self, name: str, last: int) -> None:
-        """Check the last number of a stream that the beginning of the segment states."""
+        """Check the last number that the beginning of the segment states for a stream."""
         stream = self._streams.get(name)
         if stream is None:
             self._follow(name, last)

@@ -84,7 +84,7 @@ class RoundJob(Generic[S]):
         self._ahead = Ahead(self.source, self.round_bytes)
 
     def copy(self, view: View) -> None:
-        """Copy one round, completely or not at all, and move ``done.position``."""
+        """Copy one round, completely or not at all, and move ``done.position`` to its end."""
         raise NotImplementedError
 
     def state(self, behind: Behind) -> S:
@@ -98,7 +98,7 @@ class RoundJob(Generic[S]):
         self._settled = time.monotonic()
 
     def idle(self) -> None:
-        """Do what is left to do when no round is due."""
+        """Do the remaining work of the job when no round is due."""
 
     def optimize(self) -> None:
         """Merge small files, and remove files that are not used any more."""
@@ -134,10 +134,10 @@ class RoundJob(Generic[S]):
         behind, waited = view.mark - self.done.position, time.monotonic() - self._began
         if behind < 0:
             raise JournalUnreachable(
-                f"{self.journal} ends at position {view.mark}, and {self.target} has it up to {self.done.position}: it "
-                "is behind, such as a server of a cluster that has not caught up, or was put back from an older copy, "
-                "or is a standby that was promoted and lacks the end; put the newer journal back, or give this one a "
-                "lake or output of its own"
+                f"{self.journal} ends at position {view.mark}, but {self.target} was made from a journal up to "
+                f"position {self.done.position}: if a server of a cluster has not caught up yet, wait; if the journal "
+                "was put back from an older copy, or is a promoted standby that lacks the end, put the newer journal "
+                "back, or give this one a lake or output of its own"
             )
         if behind and self._compared != self.done.position:
             check_beginning(self.source, view, self.done.position)
@@ -166,7 +166,7 @@ class RoundJob(Generic[S]):
         return pause
 
     def observe(self, view: View, at_least: float) -> None:
-        """Pass the state to the monitor, if there is one; but not if this was done less than *at_least* seconds ago."""
+        """Pass the state to the monitor, if there is one, unless that was done less than *at_least* seconds ago."""
         if self.monitor is None or time.monotonic() - self._monitored < at_least or view.mark < self.done.position:
             return
         self.monitor(self.state(self._ahead.behind(view, self.done.position)))

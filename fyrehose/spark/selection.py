@@ -17,10 +17,10 @@ from fyrehose.errors import ConfigError
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import LAST_SEQ
 
-#: The name whose number applies to all streams that are not named.
+#: The name that stands for all streams that are not named.
 EVERY = "*"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Most digits of a number; longer texts are not parsed as numbers.
+#: The largest number of digits of a number; longer texts are not parsed as numbers.
 _DIGITS = 20
 
 
@@ -38,7 +38,7 @@ class Bounds:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Selection:
-    """The selected records; by default all.
+    """A selection of records; by default, of all records.
 
     :ivar patterns: one of them must cover a stream; None: all streams are selected, also the server's own
     :ivar streams: if set, a stream must also be one of these

@@ -44,11 +44,11 @@ done
 exec '{java}' "$@"
 """
 
-#: Log errors only: a user can do nothing about the warnings of Spark's start.
+#: Log errors only, because a user can do nothing about the warnings that Spark logs when it starts.
 _SILENT = f'-Dlog4j2.configurationFile="{Path(__file__).with_name("log4j2.properties")}"'
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-#: All processors of this machine; a task whose worker dies is retried.
+#: Use all processors of this machine, and retry a task whose worker dies.
 LOCAL_MASTER = "local[*,3]"
 #: Settings for one machine: listen on loopback only, without the web UI.
 LOCAL = {
@@ -203,7 +203,8 @@ def spark_home(environ: Mapping[str, str]) -> Path:
 def _in_cache(name: str, write: Callable[[Path], None], environ: Mapping[str, str]) -> Path | None:
     """Let *write* fill a directory *name* in the user's cache or else in the temporary directory, and return it.
 
-    Return None if neither is writable.  Programs are started from it, so nobody else may replace it.
+    Return None if neither is writable.  Programs are started from this directory, so no other user may be able to
+    replace it.
     """
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent")) / ".cache"
     for parent in (Path(cache) / "fyrehose", Path(tempfile.gettempdir()) / f"fyrehose-{os.getuid()}"):

@@ -2,7 +2,7 @@
 
     to           HOST:PORT of a server's Figg listener; with exactlyOnce http://HOST:PORT of its HTTP listener
     stream       stream to publish to; by default, the column ``stream`` of each row
-    rate         most rows a second, for each task
+    rate         limit of rows a second, for each task
     exactlyOnce  ``true``: a task that runs again publishes nothing twice (spark/keyed.py)
     id           with exactlyOnce in a batch job: identifies the job, also when it is run again
     tokenFile    with exactlyOnce: a file with a token, if the server's access policy requires one
@@ -41,7 +41,7 @@ OPTIONS = (
     *("to", "stream", "rate", "exactlyOnce", "id", "tokenFile"),
     *("path", "checkpointLocation", "queryName"),
 )
-#: The permitted ids of a batch job, because the id becomes a part of keys.
+#: The ids that a batch job may have; they are restricted because the id becomes a part of keys.
 _ID = re.compile(r"[A-Za-z0-9._:@+=-]{1,128}")
 
 
@@ -61,8 +61,8 @@ def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) 
 class SinkTarget:
     """Parsed options of the sink.
 
-    :ivar to: (host, port) of a Figg listener, or the URL of an HTTP listener for exactly once
-    :ivar job: the id of a batch job that publishes exactly once
+    :ivar to: (host, port) of a Figg listener; for exactly-once delivery, the URL of an HTTP listener
+    :ivar job: the id of a batch job with exactly-once delivery
     """
 
     to: tuple[str, int] | str
@@ -144,7 +144,7 @@ def _job(options: Mapping[str, str], streaming: bool) -> str | None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Publishes the rows of a table."""
+    """A writer that publishes the rows of a batch DataFrame."""
 
     def __init__(self, target: SinkTarget) -> None:
         self.target = target
@@ -155,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the rows of each micro-batch."""
+    """A writer that publishes the rows of each micro-batch."""
 
     def __init__(self, target: SinkTarget) -> None:
         self.target = target

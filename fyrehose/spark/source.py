@@ -11,8 +11,8 @@
     subscription         name of a subscription: retention keeps what a stream's checkpoint does not have yet
 
 The offset of a stream of micro-batches is a position of the journal, for all streams, with the journal's identity and
-the checksum of what is before it.  A checkpoint is therefore refused by another journal, and by a copy that went on
-differently, instead of skipping records there.
+the checksum of what is before it.  Therefore, instead of skipping records, a query is refused if its checkpoint was
+made with another journal, or with a copy of the journal that was continued differently.
 
 Spark does not prune columns for a source in Python: pass ``.schema("stream string, seq bigint")`` to read only these.
 Filters are not pushed down, because Spark 4.3 reuses the plan of a filtered query for the next query of the same
@@ -127,7 +127,7 @@ class SourceOptions:
         return [*map(InputPartition, planner.parts(start, stop))]
 
     def read(self, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a partition; nothing for the empty one that Spark adds if there is no partition."""
+        """Yield the records of a partition; yield none for the empty partition that Spark adds if there is no other."""
         if partition.value is not None:
             yield from PartReader(self.place, partition.value, self.selection, schema, self.skip_gaps).read()
 
@@ -164,7 +164,7 @@ class FyrehoseDataSource(DataSource):
 
 
 class RecordReader(DataSourceReader):
-    """Reads the records that the journal has when the query is planned."""
+    """A reader of the records that the journal has when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -185,7 +185,7 @@ class RecordReader(DataSourceReader):
 
 
 class GapReader(DataSourceReader):
-    """Reads the table of gaps: the numbers that are missing from the journal."""
+    """A reader of the table of gaps: the numbers that are missing from the journal."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -213,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.kept: tuple[int, float] = (-1, 0.0)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the offset at which a new query begins: given by its options, or else the oldest record."""
+        """Return the offset at which a new query begins: the one in its options, or else that of the oldest record."""
         view = self.options.place.view()
         position, start = view.start, self.options.start_position
         if self.options.latest:
@@ -230,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keep(self._checked(end, view), view)
 
     def _keep(self, position: int, view: View) -> None:
-        """Move the subscription, if there is one, to *position*; if it does not move, update it only now and then."""
+        """Move the subscription, if there is one, to *position*; renew an unmoved one every HEARTBEAT seconds."""
         now = time.monotonic()
         if self.options.subscription is not None and (position > self.kept[0] or now - self.kept[1] >= HEARTBEAT):
             self.options.place.update_subscription(self.options.subscription, position, view.identity)

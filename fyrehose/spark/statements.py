@@ -51,8 +51,8 @@ _TABLES = {
         "create table if not exists {table} using delta location {lake};",
     ),
 }
-#: All engines, those that read only lakes in object stores, and those whose views can join the parts of an event
-#: because the tests can run them.
+#: All engines; the engines that read only lakes in object stores; and the engines whose views can join the parts of an
+#: event, which are those whose statements the tests can run.
 ENGINES = (*_TABLES, "dbt")
 REMOTE = frozenset({"athena", "snowflake", "unity"})
 JOINING = frozenset({"duckdb", "dbt"})
@@ -109,7 +109,7 @@ def joined(records: str) -> str:
 
 
 def _sql(engine: str, lake: str, streams: Sequence[str], made: Callable[[str], str]) -> Iterator[str]:
-    """Yield the statements of an engine that has SQL: those of the table, and a view of each stream."""
+    """Yield the SQL statements for an engine: those that create the table, and a view of each stream."""
     literal, quoted = (_unity_literal, _unity_quoted) if engine == "unity" else (_literal, _quoted)
     table = f"{SCHEMA}.{TABLE}"
     path = lake.partition("://")[2].partition("/")[2] or lake

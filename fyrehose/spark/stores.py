@@ -26,13 +26,13 @@ from fyrehose.errors import ConfigError, JournalUnreachable
 _BACKTRACE = re.compile(r"\n\s*0: ")
 #: Bytes of a file that are written at a time, because Parquet writes each page separately, and pages may be small.
 _BUFFER = 1 << 20
-#: Options by which two writers cannot create the same version of the log: a put of an existing object fails.
+#: Options that keep two writers from creating the same version of the log, because a put of an existing object fails.
 _OPTIONS = {"aws_conditional_put": "etag"}
 
 
 @attrs.frozen
 class LakeStore:
-    """Where a lake is: a directory, or a place in an object store.
+    """The location of a lake: a directory, or a path in an object store.
 
     :ivar uri: an absolute path, or the URL of an object store
     """
@@ -89,7 +89,7 @@ class LakeStore:
         return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
 
     def sizes(self, paths: Sequence[str]) -> list[int | None]:
-        """Return the size of each file in bytes; None if it is missing."""
+        """Return the size in bytes of each file; None for a missing file."""
         if not self.remote:
             return [_size(self.directory / path) for path in paths]
         with self.explained():
@@ -111,7 +111,7 @@ class LakeStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise errors of an object store as one line; delta-rs raises them with many lines.
+        """Raise errors of an object store again with a text of one line, because the texts of delta-rs have many lines.
 
         :raises JournalUnreachable: the object store cannot be reached, or refuses
         """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fyrehose.spark.lake import File, Lake
     from fyrehose.spark.stores import LakeStore
 
-#: The largest number that Spark has.
+#: The largest integer that Spark has.
 _LARGEST = (1 << 63) - 1
 
 
@@ -48,8 +48,8 @@ def table(
         alone
     :param journal: a directory or http://HOST:PORT; None for the lake alone
     :param streams: include only these streams, and open only their files
-    :param start: the first number, or a time, as in the options of the source; only files that may have records behind
-        it are opened
+    :param start: the first number, or a time, as in the options of the source; only files that may have records from
+        there on are opened
     :param end: the last number, or the time before which records are included
     :param gaps: ``error``, or ``skip`` to ignore numbers that are missing from the journal
     :param parts: ``keep``, or ``join`` to make one row of an event that is stored in parts, see
@@ -119,7 +119,7 @@ def beyond(
 
 @attrs.define(eq=False)
 class Views:
-    """Makes DataFrames of single streams that share the lists of files and the journal's end, which are slow to get."""
+    """DataFrames of single streams, which share what is slow to get: the lists of files and the journal's end."""
 
     spark: SparkSession
     lake: Lake | None
@@ -198,7 +198,7 @@ def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], d
 
 
 def _without(records: DataFrame, deleted: Mapping[str, Any]) -> DataFrame:
-    """Return *records* without the rows whose index in their file is among the deleted ones."""
+    """Return *records* without the rows whose index in their file is among *deleted*."""
     from pyspark.sql import functions as f
 
     # The end of a path identifies a file of a lake, however Spark writes the beginning of the path.

@@ -37,8 +37,8 @@ def catalog(
     other characters than letters, digits and ``_`` need backquotes: ``streams.`web.access```.
 
     :param lake, journal, parts, gaps: as in :func:`fyrehose.spark.table`
-    :param match: a pattern of streams, in which ``*`` stands for any text; the server's own, whose names begin with a
-        dot, match only a pattern that begins with a dot, too
+    :param match: a pattern of streams, in which ``*`` stands for any text; the server's own streams, whose names begin
+        with a dot, match only a pattern that begins with a dot, too
     :return: the names of the streams that have a view
     :raises ConfigError: the session uses another database for such views
     :raises JournalError: the lake does not exist, or its log is damaged

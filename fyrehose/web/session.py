@@ -133,6 +133,8 @@ class WebSession(ByteSession):
     _last: bool = attrs.field(default=False, init=False)
     #: Whether the body of the answer is sent in chunks.
     _chunked: bool = attrs.field(default=False, init=False)
+    #: How many bytes of the body of an answer are still to be sent; None: the length of the body is not known.
+    _unsent: int | None = attrs.field(default=None, init=False)
     #: Whether further input belongs to the request after the one that is being answered.
     _behind: bool = attrs.field(default=False, init=False)
     #: Whether the last call stopped at MOST_EVENTS, so that the reader may have more parts of requests.
@@ -251,23 +253,38 @@ class WebSession(ByteSession):
         self._begin(204, "", headers)
         self._complete()
 
-    def start(self, status: int, content_type: str, headers: Headers | None = None) -> None:
-        """Send the head of an answer whose body follows by :meth:`send`."""
-        self._begin(status, content_type, headers)
+    def start(self, status: int, content_type: str, headers: Headers | None = None, length: int | None = None) -> None:
+        """Send the head of an answer whose body follows by :meth:`send`.
+
+        :param length: length of the body, in bytes; None: it is not known yet
+        """
+        self._begin(status, content_type, headers, length)
+        self._unsent = None if self._without_body else length
         self._note_state()
 
     def send(self, data: bytes) -> None:
         """Send a piece of the answer's body."""
         if self._answer is not AnswerPart.BODY:
             raise LocalProtocolError("the head of an answer must be sent before a piece of its body")
-        if data and not self._without_body:
+        if not data or self._without_body:
+            return
+        if self._unsent is None:
             self.out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        elif self._unsent < len(data):
+            raise LocalProtocolError(
+                f"the body of an answer is {len(data) - self._unsent} bytes longer than its Content-Length"
+            )
+        else:
+            self._unsent -= len(data)
+            self.out.append(data)
 
     def end(self) -> None:
         """Complete the answer."""
         if self._answer is not AnswerPart.BODY:
             raise LocalProtocolError("no answer was begun that could be completed")
-        if self._chunked and not self._without_body:
+        if self._unsent:
+            raise LocalProtocolError(f"{self._unsent} bytes of the body of an answer were not sent")
+        if self._chunked and self._unsent is None and not self._without_body:
             self.out.append(b"0\r\n\r\n")
         self._complete()
 

@@ -60,7 +60,7 @@ def test_subscribers_have_a_process_of_their_own() -> None:
     assert publishers.extra == {"directory": "d", "last": 0, "round": 0}
 
 
-def test_publisher_without_own_messages_has_separate_subscribers() -> None:
+def test_without_acknowledgements_a_publisher_is_its_own_first_subscriber() -> None:
     subscribers, publishers = bout(protocol="eventbus", subscribers=4)._live("s")
     assert (subscribers.subscribers, publishers.subscribers) == (3, 1)
 

@@ -31,7 +31,7 @@ def test_missing_program_is_named(tmp_path: Path) -> None:
         spawn(tmp_path, ["no-such-program"])
 
 
-def test_error_of_a_server_that_ends_at_its_start_has_its_output(tmp_path: Path) -> None:
+def test_error_of_a_server_that_fails_to_start_has_the_output_of_the_server(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="the port is taken"):
         spawn(tmp_path, [sys.executable, "-c", "print('the port is taken')"], lambda said: "serving" in said)
 

@@ -30,7 +30,7 @@ def test_more_messages_a_second_are_better_and_less_cpu_is() -> None:
     assert (faster.better, cheaper.better, slower.better) == (True, True, False)
 
 
-def test_one_round_has_no_noise_to_be_compared_with() -> None:
+def test_runs_of_one_round_are_not_compared() -> None:
     assert compared(run(micros=(1.0,)), run(micros=(9.0, 9.0))) == ([], 0)
 
 

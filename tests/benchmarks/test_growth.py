@@ -21,7 +21,7 @@ def test_slope_is_the_power_with_which_the_cost_grows(costs: tuple[float, ...], 
     assert fitted(list(zip((1, 10, 100), costs, strict=True))) == pytest.approx(slope)
 
 
-def test_points_are_in_the_order_of_their_numbers() -> None:
+def test_points_of_a_slope_are_sorted_by_their_numbers() -> None:
     found = [measured("streams", 10, 4.0, 8.0, 5.0), measured("streams", 1, 0.5), measured("streams", 2, 1.0)]
     (growth,) = growths(Results(found))
     assert [(number, cost.median) for number, cost in growth.points] == [(1, 0.5), (2, 1.0), (10, 5.0)]
@@ -29,7 +29,7 @@ def test_points_are_in_the_order_of_their_numbers() -> None:
     assert growth.last_slope == pytest.approx(1.0)
 
 
-def test_one_number_is_no_growth() -> None:
+def test_growth_needs_costs_at_two_numbers_or_more() -> None:
     assert list(growths(Results([measured("streams", 10, 4.0)]))) == []
 
 

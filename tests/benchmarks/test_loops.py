@@ -28,7 +28,7 @@ def loop(name: str) -> Iterator[list[int]]:
             process.kill()
 
 
-def test_pushes_come_back_numbered() -> None:
+def test_pushed_messages_are_delivered_with_numbers() -> None:
     assert udp.__doc__
     with loop("udp") as (port,), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.settimeout(10)
@@ -52,7 +52,7 @@ def test_publishes_are_acknowledged_when_they_are_written(tmp_path: Path, monkey
     assert tmp_path.joinpath("written").read_bytes().startswith(frames)
 
 
-def test_events_come_back_numbered() -> None:
+def test_published_events_are_broadcast_with_numbers() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     with loop("zmq") as (out, into), context, sub as subscriber, dealer:

@@ -163,7 +163,7 @@ def test_a_connection_may_hold_exactly_the_limit_of_each_connection() -> None:
     assert not peer.reading
 
 
-def test_frame_with_a_grant_is_charged_once_and_in_full() -> None:
+def test_frame_with_a_memory_grant_is_charged_once_and_in_full() -> None:
     budget = Budget()
     peer = Peer(budget, size=16 * MIB)
     assert peer.send(2 * MIB) == 2 * MIB
@@ -807,7 +807,7 @@ TestBudgetMachine = BudgetMachine.TestCase
 TestBudgetMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
-def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
+def test_memory_grant_is_released_when_the_rest_of_its_frame_is_small() -> None:
     budget = Budget(limit=64 * MIB)
     peer = Peer(budget, size=4 * MIB)
     peer.send(MIB)
@@ -816,7 +816,7 @@ def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
     assert (budget.granted, budget.used) == (0, 8)
 
 
-def test_a_frame_that_shrinks_below_its_grant_makes_room_for_one_that_waits() -> None:
+def test_memory_grant_of_a_frame_with_a_small_rest_is_given_to_a_waiting_frame() -> None:
     budget = Budget(limit=64 * MIB)
     first, second = Peer(budget, "a", size=12 * MIB), Peer(budget, "b", size=4 * MIB)
     first.send(MIB)

@@ -85,7 +85,7 @@ def records(directory: Path) -> int:
     return recover(directory, Files()).streams.ends["s"]
 
 
-def test_the_new_log_begins_behind_the_last_whole_batch_not_at_the_mark(
+def test_the_new_log_begins_behind_the_last_whole_batch_not_at_the_durable_mark(
     config: Path, writer: Writer, begun: list[tuple[str, LogEntry]]
 ) -> None:
     ended = run(config, "--yes")

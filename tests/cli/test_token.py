@@ -25,7 +25,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["token", "create", *words])
 
 
-def test_a_token_grants_the_rights_until_it_ends(key: Path) -> None:
+def test_a_token_grants_the_rights_until_the_token_expires(key: Path) -> None:
     result = run("--key", str(key), "--rights", "subscribe=logs.*", "--rights", "publish=in", "--expires", "1h")
     grant = grant_of(result.stdout.strip(), KEY.encode())
     assert grant is not None

@@ -145,7 +145,7 @@ def test_the_parent_ends_with_the_process_that_has_started_it() -> None:
 
 
 @pytest.mark.parametrize("maker", programs.MAKERS)
-def test_a_maker_of_load_ends_like_a_module_that_python_runs(maker: str) -> None:
+def test_a_forked_load_maker_ends_like_a_module_that_python_runs(maker: str) -> None:
     plan = Plan(wire="figg", port=1, read_port=1, stream="s", size=1, publishers=[1]).dumps().encode()
     words = [sys.executable, "-m", maker]
     for popen in (ForkedPopen, RealPopen):

@@ -120,7 +120,7 @@ def test_reopening_and_closing_a_replica_add_no_bytes(pair: tuple[Writer, Writer
     assert log_of(follower.directory) == log_of(leader.directory)
 
 
-def test_mark_never_goes_beyond_what_is_released(pair: tuple[Writer, Writer]) -> None:
+def test_durable_mark_never_exceeds_the_released_position(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     commit(leader, 1)
     leader.released = leader.position
@@ -175,7 +175,7 @@ def test_a_replica_whose_durable_mark_is_unknown_does_not_open(pair: tuple[Write
     assert scan.segments(leader.directory)
 
 
-def test_a_log_that_ends_before_its_mark_is_reported(pair: tuple[Writer, Writer]) -> None:
+def test_a_log_that_ends_before_its_durable_mark_is_reported(pair: tuple[Writer, Writer]) -> None:
     leader, _ = pair
     leader.close(True)
     with pytest.raises(JournalCorrupt, match="ends before position"):

@@ -52,13 +52,13 @@ def test_segment_deleted_during_the_listing_is_left_out(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("data", "mark"), [(None, 0), (b"", 0), (b"\0" * 12, 0), (scan.pack_mark(77), 77)])
-def test_mark_is_read_as_it_was_written(tmp_path: Path, data: bytes | None, mark: int) -> None:
+def test_durable_mark_is_read_as_it_was_written(tmp_path: Path, data: bytes | None, mark: int) -> None:
     if data is not None:
         (tmp_path / "MARK").write_bytes(data)
     assert scan.read_mark(tmp_path) == mark
 
 
-def test_damaged_mark_is_ignored(tmp_path: Path) -> None:
+def test_damaged_durable_mark_is_ignored(tmp_path: Path) -> None:
     good = scan.pack_mark(1 << 40)
     for bit in range(8 * len(good)):
         bad = bytearray(good)
@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_continue_from_the_previous_one_is_damage(tmp_path
     reader.close()
 
 
-def test_a_mark_file_with_further_bytes_is_ignored(tmp_path: Path) -> None:
+def test_a_durable_mark_file_with_further_bytes_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5))
     assert scan.look_at_mark(tmp_path, Files()) == scan.Mark(77, 5)
     (tmp_path / "MARK").write_bytes(scan.pack_mark(77, 5) + b"\0")

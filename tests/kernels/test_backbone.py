@@ -30,7 +30,7 @@ def test_datagrams_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.encode_pushes(b"", b"") == b""
 
 
-def test_train_is_scanned_into_columns(kernel: ModuleType) -> None:
+def test_batch_of_datagrams_is_scanned_into_columns(kernel: ModuleType) -> None:
     train = push(b"one") + push(b"two") + push(b"3")
     assert kernel.scan_pushes(train, 0, len(train), 12) == (len(train), 3, column(3, 3, 1), b"onetwo3")
     train = deliver(7, b"one") + deliver(8, b"two") + deliver(9, b"")
@@ -106,7 +106,7 @@ def test_columns_that_do_not_match_are_refused(kernel: ModuleType) -> None:
     assert kernel.encode_delivers(pure.LAST_SEQ - 2, column(0, 0, 0), b"")[18:] == b"\x01\0\0" + b"\xff" * 6
 
 
-def test_trains_are_cut_where_the_size_changes_and_where_a_call_is_full(kernel: ModuleType) -> None:
+def test_batches_of_datagrams_end_where_the_size_changes_or_a_call_is_full(kernel: ModuleType) -> None:
     cut = kernel.cut_trains
     assert cut(column(1, 1, 1), 65_507, 64) == [(30, 10)]
     assert cut(column(3, 3, 1, 3), 65_507, 64) == [(12 + 12 + 10, 12), (12, 12)]  # a shorter one ends its train
@@ -123,7 +123,9 @@ payloads = st.lists(st.binary(max_size=40) | st.just(b"same size"), max_size=70)
 
 # The native ones agree with the pure ones (below), so one of them is enough here.
 @given(payloads=payloads, most=st.integers(1, 70), size=st.integers(9, 400))
-def test_trains_hold_every_datagram_once_and_can_be_taken_apart(payloads: list[bytes], most: int, size: int) -> None:
+def test_batches_have_every_datagram_once_and_can_be_split_into_datagrams(
+    payloads: list[bytes], most: int, size: int
+) -> None:
     kernel = native or pure
     lengths = column(*map(len, payloads))
     data = kernel.encode_pushes(lengths, b"".join(payloads))

@@ -295,7 +295,7 @@ def test_a_run_without_its_columns_and_a_delivery_without_runs_are_not_built(ver
 
 
 @pytest.mark.parametrize("version", [pytest.param(native, marks=only_native), pure])
-def test_a_delivery_is_encoded_once_for_each_way(version: ModuleType) -> None:
+def test_a_delivery_is_encoded_once_for_each_encoder(version: ModuleType) -> None:
     delivery, calls = SimpleNamespace(), []
     version.build_delivery(delivery, (Run.of("s", [b"a", b"b"], source="t"),))
 

@@ -92,7 +92,7 @@ def test_bytes_are_those_of_the_format(of: list[Run], kernel: ModuleType) -> Non
         os.close(mark)
 
 
-def test_mark_says_the_end_of_the_batch(kernel: ModuleType, opened: Any) -> None:
+def test_durable_mark_is_the_end_of_the_batch(kernel: ModuleType, opened: Any) -> None:
     segment, mark = opened("segment"), opened("mark")
     length, _, records, _, step, failed = committed(kernel, segment, mark, [RUN])
     assert (records, step, failed) == (2, kernel.DONE, 0)
@@ -121,19 +121,23 @@ def test_batch_of_the_kernel_is_read_back(kernel: ModuleType, opened: Any, tmp_p
         ("segment", "/dev/full", "MARK", errno.ENOSPC),
     ],
 )
-def test_failed_step_is_told(kernel: ModuleType, opened: Any, segment: str, mark: str, step: str, failed: int) -> None:
+def test_failed_step_is_reported(
+    kernel: ModuleType, opened: Any, segment: str, mark: str, step: str, failed: int
+) -> None:
     found = committed(kernel, opened(segment), opened(mark), [RUN])
     assert found[4:] == (getattr(kernel, step), failed)
 
 
 @pytest.mark.parametrize("segment", ["/dev/full", "/dev/null"])
-def test_mark_is_not_written_unless_the_batch_is_synced(kernel: ModuleType, opened: Any, segment: str) -> None:
+def test_durable_mark_is_not_written_unless_the_batch_is_synced(kernel: ModuleType, opened: Any, segment: str) -> None:
     mark = opened("mark")
     committed(kernel, opened(segment), mark, [RUN])
     assert os.fstat(mark).st_size == 0
 
 
-def test_deleted_segment_is_noticed_before_mark_is_written(kernel: ModuleType, opened: Any, tmp_path: Path) -> None:
+def test_deleted_segment_is_noticed_before_the_mark_file_is_written(
+    kernel: ModuleType, opened: Any, tmp_path: Path
+) -> None:
     segment, mark = opened("segment"), opened("mark")
     (tmp_path / "segment").unlink()
     assert committed(kernel, segment, mark, [RUN])[4:] == (kernel.UNLINKED, 0)
@@ -153,7 +157,7 @@ print(*kernel.commit(segment, 64, mark, [run], packing.names, 64, 0, 1, 1, 0, 0,
 """
 
 
-def test_short_write_goes_on_until_the_error(kernel: ModuleType, tmp_path: Path) -> None:
+def test_short_write_is_continued_until_an_error(kernel: ModuleType, tmp_path: Path) -> None:
     """The file system writes a part, and the next call fails with the reason."""
     names = [str(tmp_path / "segment"), str(tmp_path / "mark")]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY, "the test may lower it"
@@ -180,7 +184,7 @@ def test_steps_have_the_same_numbers() -> None:
         assert getattr(native, name) == getattr(pure, name)
 
 
-def test_stepped_files_make_each_call_by_its_own_method(opened: Any) -> None:
+def test_stepped_files_make_each_system_call_in_a_separate_method(opened: Any) -> None:
     calls: list[str] = []
 
     class Watched(SteppedFiles):
@@ -196,7 +200,7 @@ def test_stepped_files_make_each_call_by_its_own_method(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "is_linked"])
-def test_double_that_the_kernel_would_pass_by_is_refused(step: str) -> None:
+def test_double_whose_methods_the_kernel_would_bypass_is_refused(step: str) -> None:
     call: Callable[..., None] = lambda self, *arguments: None  # noqa: E731
     with pytest.raises(TypeError, match="derive it from SteppedFiles"):
         type("Double", (Files,), {step: call})

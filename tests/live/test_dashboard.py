@@ -106,7 +106,7 @@ def test_a_page_whose_origin_is_not_listed_sees_nothing(dashboard: Open) -> None
     page.browser.get_log("browser")  # read the complaints of the browser, so that the next test begins without them
 
 
-def test_a_signed_token_gives_access_to_one_stream_until_it_ends(dashboard: Open, tmp_path: Path) -> None:
+def test_a_signed_token_gives_access_to_one_stream_until_the_token_expires(dashboard: Open, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "policy.toml").write_text('[[allow]]\nsigned = "key"\npublish = "*"\nsubscribe = "*"\n')
     rights = {Action.PUBLISH: ["notes"], Action.SUBSCRIBE: ["notes"]}

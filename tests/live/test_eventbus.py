@@ -811,7 +811,7 @@ def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus:
     assert (frames[0], frames[1].isdigit()) == (b"/later/", True)
 
 
-def test_a_subscriber_chooses_its_dialect_by_a_mark_in_its_subscription(serve: Any, bus: Bus) -> None:
+def test_a_subscriber_chooses_its_dialect_by_an_additional_subscription(serve: Any, bus: Bus) -> None:
     serve("dialect=decimal")
     unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
     everything = bus.subscriber(b"", b"\0binary")

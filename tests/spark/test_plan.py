@@ -58,7 +58,7 @@ def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
     assert {part.base for part in early} == {0}
 
 
-def test_admitted_respects_both_limits(written: Opener) -> None:
+def test_admitted_range_respects_the_limits_of_rows_and_bytes(written: Opener) -> None:
     journal = written()
     journal.fill(100)
     view = journal.place.view()

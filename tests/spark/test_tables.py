@@ -158,4 +158,4 @@ def test_every_acknowledged_record_is_in_the_table(
     assert spark_tour.tour(tmp_path / "t", args, spark, beside=False) == []
     said = capfd.readouterr().out
     assert "logs 6  lumberjack 3,006  orders 3,000  web 3,003" in said
-    assert "doubles: lumberjack 3, web 3; planted were 6" in said
+    assert "doubles: lumberjack 3, web 3; 6 messages were sent twice" in said

@@ -145,6 +145,23 @@ def test_answer_can_be_streamed() -> None:
     assert b"9\r\ndata: 1\n\n\r\n0\r\n\r\n" in sent(session)
 
 
+def test_a_streamed_answer_of_known_length_has_no_chunks() -> None:
+    session = WebSession()
+    session.receive_data(GET)
+    session.start(200, "text/plain", {}, 7)
+    session.send(b"four")
+    with pytest.raises(LocalProtocolError, match="3 bytes of the body of an answer were not sent"):
+        session.end()
+    with pytest.raises(LocalProtocolError, match="is 1 bytes longer than its Content-Length"):
+        session.send(b"more")
+    session.send(b"333")
+    session.end()
+    status, headers, body = answer(session)
+    assert (status, headers["content-length"], body) == (200, "7", b"four333")
+    assert "transfer-encoding" not in headers
+    assert session.between_requests
+
+
 def test_answer_to_head_has_no_body() -> None:
     session = WebSession()
     session.receive_data(GET.replace(b"GET", b"HEAD"))

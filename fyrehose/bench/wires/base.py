@@ -45,7 +45,7 @@ class WorkerPool:
 
 
 class Wire:
-    """The base class of all wires; ``done`` counts the messages that were acknowledged, or received."""
+    """The base class for the protocols of connections; ``done`` counts the acknowledged, or received, messages."""
 
     #: number of messages that can only be sent together
     unit = 1

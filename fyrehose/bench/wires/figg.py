@@ -1,4 +1,4 @@
-"""Figg (specs: figg.md): send PUBLISHes with rising numbers, and count ACKs and DATA.
+"""Figg (specs: figg.md): send PUBLISHes with rising numbers, and count the ACKs and DATA that arrive.
 
 header: type u16 | version u16 | size u32; then fields, each topic and data behind its u32 length
 """
@@ -16,7 +16,7 @@ _HEADER = struct.Struct(">HHI")
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _ATTACH, _ATTACHED, _PUBLISH, _ACK, _DATA = 1, 2, 5, 6, 7
 _FROM_OFFSET = 0x8000
-#: The most messages of one block, and the most bytes.
+#: Limits of one block: the number of its messages, and its bytes.
 BLOCK, BLOCK_BYTES = 8_192, 64 << 20
 #: Digits at the end of each topic's name, if there are several.
 DIGITS = 6
@@ -34,7 +34,7 @@ def number_at(topic: bytes) -> int:
 
 
 class FiggPublisherWire(Wire):
-    """Sends PUBLISHes, and counts ACKs; ``extra``: streams, the number of topics that take turns."""
+    """A connection that sends PUBLISHes, and counts ACKs; ``extra``: streams, the number of topics that take turns."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -61,7 +61,7 @@ class FiggPublisherWire(Wire):
 
 
 class FiggSubscriberWire(Wire):
-    """Attaches at the start of the topic, and counts DATA.
+    """A connection that attaches at the start of the topic, and counts DATA.
 
     ``extra``: rising, if the server's offsets are positions in bytes, as those of the reference program are.
     """

@@ -35,14 +35,14 @@ def _end(data: bytearray, begin: int, size: int) -> tuple[int, int]:
         raise Wrong(repr(bytes(data[begin : begin + 200])))
     length = _LENGTH.search(data, begin, head + 2)
     if length is None:
-        raise Wrong("an answer without Content-Length")
+        raise Wrong("the server sent an answer without Content-Length")
     body = head + len(_HEAD_END)
     end = body + int(length[1])
     return (body, end) if end <= size else (0, 0)
 
 
 class HttpPublisherWire(Wire):
-    """Sends POSTs, counts the messages of the answers with status 200.  ``extra``: batch (messages of a body)."""
+    """A connection that sends POSTs, and counts acknowledged messages.  ``extra``: batch (messages of a body)."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -79,7 +79,7 @@ _TOKEN = re.compile(rb'"token": ("[^"]+")')
 
 
 class HttpWorkerWire(WorkerWire):
-    """Leases records and settles them, in turn: one request at a time, each after the answer to the previous one.
+    """A worker that alternately leases and settles records, by one request at a time.
 
     Records with consecutive numbers and the same token, as all have that were never leased before, are settled as one
     range.

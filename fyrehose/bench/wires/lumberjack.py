@@ -51,7 +51,8 @@ def window(size: int, count: int, level: int) -> bytes:
 
 
 class LumberjackPublisherWire(Wire):
-    """Sends windows, counts acknowledgements.  ``extra``: level (0 to 9), batch (events of a window)."""
+    """A writer that sends windows, and counts acknowledgements.  ``extra``: level (0 to 9), batch (events of a
+    window)."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -13,7 +13,7 @@ _PING, _PONG = 1 << 5, 2 << 5
 _NUMBERED = struct.Struct("<BxxxI")
 _REPLY = struct.Struct("<QQ")
 _MASK = (1 << 32) - 1
-#: Messages of one block at the most.
+#: The largest number of messages in one block.
 BLOCK = 8_192
 #: A subscriber acknowledges messages as consumed after this many.
 SAY_EVERY = 256
@@ -70,11 +70,11 @@ class _Link(Wire):
             _CHANNEL | _ACKNOWLEDGEMENT,
             _CHANNEL | _SEQUENCE_ACKNOWLEDGEMENT,
         ):
-            raise Wrong(f"a packet that begins with {first}")
+            raise Wrong(f"unexpected packet, whose first byte is {first}")
 
 
 class RelinkPublisherWire(_Link):
-    """Sends messages without transactions, and counts those that are acknowledged as consumed."""
+    """A link that sends messages without transactions, and counts those that are acknowledged as consumed."""
 
     verb = "publish"
 
@@ -93,7 +93,7 @@ class RelinkPublisherWire(_Link):
 
 
 class RelinkSubscriberWire(_Link):
-    """Counts messages from the start of the stream, and acknowledges them as consumed."""
+    """A link that receives messages from the start of the stream, counts them, and acknowledges them as consumed."""
 
     verb = "subscribe"
 

@@ -18,7 +18,7 @@ from fyrehose.bench.wires.base import Job, Wire, Wrong, column, leading, payload
 
 GREETING = b"\xff" + struct.pack(">Q", 1) + b"\x7f" + bytes([3, 0]) + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
-#: Events of one block at the most.
+#: The largest number of events in one block.
 BLOCK = 1_024
 #: Seconds that a subscription needs to take effect.
 SETTLE = 0.3
@@ -68,7 +68,7 @@ class _Socket(Wire):
         sock.sendall(ready(self.kind))
         flags, size = read_exactly(sock, 2)
         if flags != _COMMAND or not read_exactly(sock, size).startswith(b"\x05READY"):
-            raise Wrong("no READY")
+            raise Wrong("the server did not send READY")
 
     def _command(self, data: bytearray, at: int, size: int) -> int:
         """Handle a command between messages; return its end, or its begin if it is incomplete."""
@@ -153,7 +153,7 @@ class ZmtpSubscriberWire(_Socket):
             return
         sequences = column(data, used + self._at, self._row, rows)
         if int(sequences[0]) <= self._last or not (np.diff(sequences.astype(np.int64)) > 0).all():
-            raise Wrong(f"sequences do not rise behind {self._last}")
+            raise Wrong(f"expected rising sequences above {self._last}")
         self._last = int(sequences[-1])
         self.done += rows
 

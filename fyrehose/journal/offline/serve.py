@@ -177,12 +177,12 @@ class ServeProtocol(WebProtocol):
         size = os.fstat(file.fileno()).st_size if limit is None else limit
         asked = request.headers.get("range")
         start, stop = _range(asked, size)
-        headers = {"Accept-Ranges": "bytes", "Content-Length": str(stop - start)}
+        headers = {"Accept-Ranges": "bytes"}
         status = 200
         if asked is not None:
             status = 206 if start < stop else 416
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}" if start < stop else f"bytes */{size}"
-        self.session.start(status, _BYTES, headers)
+        self.session.start(status, _BYTES, headers, stop - start)
         if request.method == "HEAD" or start == stop:
             file.close()
             self.session.end()

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Size of a round, in bytes of the journal: large enough for Parquet files, and small enough to be repeated.
+#: Size of a round, in bytes of the journal: large enough for large Parquet files, and small enough to be repeated after
+#: a failure.
 ROUND = 1 << 30
 
 
 @attrs.define
 class Archived(Done):
-    """Progress of an archive."""
+    """The progress of an archive: the rows and files that it has added, and the lost numbers that it has declared."""
 
     rows: int = 0
     size: int = 0  #: of the files, in bytes
@@ -88,7 +89,8 @@ def archive(
     :param round_bytes: size of a round, in bytes of the journal
     :param optimize_every: merge small files this often with ``follow``, in seconds; 0: never
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
-    :param accept_loss: declare numbers lost that retention deleted before they were archived, and continue behind them
+    :param accept_loss: declare as lost the numbers that retention deleted before they were archived, and continue after
+        them
     :param progress: called before the first round and after each
     :param monitor: called with the state at these times, too, and every few seconds while there is nothing to copy
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
@@ -122,7 +124,7 @@ def archive(
 def check_free(journal: str, lake: str | Path, server: str | None = None) -> None:
     """Check that an archive could begin, before Spark is started for it.
 
-    :raises ConfigError: the journal has another name in the lake, or another journal has this one
+    :raises ConfigError: the journal has another name in the lake, or another journal has this name
     :raises JournalLocked: another archive of the journal writes to the lake
     """
     target, view = Lake.at(lake), place(journal).view()
@@ -159,8 +161,8 @@ class _Archive(RoundJob[ArchiveState]):
         account = self._ahead.next(view, start)
         if before is not None and None not in (before.chain, account.continued) and before.chain != account.continued:
             raise JournalCorrupt(
-                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: it is another "
-                "journal, or was put back from another copy; use a lake of its own"
+                f"{self.journal} does not continue at position {start}, where the lake {self.lake} ends: the journal "
+                "is another one, or was put back from another copy; archive it into a lake of its own"
             )
         files = self._written(start, account.end, account)
         after = Progress(position=account.end, chain=account.chain)
@@ -204,7 +206,7 @@ class _Archive(RoundJob[ArchiveState]):
         return found
 
     def accept_loss(self, view: View) -> None:
-        """Declare the numbers lost that retention deleted before they were archived, and continue behind them."""
+        """Declare as lost the numbers that retention deleted before they were archived, and continue after them."""
         before = self.lake.progress(self.identity)
         if before is None or before.position >= view.start:
             return
@@ -232,6 +234,6 @@ class _Archive(RoundJob[ArchiveState]):
 
 
 def _ends(gaps: Iterable[Gap]) -> Iterator[tuple[str, int]]:
-    """Yield the stream and the last number of each gap: they are stored, so that no gap is declared twice."""
+    """Yield the stream and the last number of each gap; the lake stores both, so that no gap is declared twice."""
     for stream, _, last, _ in gaps:
         yield stream, last

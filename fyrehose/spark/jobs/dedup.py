@@ -41,7 +41,7 @@ def doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
         f.length("payload").alias("size"),
         f.xxhash64("payload").alias("digest"),
     )
-    # Each record is compared with the previous one, so that all resends but the first record are duplicates.
+    # Each record is compared with the previous one, so that all copies except the first are duplicates.
     late = f.col("time") > f.lag("time").over(same) + f.expr(f"interval {within}")
     port_known = f.col("who") != f.col("producer")
     repeated = f.col("event_id").isNull() & port_known & (f.lag("producer").over(same) == f.col("producer"))
@@ -59,9 +59,9 @@ def without_doubles(records: DataFrame, within: str = WITHIN) -> DataFrame:
 def without_doubles_live(records: DataFrame, within: str = WITHIN) -> DataFrame:
     """Return ``records`` without duplicates, for a streaming DataFrame; Spark keeps the keys for ``within``.
 
-    This does not distinguish the connections of a host, and so also drops equal events with equal numbers of several
-    connections.  Lumberjack numbers each window from 1: use this for it only if no two events are equal (events of
-    Beats have a time).
+    This function does not distinguish the connections of a host, and so also drops equal events with equal numbers of
+    several connections.  Lumberjack numbers each window from 1: use the function for Lumberjack only if no two events
+    are equal (events of Beats have a time).
     """
     from pyspark.sql import functions as f
 

@@ -43,7 +43,7 @@ class NumberGap:
 
 @attrs.frozen(slots=True)
 class _Block:
-    """Counts of the numbers of one key in one block."""
+    """The counts of one key's numbers in one block; a key stands for a stream or a producer."""
 
     key: tuple[Any, ...]
     bucket: int
@@ -64,7 +64,7 @@ def gaps(
     keys: Sequence[str] = STREAM,
     number: str = "seq",
 ) -> list[NumberGap]:
-    """Return the missing and duplicate numbers between the first and the last of each key.
+    """Return the missing and duplicate numbers between the first and the last number of each key.
 
     :param declared: ranges that the journal declares lost, as (key, first, last); gaps in them get the kind
         ``declared``
@@ -94,7 +94,7 @@ def holes(key: tuple[Any, ...], numbers: Sequence[int]) -> Iterator[NumberGap]:
 
 
 def explained(found: Iterable[NumberGap], declared: Sequence[tuple[Any, ...]]) -> Iterator[NumberGap]:
-    """Yield the gaps again; split them where needed, so that ranges declared lost get the kind ``declared``."""
+    """Yield the gaps in *found*, split where needed, so that ranges declared lost get the kind ``declared``."""
     for gap in found:
         at = gap.first
         if gap.kind == "missing":

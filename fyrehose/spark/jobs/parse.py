@@ -1,4 +1,4 @@
-"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that do not fit have a column of their own.
+"""``parse``: parse JSON payloads as VARIANT, or by a schema; payloads that do not fit go into their own column.
 
 value      the document: a VARIANT, or a struct of the schema
 rescued    the payload, where it is not JSON in UTF-8, or a field does not have the type that the schema gives it
@@ -30,8 +30,8 @@ def parsed(records: DataFrame, schema: str | None = None) -> DataFrame:
         value = f.try_parse_json(text)
     else:
         value = f.from_json(text, f"{schema}, {_MISFIT} string", {"columnNameOfCorruptRecord": _MISFIT})
-    # The value is stored in a column, because Spark would parse again for every expression that names one of its
-    # fields.
+    # The value is stored in a column, because Spark would otherwise parse the payload again for every expression that
+    # names one of its fields.
     found = records.withColumn("value", f.when(f.is_valid_utf8(text), value))
     if schema is None:
         return found.withColumn("rescued", f.when(f.col("value").isNull(), f.col("payload")))

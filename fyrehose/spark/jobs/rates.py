@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The most lines of a plot: more could not be told apart.
+#: The largest number of lines in a plot, because more lines could not be told apart.
 LINES = 10
-#: The most windows of a plot, including windows without records.
+#: The largest number of windows in a plot, including windows without records.
 WINDOWS = 10_000
 
 
@@ -72,7 +72,7 @@ def plot(rows: Sequence[Any], seconds: float, path: Path) -> None:
 
 
 def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
-    """Return the windows in order, including empty ones unless they are too many to plot."""
+    """Return the windows in order, including windows without records unless there are too many to plot."""
     if not starts:
         return []
     first, step = min(starts), timedelta(seconds=seconds)
@@ -83,7 +83,7 @@ def windows(starts: Collection[datetime], seconds: float) -> list[datetime]:
 
 
 def _rate(rows: Iterable[Any], starts: Sequence[datetime], seconds: float) -> list[float]:
-    """Return the records a second of each window."""
+    """Return the number of records a second in each window."""
     found = dict.fromkeys(starts, 0.0)
     for row in rows:
         found[row["start"]] += row["records"] / seconds

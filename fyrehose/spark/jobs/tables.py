@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 #: Size of a round, in bytes of the journal.
 ROUND = 256 << 20
-#: A larger table is not written again to give a column a wider type, in bytes.
+#: Size in bytes above which a table is not written again to give a column a wider type.
 WIDEN = 1 << 30
 #: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
 MANY, AGE = 32, 24
@@ -165,7 +165,8 @@ class _Output:
     """A table, or its quarantine, and its position in the journal.
 
     :ivar before: the committed progress
-    :ivar position: the records of the journal before it are extracted; those behind ``before`` gave no row to commit
+    :ivar position: all records of the journal before this position are extracted; those after ``before`` gave no row to
+        commit
     :ivar fields: the types of columns that are not declared
     :ivar fixed: the columns of ``fields`` that cannot get a wider type
     """
@@ -193,7 +194,7 @@ class _Output:
 
 @attrs.define(eq=False, kw_only=True)
 class TablesRun(RoundJob[TablesState]):
-    """Fills the tables of one configuration; see :func:`opened`."""
+    """A run that fills the tables of one configuration; see :func:`opened`."""
 
     config: TablesConfig
     engine: Engine
@@ -435,9 +436,9 @@ class TablesRun(RoundJob[TablesState]):
         return found, {"duplicates": gone, "rows": -gone, "rescued": -rescued}
 
     def _recent(self, output: _Output, until: int | None = None) -> RecentKeys:
-        """Return the keys of the newest rows of a table, with which events that are sent again are recognized.
+        """Return the keys of the newest rows of a table, by which events that are sent again are recognized.
 
-        :param until: only of rows that were accepted before; None: of all
+        :param until: only keys of rows that were accepted before this time; None: of all rows
         """
         keys = RecentKeys(output.table.name, output.table.within)
         files = output.lake.actions()
@@ -460,7 +461,7 @@ class TablesRun(RoundJob[TablesState]):
         return keys
 
     def settle(self) -> None:
-        """Commit the positions of tables that got no rows, and let retention delete what all tables have."""
+        """Commit the positions of tables without new rows; let retention delete the records that all tables have."""
         for output in self.outputs:
             if output.position > (output.before.position if output.before else 0):
                 after = output.reached
@@ -469,7 +470,7 @@ class TablesRun(RoundJob[TablesState]):
         super().settle()
 
     def idle(self) -> None:
-        """Update the aggregates to the present versions of their tables, which a killed run may not have done."""
+        """Update the aggregates to the present versions of their tables, because a killed run may not have done so."""
         for summary in self.summaries:
             summary.update()
 
@@ -522,7 +523,7 @@ class TablesRun(RoundJob[TablesState]):
 
 
 def _target(main: _Output, due: Sequence[_Output]) -> Target:
-    """Return what tasks write of a table: its rows, the rows of its quarantine, or both, as far as they are due."""
+    """Return what tasks have to write for a table: its rows, the rows of its quarantine, or both."""
     stores = {each.quarantine: each.lake.store for each in due if each.table is main.table}
     return Target(
         table=main.table,
@@ -534,7 +535,7 @@ def _target(main: _Output, due: Sequence[_Output]) -> Target:
 
 
 def _types(lake: Lake) -> dict[str, str]:
-    """Return the columns of a table, and their types as Delta names them.
+    """Return the columns of a table, each with the name of its type in Delta.
 
     :raises ConfigError: another program has added a column of another type
     """

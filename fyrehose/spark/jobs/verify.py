@@ -1,8 +1,8 @@
-"""``verify``: compare a lake with its journal, column by column, and check the lake's files.
+"""``verify``: compare the records of a lake with those of its journal, column by column, and check the lake's files.
 
-Both sides are counted in blocks of numbers, with a checksum over every column of every record; blocks that differ are
-reported with their stream and their numbers.  Only records that both have can be compared; records that retention has
-deleted are counted as unchecked.  The checksums of the pages in Parquet files are verified, too.
+The records of both are counted in blocks of numbers, with a checksum over every column of every record; blocks that
+differ are reported with their stream and their numbers.  Only records that both have can be compared; records that
+retention has deleted are counted as unchecked.  The checksums of the pages in Parquet files are verified, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COPY = "put it back from a copy, or archive into a new lake"
 
 @attrs.frozen(slots=True, kw_only=True)
 class Difference:
-    """A block of numbers that differs, with the number of its records on each side."""
+    """A block of numbers whose records differ, with the number of records in the lake and in the journal."""
 
     stream: str
     first: int
@@ -76,7 +76,7 @@ def verify(spark: SparkSession, journal: str, lake: str | Path) -> Verified:
             raise JournalCorrupt(f"{damaged[0]}; {_COPY}")
     if known is None:
         return Verified(checked=0, unchecked=0, differences=())
-    # The journal alone shows only the start and the end of the records that both have.
+    # The range to compare depends on the positions of the journal and of the lake, not on the lake's records.
     stop = max(known.position, view.start)
     server = target.server_of(view.identity)
     theirs = tables.of_journal(spark, journal, server, start=view.start, stop=stop, gaps="skip")
@@ -147,7 +147,7 @@ def _blocks(records: DataFrame) -> DataFrame:
     # Hashes skip nulls, so a mask of the null columns is hashed as one more value.
     nulls = f.concat(*(f.col(name).isNull().cast("int").cast("string") for name in TABLE.names))
     digest = f.xxhash64(*TABLE.names, nulls)
-    # Add the hashes, without overflow: in an exclusive or, two equal records would cancel each other out.
+    # Add the hashes, without overflow, because with an exclusive or, two equal records would cancel each other out.
     return records.groupBy("stream", f.expr(f"seq div {BLOCK}").alias("block")).agg(
         f.count("*").alias("rows"), f.sum(digest.cast("decimal(20,0)")).alias("sum")
     )

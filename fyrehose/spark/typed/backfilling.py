@@ -27,7 +27,7 @@ from fyrehose.spark.selection import Bounds, Selection, time_of
 from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TablesConfig, TypedTable
 from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, rewrite
 
-#: How many files of an archive before a file are searched for the first parts of its events.
+#: How many files before each file of an archive are searched for the first parts of its events.
 _EARLIER = 8
 
 

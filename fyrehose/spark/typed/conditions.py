@@ -57,7 +57,7 @@ class Condition:
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         """Check that the columns exist, and that their types permit the comparisons of the condition.
 
-        :raises ValueError: what is wrong, for the user
+        :raises ValueError: the condition does not suit the columns; the error's text says why
         """
         for name in _names(_parsed(self.text)):
             if name not in types:
@@ -88,7 +88,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _instead(name: str, known: Collection[str]) -> str:
-    """Return the advice for an unknown name: a similar one, or all that are known."""
+    """Return the advice for an unknown name: a similar known name, or all known names."""
     return suggestion(name, known) or f"; there are {', '.join(known)}"
 
 
@@ -175,7 +175,7 @@ def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Mapping[s
 
 
 def _alike(value: Any, other: Any) -> Any:
-    """Return a constant as a value of the column's type, to compare them: for a column of times, texts become times."""
+    """Return a constant as a value of the column's type, so that both can be compared: a text becomes a time."""
     if isinstance(value, str) and isinstance(other, pa.Array | pa.ChunkedArray) and not pa.types.is_string(other.type):
         if not pa.types.is_timestamp(other.type):
             return pa.scalar(value).cast(other.type)

@@ -38,7 +38,8 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "date": pa.date32(),
 }
-#: Columns that each table has: the record that made a row, when it was accepted, and when the event happened.
+#: Columns that each table has: stream and number of the row's record, when that was accepted, and when the event
+#: happened.
 STREAM, SEQ, ACCEPTED, EVENT_TIME = "_stream", "_seq", "_time", "event_time"
 RESCUED, DATE = "rescued", "date"
 SYSTEM: dict[str, pa.DataType] = {
@@ -100,8 +101,8 @@ class TypedTable:
     """A table, whose rows are the events of some streams.
 
     :ivar time: the field that has the time of an event
-    :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty: no
-        columns
+    :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty:
+        repetitions are not recognized
     :ivar within: how long after the first event a repetition is recognized, in microseconds
     """
 
@@ -116,7 +117,7 @@ class TypedTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns that are declared, with those of the system."""
+        """Return the declared columns, together with the columns that every table has."""
         return schema_of({column.name: column.type for column in self.columns})
 
     @property
@@ -168,7 +169,7 @@ class TablesConfig:
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
-    """Return the schema of a table with these columns, and those of the system around them."""
+    """Return the schema of a table with these columns, between the columns that every table has."""
     first = {name: kind for name, kind in SYSTEM.items() if name not in (RESCUED, DATE)}
     own = {name: TYPES[kind] for name, kind in columns.items()}
     return pa.schema([*(first | own).items(), (RESCUED, SYSTEM[RESCUED]), (DATE, SYSTEM[DATE])])
@@ -348,7 +349,7 @@ def _columns_of(section: _Section) -> dict[str, Any]:
 
 
 def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit of the declared column that has the same field; None if there is no such column."""
+    """Return the unit of the declared column for the field *field*; None if there is no such column."""
     path, steps = parsed_path(field)
     return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
 

@@ -26,9 +26,9 @@ from pyarrow import compute
 from fyrehose.spark.selection import microseconds
 from fyrehose.spark.typed.config import COLUMNS, RESCUE, SYSTEM, TYPES, TypedColumn, TypedTable
 
-#: The most undeclared fields that become columns; some programs use ids as names of fields.
+#: Limit of the undeclared fields that become columns, because some programs use ids as names of fields.
 MOST = 1000
-#: The longest name of such a column, in characters.
+#: The longest name of a column for an undeclared field, in characters.
 LONGEST = 255
 #: Integers beyond this are not exact as doubles.
 _EXACT = 1 << 53
@@ -139,7 +139,7 @@ def _typed(column: TypedColumn, values: list[Any], misfits: Any) -> pa.Array:
     made = _array(column.type, values, misfits, column.unit)
     if column.default is None:
         return made
-    # A value that does not fit becomes null, because the default would hide it.
+    # A value that does not fit becomes null, and not the default, which would hide the misfit.
     missing = pa.array([value is None for value in values])
     return compute.if_else(missing, pa.scalar(column.default, TYPES[column.type]), made)
 
@@ -267,7 +267,7 @@ def _date(value: Any) -> Any:
         return _MISFIT
 
 
-#: Bounds of times that are numbers: about the years 1 to 9999, as for times that are texts.
+#: Bounds of times that are given as numbers: about the years 1 to 9999, which are also the bounds of texts.
 _CENTURIES = 62_135_596_800_000_000
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "string": _string,
@@ -277,7 +277,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "timestamp": _time,
     "date": _date,
 }
-#: Types of values that PyArrow either converts as this module does, or refuses.
+#: Types of values that PyArrow either converts in the same way as this module, or refuses.
 _DIRECT = {
     "string": frozenset({str}),
     "long": frozenset({int}),

@@ -2,7 +2,7 @@
 
     in: the digests of keys in the order of the journal, and when each was accepted      out: which rows stay
 
-An event is a repetition if an event with the same key was kept that was accepted at most *within* earlier.  A key is
+An event is a repetition if an event with the same key was kept, and was accepted at most *within* earlier.  A key is
 forgotten when the newest event is later by more than that: this is the watermark.  Which events are kept does not
 depend on how they are divided into rounds, and after a restart the keys of a table's last rows are enough to continue.
 """
@@ -17,20 +17,20 @@ import numpy as np
 from fyrehose.errors import ConfigError
 from fyrehose.spark.typed.writing import DIGEST
 
-#: Most keys in memory; each takes about 150 bytes.
+#: Limit of the keys in memory; each key takes about 150 bytes.
 MOST = 8_000_000
 
 
 @attrs.define(eq=False)
 class RecentKeys:
-    """The keys of the rows that a table got lately.
+    """The keys of the newest rows of a table, by which events that were sent again are recognized.
 
     :ivar within: how long a key is remembered, in microseconds
     """
 
     table: str
     within: int
-    #: when the last kept row of each key was accepted, the oldest first
+    #: for each key, the time at which its last kept row was accepted; the oldest first
     _seen: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _newest: int = attrs.field(default=0, init=False)
 
@@ -64,6 +64,6 @@ class RecentKeys:
             del self._seen[oldest]
         if len(self._seen) > MOST:
             raise ConfigError(
-                f"the table {self.table!r} has more than {MOST:,} keys within the time of deduplicate: let 'within' be "
-                "shorter"
+                f"the table {self.table!r} has more than {MOST:,} keys within the period of the option 'deduplicate'; "
+                "make its 'within' shorter"
             )

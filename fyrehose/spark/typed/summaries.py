@@ -66,7 +66,7 @@ class Summary:
             )
 
     def update(self) -> None:
-        """Compute again the windows in which the last commits of the table have changed rows."""
+        """Compute those windows of the aggregate again in which the table's last commits have changed rows."""
         version = self.source.current().version()
         if version > self.version:
             self._count(version)

@@ -29,7 +29,7 @@ _TIME = TYPES["timestamp"]
 
 @attrs.frozen(kw_only=True)
 class WindowTask:
-    """Files of a table whose windows are to be found, or to be counted; can be pickled.
+    """A task that finds the windows of a table's files, or counts their rows by window; can be pickled.
 
     :ivar windows: the numbers of the windows to count, sorted; None: find the windows of the files
     """
@@ -84,7 +84,7 @@ def _numbers(times: pa.Array, window: int) -> Any:
     return times.cast(pa.int64()).to_numpy(zero_copy_only=False) // window
 
 
-#: Partial results: the function for rows, and the function that combines the results of tasks.
+#: For each function that tasks compute from rows, the function that combines the results of several tasks.
 _PARTS = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -107,7 +107,7 @@ def _grouped(rows: pa.Table, aggregate: Aggregate) -> pa.Table:
         asked.append((column or WINDOW, function, mode if function == "count" else None))
     found = rows.group_by(keys).aggregate(asked)
     names = [f"{column}_{function}" for column, function, _ in asked]
-    # Two measures may need the same result, which then has one column.
+    # If two measures need the same partial result, use its column for both.
     return pa.table(
         [*(found[key] for key in keys), *(found.column(found.schema.get_all_field_indices(name)[0]) for name in names)],
         names=[*keys, *(name for name, _, _ in _needed(aggregate))],

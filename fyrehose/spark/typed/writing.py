@@ -57,11 +57,12 @@ PART = 32 << 20
 BEFORE = LARGEST + BETWEEN
 #: Columns whose least and largest values the log has for each file.
 MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
-#: Bytes of a key's digest; zeros stand for a row without a key.
+#: Length of a key's digest in bytes; zeros stand for a row without a key.
 DIGEST = 16
-#: Most rows of a row group.
+#: The largest number of rows in a row group.
 _GROUP = 1 << 16
-#: Bounds of event times, in microseconds since 1970: other times, of clocks that were not set, are ignored.
+#: Bounds of event times, in microseconds since 1970: times outside of these bounds come from clocks that were not set,
+#: and are ignored.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
 QUARANTINED = schema_of({"expectations": "string"})
@@ -161,7 +162,7 @@ class TypedFile:
     """A file that a task wrote.
 
     :ivar keys: the digest of each row's key; empty if the table has no key
-    :ivar times: when each row was accepted, in microseconds
+    :ivar times: when the record of each row was accepted, in microseconds
     :ivar rescued: a mask of the rows whose payload is kept
     """
 
@@ -200,7 +201,7 @@ def fill(task: FillTask) -> list[Filled]:
 
 
 def _collected(task: FillTask, known: Sequence[dict[str, str]]) -> list[_Rows] | None:
-    """Return the rows of each table; None if a column is too narrow, whose type in *known* is wider from then on."""
+    """Return the rows of each table; or None if the type of a column is too narrow, after widening it in *known*."""
     rows = [_Rows(target, dict(fields)) for target, fields in zip(task.targets, known, strict=True)]
     for batch in task.source.batches():
         for each, fields in zip(rows, known, strict=True):
@@ -214,7 +215,7 @@ def _collected(task: FillTask, known: Sequence[dict[str, str]]) -> list[_Rows] |
 
 @attrs.define(eq=False)
 class _Rows:
-    """Collects the rows of one table.
+    """A collection of the rows of one table.
 
     :ivar fields: the types of the columns of fields so far
     """

@@ -43,7 +43,7 @@ def test_blocks_are_whole_messages() -> None:
     assert bytes(RelinkPublisherWire(JOB).block(3)) == message(payload(21)) * 3
 
 
-def test_consumed_counts_with_and_without_a_number() -> None:
+def test_consumed_acknowledgements_are_counted_with_and_without_a_number() -> None:
     publisher = RelinkPublisherWire(JOB)
     heard = packets(
         Acknowledgement(channels=(0,), kind=Ack.RECEIVED, number=8),

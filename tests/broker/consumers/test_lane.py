@@ -69,7 +69,7 @@ def numbers(leased: Sequence[Leased]) -> list[int]:
     return [seq for each in leased for seq in range(each.first, each.last + 1)]
 
 
-def test_epoch_and_reach_are_durable_before_the_first_lease() -> None:
+def test_epoch_and_highest_leasable_number_are_durable_before_the_first_lease() -> None:
     world = World()
     assert world.lane.lease("w", 1) == []
     assert [batch.epoch for batch in world.waiting] == [1]
@@ -80,7 +80,7 @@ def test_epoch_and_reach_are_durable_before_the_first_lease() -> None:
     assert numbers(world.lane.lease("w", 1)) == [1]
 
 
-def test_settling_raises_the_reach_in_the_same_append() -> None:
+def test_settling_raises_the_highest_leasable_number_in_the_same_append() -> None:
     world = World()
     world.lease(4)
     world.settle(1, 2)
@@ -224,14 +224,14 @@ def started(**options: int) -> World:
     return World(before, before=1, window=8, **options)
 
 
-def test_after_a_start_records_up_to_the_reach_wait_for_a_lease_time() -> None:
+def test_after_a_start_records_that_may_be_leased_wait_for_a_lease_time() -> None:
     world = started()
     assert world.lease(9) == [5, 6, 7, 8, 9], "nobody has had them"
     world.now = 10.0
     assert world.lease(9)[:3] == [2, 3, 4]
 
 
-def test_a_worker_of_the_epoch_before_settles_or_extends_its_records() -> None:
+def test_a_worker_of_the_previous_epoch_settles_or_extends_its_records() -> None:
     world = started()
     assert world.lane.why_not(3, (1, 1)) == ""
     assert world.lane.why_not(2, (1, 1)) == "lease-lost", "the delivery 1 had ended"
@@ -281,7 +281,7 @@ def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -
     assert (world.lane.progress.counts["expired"], world.lane.progress.final.floor) == (7, 7)
 
 
-def test_a_deleted_record_of_the_epoch_before_expires_after_a_lease_time() -> None:
+def test_a_deleted_record_of_the_previous_epoch_expires_after_a_lease_time() -> None:
     world = started()
     world.oldest = 4
     world.lane.tick()

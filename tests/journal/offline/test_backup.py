@@ -470,7 +470,7 @@ class TestInterruption:
             assert is_same_log(source.directory, target)
         assert steps > 20
 
-    def test_mark_and_names_are_written_after_a_sync_only(self, source: Any, tmp_path: Path) -> None:
+    def test_durable_mark_and_file_names_are_written_only_after_a_sync(self, source: Any, tmp_path: Path) -> None:
         class Watched(SteppedFiles):
             """Files that record which files were written and not synced yet."""
 
@@ -512,7 +512,7 @@ class TestInterruption:
             assert files.unsynced == set()
             fill(source, 12)
 
-    def test_bytes_behind_the_mark_are_overwritten(self, source: Any, tmp_path: Path) -> None:
+    def test_bytes_behind_the_durable_mark_are_overwritten(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
         with scan.segments(target)[-1].path.open("ab") as file:

@@ -11,7 +11,7 @@ from fyrehose.journal import scan
 from fyrehose.journal.offline import view
 
 
-def test_view_has_the_segments_up_to_the_mark(open_journal) -> None:
+def test_view_has_the_segments_up_to_the_durable_mark(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     assert view.look(bench.directory).mark == scan.read_mark(bench.directory) > 0
     for i in range(20):
@@ -43,7 +43,7 @@ def test_a_view_is_consistent_while_retention_deletes_segments(open_journal, mon
     assert [extent.base for extent in view.look(bench.directory).segments] == [s.base for s in there[2:]]
 
 
-def test_mark_is_read_again_while_it_is_being_written(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_mark_is_read_again_while_it_is_being_written(open_journal, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = open_journal()
     bench.append(b"x")
     mark = scan.read_mark(bench.directory)

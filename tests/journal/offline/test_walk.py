@@ -45,7 +45,7 @@ def test_walk_yields_all_batches_in_order_while_the_server_writes(open_journal, 
     assert not [part for part in found if isinstance(part, Damaged)]
 
 
-def test_nothing_beyond_the_mark_is_read(open_journal) -> None:
+def test_nothing_beyond_the_durable_mark_is_read(open_journal) -> None:
     bench = open_journal()
     wrote = fill(bench, 10)
     mark = scan.read_mark(bench.directory)

@@ -70,7 +70,7 @@ def test_publish_and_subscribe(make_world: Make) -> None:
     assert world.network.ports.keys() == {world.address}
 
 
-def test_messages_of_one_turn_share_a_train(make_world: Make) -> None:
+def test_messages_of_one_reactor_iteration_share_a_batch_of_datagrams(make_world: Make) -> None:
     world = make_world()
     client = connected(world, world.client(1))
     port = world.network.ports[client.address]

@@ -411,7 +411,7 @@ def test_server_datagrams_are_ignored_by_clients() -> None:
     assert causes(bench.receive(Deliver(seq=1, data=b"abc").serialize()[:-1])) == ["wrong-size"]
 
 
-def test_train_of_delivers_is_one_run() -> None:
+def test_batch_of_delivers_is_one_run() -> None:
     bench = joined()
     train = b"".join(Deliver(seq=seq, data=b"%03d" % seq).serialize() for seq in range(1, 65))
     [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)

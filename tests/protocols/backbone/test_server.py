@@ -399,7 +399,7 @@ def test_congested_port_pauses_subscription_and_replays_without_losing_records(m
     )
 
 
-def test_answers_are_dropped_when_many_trains_wait(make_world: Make, monkeypatch: Any) -> None:
+def test_answers_are_dropped_when_many_batches_of_datagrams_wait(make_world: Make, monkeypatch: Any) -> None:
     monkeypatch.setattr(server, "MOST_WAITING", 3)
     world = make_world()
     world.port.full = True

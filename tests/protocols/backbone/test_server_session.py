@@ -110,7 +110,7 @@ def test_empty_push_is_published() -> None:
     ]
 
 
-def test_train_of_pushes_is_one_event() -> None:
+def test_batch_of_pushes_is_one_event() -> None:
     bench = Bench().asking()
     push = Push(data=b"x" * 10).serialize()
     train = push + push + request(1, 5) + push[:-1]

@@ -16,14 +16,14 @@ def datagrams(train: Train) -> list[bytes]:
     return [data[at : at + train.segment] for at in range(0, len(data), train.segment)]
 
 
-def test_consecutive_small_runs_make_one_train() -> None:
+def test_consecutive_small_runs_make_one_batch_of_datagrams() -> None:
     encoded = serialize_delivers((run(1, b"a"), run(2, b"b", b"c"), run(4, b"d")))
     assert [train.count for train in encoded.trains] == [4]
     assert datagrams(encoded.trains[0]) == [Deliver(seq=i + 1, data=b"abcd"[i : i + 1]).serialize() for i in range(4)]
     assert (encoded.count, encoded.left_out) == (4, 0)
 
 
-def test_gap_ends_a_train() -> None:
+def test_gap_ends_a_batch_of_datagrams() -> None:
     encoded = serialize_delivers((run(1, b"a", b"b"), run(9, b"c")))
     assert [datagrams(train) for train in encoded.trains] == [
         [Deliver(seq=1, data=b"a").serialize(), Deliver(seq=2, data=b"b").serialize()],
@@ -40,7 +40,7 @@ def test_oversized_records_are_left_out() -> None:
     assert serialize_delivers((run(1, large),)).trains == ()
 
 
-def test_largest_record_is_a_train_of_its_own() -> None:
+def test_largest_record_is_a_batch_of_its_own() -> None:
     encoded = serialize_delivers((run(1, bytes(MAX_DATA), bytes(MAX_DATA)),))
     assert [(train.size, train.segment, train.count) for train in encoded.trains] == [(65_507, 65_507, 1)] * 2
 
@@ -53,7 +53,7 @@ def test_part_of_a_run_is_encoded_as_delivers() -> None:
     )
 
 
-def test_pushes_are_encoded_as_trains() -> None:
+def test_pushes_are_encoded_as_batches_of_datagrams() -> None:
     trains = serialize_pushes([b"aa", b"bb", b"c", b"dd"])
     assert [datagrams(train) for train in trains] == [
         [Push(data=b"aa").serialize(), Push(data=b"bb").serialize(), Push(data=b"c").serialize()],
@@ -63,5 +63,5 @@ def test_pushes_are_encoded_as_trains() -> None:
     assert [train.count for train in serialize_pushes([b"x" * 8] * 130)] == [64, 64, 2]
 
 
-def test_single_datagram_is_a_train() -> None:
+def test_single_datagram_is_a_batch() -> None:
     assert (single(b"abc").segment, single(b"abc").count, single(b"abc").size) == (3, 1, 3)

@@ -184,7 +184,7 @@ def test_address_in_use_fails_listen() -> None:
 # Sending.
 
 
-def test_a_train_is_one_call_and_a_single_datagram_a_plain_one() -> None:
+def test_batch_is_sent_by_one_call_and_a_single_datagram_without_segmentation() -> None:
     bench = Bench()
     bench.send(train(last=40))
     bench.send(train(1))
@@ -256,7 +256,7 @@ def test_error_of_an_earlier_datagram_does_not_drop_this_one() -> None:
     assert bench.socket.datagrams() == pieces(train())
 
 
-def test_unsent_trains_wait_in_order_and_report_congestion() -> None:
+def test_unsent_batches_of_datagrams_wait_in_order_and_report_congestion() -> None:
     bench = Bench()
     room = [2]
 
@@ -282,7 +282,7 @@ def test_unsent_trains_wait_in_order_and_report_congestion() -> None:
     assert bench.socket.datagrams() == [bytes([i]) * 10 for i in range(5)]
 
 
-def test_train_continues_where_the_kernel_stopped() -> None:
+def test_sending_a_batch_continues_where_the_kernel_stopped() -> None:
     bench = Bench(batching=False)
     room = [3]
 
@@ -299,7 +299,7 @@ def test_train_continues_where_the_kernel_stopped() -> None:
     assert bench.owner.calls == ["congested", "relieved"]
 
 
-def test_train_that_the_kernel_refused_is_sent_whole_later() -> None:
+def test_batch_that_the_kernel_refused_is_sent_whole_later() -> None:
     bench = Bench()
     bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
     bench.send(train())
@@ -343,7 +343,7 @@ def test_received_datagrams_have_their_segment() -> None:
     assert bench.owner.turns == 1
 
 
-def test_consecutive_datagrams_become_one_train() -> None:
+def test_consecutive_datagrams_become_one_batch() -> None:
     bench = Bench()
     bench.socket.incoming = [
         (b"abcdef", [gro(3)], THERE),

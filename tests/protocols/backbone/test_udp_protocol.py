@@ -77,7 +77,7 @@ def test_closing_the_port_processes_the_datagrams_of_the_turn() -> None:
     assert listener.seen == [(b"one", 3, THERE)]
 
 
-def test_train_is_written_one_datagram_at_a_time() -> None:
+def test_batch_is_written_one_datagram_at_a_time() -> None:
     listener = Listener()
     listener.send(Train(b"aabbc", 2), THERE)
     listener.flush()

@@ -17,7 +17,7 @@ def test_connection_that_ends_after_its_handshake_has_no_cause() -> None:
         assert found.ended(7) is None
 
 
-def test_connection_that_ends_before_its_handshake_is_bad() -> None:
+def test_connection_that_ends_before_its_handshake_counts_as_failed() -> None:
     found = Handshakes()
     found.accepted(7)
     assert found.ended(7) == BAD
@@ -48,7 +48,7 @@ def test_failure_belongs_to_the_next_connection_that_ends(
     assert found.ended(7) is None
 
 
-def test_ambiguous_success_counts_for_the_next_end() -> None:
+def test_ambiguous_handshake_success_counts_for_the_next_connection_that_ends() -> None:
     found = Handshakes()
     for descriptor in (7, 8, 9):
         found.accepted(descriptor)

@@ -214,7 +214,7 @@ def test_sending_to_a_full_socket_or_an_unknown_peer_raises(kernel: ModuleType) 
 
 
 @both
-def test_lent_messages_are_counted_until_every_subscriber_has_received_them(kernel: ModuleType) -> None:
+def test_borrowed_messages_are_counted_until_every_subscriber_has_received_them(kernel: ModuleType) -> None:
     """Events of two topics, each with a subscriber that reads nothing until asked."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -263,7 +263,7 @@ def test_option_is_set_to_each_of_many_values(kernel: ModuleType) -> None:
 
 
 @both
-def test_socket_releases_lent_messages_after_their_sender_is_gone(kernel: ModuleType) -> None:
+def test_socket_releases_borrowed_messages_after_the_sending_object_is_deleted(kernel: ModuleType) -> None:
     with Pair() as pair:
         messages = kernel.Messages(pair.socket, 16)
         messages.lend([b"x", bytes(1_000)])

@@ -157,7 +157,7 @@ def test_compressed_frame_is_inflated_a_turn_at_a_time_and_only_with_the_memory_
     assert (session.frames, session.expected, session.buffered) == (1_001, 0, 0)
 
 
-def test_a_turn_inflates_no_more_than_its_limit_whatever_memory_it_is_granted() -> None:
+def test_one_iteration_inflates_no_more_than_its_limit_however_much_memory_is_granted() -> None:
     documents = b"".join(Json(version=2, sequence=n, payload=bytes(1_000)).serialize() for n in range(1_000))
     session = LumberjackServerSession(LumberjackLimits(turn_inflated=100_000))
     session.receive_data(Compressed(payload=zlib.compress(documents)).serialize())

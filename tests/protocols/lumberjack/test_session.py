@@ -599,7 +599,7 @@ def test_events_do_not_depend_on_the_limits_of_turns(peer: Make, window: Make) -
         assert (fed.events, fed.acks, fed.causes) == (wanted.events, wanted.acks, wanted.causes)
 
 
-def test_held_counts_the_buffered_bytes(peer: Make, window: Make) -> None:
+def test_buffered_bytes_are_counted_as_held_memory(peer: Make, window: Make) -> None:
     data = window(100, compressed=True)
     fed = peer()
     fed.take(fed.session.receive_data(data + b"2"))

@@ -115,7 +115,7 @@ def test_request_larger_than_the_pool_is_granted_alone() -> None:
     assert table.run() == "ab"
 
 
-def test_grant_shrinks_with_the_needs_of_its_worker() -> None:
+def test_memory_grant_shrinks_with_the_needs_of_its_worker() -> None:
     table = Table()
     first = table.worker("a", (POOL, MORE), (10, MORE), (0, MORE), (0, DONE))
     table.request(first, table.worker("b", (POOL - 10, DONE)))
@@ -123,7 +123,7 @@ def test_grant_shrinks_with_the_needs_of_its_worker() -> None:
     assert first.grants == [POOL, 10, 0, 0]
 
 
-def test_worker_that_needs_more_than_its_grant_queues_again() -> None:
+def test_worker_that_needs_more_than_its_memory_grant_queues_again() -> None:
     table = Table()
     first = table.worker("a", (POOL // 2, MORE), (POOL, DONE))
     table.request(first, table.worker("b", (POOL, DONE)))
@@ -131,7 +131,7 @@ def test_worker_that_needs_more_than_its_grant_queues_again() -> None:
     assert first.grants == [POOL // 2, POOL]
 
 
-def test_held_back_worker_releases_its_grant_until_it_requests_again() -> None:
+def test_delayed_worker_releases_its_memory_grant_until_it_requests_again() -> None:
     """A worker that waits for a commit lets other workers inflate; its buffers stay charged to its account."""
     table = Table()
     worker = table.worker("a", (POOL, BACK), (POOL, DONE))

@@ -277,7 +277,7 @@ def test_failing_on_message_ends_the_link(make_client: Any, logged_errors: Any) 
     assert len(logged_errors.take()) == 1
 
 
-def test_plain_and_transactional_calls_are_exclusive(make_client: Any) -> None:
+def test_calls_with_and_without_transactions_are_exclusive(make_client: Any) -> None:
     plain, _ = make_client()
     with pytest.raises(LocalProtocolError, match="plain"):
         plain.transaction()

@@ -88,7 +88,7 @@ def test_version_is_the_first_byte() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"endpoint": "é" * 128}, {"endpoint": "\ud800"}, {"connector_size": 3}])
-def test_invalid_terms_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_handshake_parameters_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError):
         Terms(**{"endpoint": "", **wrong})  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ class Connection(PingsSilentPeer):
         self.done.append((self.clock.seconds(), silence))
 
 
-def test_silent_peer_is_pinged_and_then_given_up() -> None:
+def test_silent_peer_is_pinged_and_then_disconnected() -> None:
     connection = Connection()
     clock = connection.clock
     connection.keep_alive()

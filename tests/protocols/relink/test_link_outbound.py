@@ -22,7 +22,7 @@ def test_messages_of_a_lost_link_are_reported_unless_they_were_rolled_back() -> 
     ]
 
 
-def test_outcome_of_a_plain_message_of_a_lost_link_is_unknown() -> None:
+def test_outcome_of_a_message_without_transaction_is_unknown_after_its_link_is_lost() -> None:
     link = Link(Terms(endpoint="e", connector_size=1), True)
     link.send((1,), (b"a",))
     assert [(one.parts, one.outcome) for one in link.unsettled()] == [((b"a",), MessageOutcome.UNKNOWN)]

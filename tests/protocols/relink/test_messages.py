@@ -11,7 +11,7 @@ from fyrehose.records import Column, Run, column_of
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 7))
-def test_columns_can_be_cut(payloads: list[bytes], count: int) -> None:
+def test_columns_of_messages_can_be_sliced(payloads: list[bytes], count: int) -> None:
     column = column_of(payloads)
     assert [parts for (parts,) in parts_of(column)] == payloads
     first, rest = cut(column, count)

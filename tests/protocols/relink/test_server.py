@@ -188,7 +188,7 @@ def test_permanently_refused_commit_is_uncommitted(make_server: Any) -> None:
     assert server.count("PayloadTooLarge") == 1
 
 
-def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> None:
+def test_permanently_refused_message_without_transaction_ends_the_link(make_server: Any) -> None:
     server = make_server()
     server.broker.restrict("s", 3)
     peer = server.linked()
@@ -200,7 +200,7 @@ def test_permanently_refused_plain_message_ends_the_link(make_server: Any) -> No
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_refused_plain_message_is_kept_as_a_dead_letter(make_server: Any, together: bool) -> None:
+def test_refused_message_without_transaction_is_kept_as_a_dead_letter(make_server: Any, together: bool) -> None:
     """With ``refused=dead-letter`` the link does not end when the stream refuses a message."""
     server = make_server(refused="dead-letter", auto=False)
     server.broker.restrict("s", 3)
@@ -311,7 +311,7 @@ def test_undecided_messages_of_one_read_are_acknowledged_once(make_server: Any) 
     assert kinds(peer.talk()) == ["Resulted", "Consumed"]
 
 
-def test_received_is_not_sent_for_plain_or_decided_messages(make_server: Any) -> None:
+def test_received_is_not_sent_for_messages_that_need_no_decision(make_server: Any) -> None:
     """``consumed`` implies ``received``, so a commit that arrives with its messages needs no other packet."""
     server = make_server(auto=False)
     for transactional in (False, True):
@@ -714,7 +714,7 @@ def test_many_peers_with_lost_links_get_new_links(make_server: Any) -> None:
     assert server.count("links-unknown") == 1_000
 
 
-def test_resume_with_other_terms_is_counted_and_leaves_the_link_alone(make_server: Any) -> None:
+def test_resume_with_other_handshake_parameters_is_counted_and_does_not_change_the_link(make_server: Any) -> None:
     server = make_server()
     victim = server.linked(connector_size=2)
     for _ in range(20):

@@ -148,7 +148,7 @@ def expect_end(server: Any, peer: Any, cause: str) -> None:
 @pytest.mark.parametrize("auto", [True, False], ids=["at-once", "later"])
 @named(BY_PLAIN)
 @pytest.mark.usefixtures("small")
-def test_plain_messages_before_a_violation_are_acknowledged(
+def test_messages_without_transaction_before_a_violation_are_acknowledged(
     make_server: Any, data: bytes, cause: str, auto: bool
 ) -> None:
     good = b"".join(message(0, payload) for payload in (b"0", b"1", b"2"))

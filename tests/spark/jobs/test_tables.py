@@ -173,7 +173,7 @@ def test_new_field_becomes_a_column_of_a_later_round(written: Opener) -> None:
     assert column(config, "tags") == [None, '["x"]']
 
 
-def test_inferred_column_is_widened_with_all_rows_of_the_table(written: Opener) -> None:
+def test_type_of_an_inferred_column_is_widened_for_all_rows_of_the_table(written: Opener) -> None:
     journal = written()
     journal.append(beats(request(0, 200, ms=1), request(1, 200, ms=2)))
     config = config_of(journal)

@@ -30,7 +30,7 @@ def file(store: LakeStore, **columns: Any) -> Any:
     return write_file(store, "2026-01-31", "part", pa.table({**made, **columns}))
 
 
-def test_action_has_statistics_of_the_columns_of_the_system(store: LakeStore) -> None:
+def test_action_has_statistics_of_the_columns_that_every_table_has(store: LakeStore) -> None:
     action = file(store, x=[1, 2, 3])
     stats = json.loads(action.stats)
     assert stats["numRecords"] == 3

@@ -43,7 +43,9 @@ def _results_forgotten(self: ReceiveChannel, through: int) -> Any:
 def _barrier_skipped(self: Link, channel: ReceiveChannel) -> None:
     if channel.exhausted and self.attached:
         self.receiving = dict(self.receiving)  # a copy, because a caller may iterate over the old one
-        self._drop(channel.id)
+        del self.receiving[channel.id]
+        for ids in (self._filling, self.full, self._unacknowledged):
+            ids.discard(channel.id)
         self.emit(Acknowledgement(kind=Ack.CLOSED, channels=(channel.id,)), id_size=self.peer_size)
 
 
