@@ -119,12 +119,12 @@ class Budget:
     """The memory budget of all connections; all sizes are in bytes.
 
     :ivar limit: the whole budget
-    :ivar each: publishes that are not durable, beyond which an account stops reading
-    :ivar held: publishes that are not durable, of all accounts
+    :ivar each: the size of its publishes that are not durable beyond which an account pauses its connection
+    :ivar held: the publishes of all accounts that are not durable
     :ivar charged: ``held``, and the arrived bytes of frames without a grant; bounded by ``pool``
     :ivar granted: the full size of all frames with a grant; bounded by ``grants``
     :ivar kept: lasting state of peers, until it is forgotten
-    :ivar aside: lasting state whose owner bounds it: an eighth of the limit at the most, of all owners
+    :ivar aside: lasting state for which its owners have limits of their own; together at most an eighth of the limit
     :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
     :ivar part: the bytes of a frame that may arrive without a grant
     :ivar lending: memory for large records that are half sent, a sixteenth of the limit
@@ -167,7 +167,8 @@ class Budget:
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.
 
-        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: a share of its own
+        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: the connection gets a
+            share of its own
         :param frame: the incomplete frame of the connection; None: its frames are never dropped for being slow
         """
         share = Share(None) if network is None else self._shares.setdefault(network, Share(network))
@@ -214,7 +215,7 @@ class Budget:
             self._serve()
 
     def _serve(self, room: bool = True) -> None:
-        """Resume the connections that wait for memory, as far as there is some.
+        """Resume the connections that wait for memory, as far as memory is free.
 
         :param room: False if the pool is as full as before, so that only grants are considered
         """

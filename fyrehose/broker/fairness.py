@@ -112,7 +112,7 @@ class FairShare(Generic[M]):
     def fits(self, size: int = 1, holder: str | None = None) -> bool:
         """Return whether a member of *size* can be added without displacing another.
 
-        :param holder: whose share has to have room for it, too; None: only the table
+        :param holder: the holder whose share must have room for the member, too; None: only the table must have room
         """
         return size <= self.room(holder)
 

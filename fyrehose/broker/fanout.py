@@ -66,7 +66,7 @@ class Tally:
 
     @property
     def delivered(self) -> tuple[int, int]:
-        """Return the messages that were sent to clients since the server started, and their payload in bytes."""
+        """Return the number of messages sent to clients since the server started, and their payload in bytes."""
         messages, size = self.messages, self.bytes
         for relay in self.relays:
             messages, size = messages + relay.sent[0], size + relay.sent[1]
@@ -139,7 +139,7 @@ class Cursor:
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Return the messages that a relay has sent to its clients, and their payload in bytes."""
+        """Return the number of messages that a relay has sent to its clients, and their payload in bytes."""
         relay: Any = self.sink
         sent: tuple[int, int] = relay.sent
         return sent

@@ -37,7 +37,7 @@ class Lagging(Protocol):
 
 @attrs.define(eq=False)
 class SubscriptionLags:
-    """Computes how many records a subscription is behind the ends of its streams, and for how long.
+    """The computation of lags: how many records a subscription is behind the ends of its streams, and for how long.
 
     :ivar now: the time, in microseconds since 1970 UTC
     """

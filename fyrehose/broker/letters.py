@@ -34,7 +34,7 @@ PREFIX = "dead."
 #: The most bytes of a payload that a dead letter keeps.
 MOST = 1 << 20
 
-#: Refusals that stay the same at another attempt.
+#: Errors with which the same message would be refused again at each further attempt.
 _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
 
 

@@ -60,8 +60,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 class NamedSubscriptions:
     """All named subscriptions of a server.
 
-    :ivar publish: publishes records of the server's own
-    :ivar room: counts subscriptions, and the streams of those of patterns
+    :ivar publish: publishes the server's own records
+    :ivar room: counts subscriptions, and the streams that match the subscriptions of patterns
     :ivar exists: whether a stream exists, or is being created
     :ivar shares: the shared subscriptions, whose names no named subscription may have; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
@@ -144,9 +144,10 @@ class NamedSubscriptions:
         """Create the subscription *name* of *stream* behind number *after*.
 
         :param stream: a name, or a pattern
-        :param after: of a pattern, where it begins in each stream that matches
+        :param after: for a pattern: the number behind which the subscription begins in each stream that matches
         :param creator: the network of the peer, which may create half of all subscriptions; empty: the server
-        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
+            PublishError
         """
         position = Position(stream=stream, seq=0, creator=creator, time=self.now())
         members: set[str] | None = None
@@ -190,7 +191,7 @@ class NamedSubscriptions:
             wanted, members = named.wanted, named.members
             if wanted is None or members is None or stream in members:
                 continue
-            # A position that the journal has already is kept, even if there is no room for it.
+            # A position that the journal contains already is kept, even if the limit leaves no room for another one.
             if wanted.last(stream) or self.room.has(wanted.creator, 1):
                 members.add(stream)
                 self.room.count(named)
@@ -287,8 +288,8 @@ class NamedSubscriptions:
     ) -> Deferred[Position]:
         """Move the position forward to *seq*; a number that was acknowledged already changes nothing.
 
-        :param seq: of a pattern, numbers by stream
-        :param generation: the generation that the consumer knows; None: any
+        :param seq: a number; for a pattern, numbers by stream
+        :param generation: the generation that the consumer knows; None: any generation is accepted
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted
@@ -324,7 +325,7 @@ class NamedSubscriptions:
     def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Steps[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
-        :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
+        :param seq: a number, or None for the end of each stream; for a pattern 0, numbers by stream, or None
         :return: fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
@@ -365,7 +366,7 @@ class NamedSubscriptions:
     def delete(self, named: Named) -> Deferred[None]:
         """Delete *named*, and displace its consumer.
 
-        :return: fires when that is durable; fails with a PublishError
+        :return: a Deferred that fires when the deletion is durable; fails with a PublishError
         """
         self._displace(named, NoSuchSubscription(f"subscription {named.name!r} was deleted"))
         named.wanted = None

@@ -29,7 +29,7 @@ from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 
 #: The most producers of one source that are counted.
 MOST_PRODUCERS = 10_000
-#: What a run is charged besides its bytes, for its objects in memory.
+#: The memory that a run is charged besides its bytes, for its objects, in bytes.
 RUN_OVERHEAD = 1 << 10
 
 Settled = Callable[[Sequence[Publish], Exception | None], None]
@@ -112,9 +112,9 @@ class PublishingPeer(Protocol):
 
 @implementer(IBrokerPublisher)
 class Publisher:
-    """Checks, numbers and submits the publishes of one peer, and settles them; see :class:`.IBrokerPublisher`.
+    """The publisher of one peer: it checks, numbers, submits and settles publishes; see :class:`.IBrokerPublisher`.
 
-    :param account: charged until a publish is settled; None: nothing is charged
+    :param account: the account that is charged for a publish until it is settled; None: nothing is charged
     :param settled: see :meth:`fyrehose.interfaces.IBroker.publisher`
     :param peer: the peer's rights; None: the server itself, which has no limits
     """
@@ -260,7 +260,7 @@ def publish_deferred(
 @implementer(IBrokerPublisher)
 @attrs.define(eq=False)
 class DeferredPublisher:
-    """Publish by the Deferreds of a broker that is not this package's; see :class:`.IBrokerPublisher`."""
+    """A publisher for brokers of other packages, which answer with Deferreds; see :class:`.IBrokerPublisher`."""
 
     broker: IBroker
     account: Account | None

@@ -27,7 +27,7 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity, network_of
 
-#: The most streams that one peer may create, unless half of ``max_streams`` is less.
+#: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
 #: The most peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
 MOST_PEERS = 10_000
@@ -44,10 +44,11 @@ class PeerLimits:
     The limits of streams hold for each address, and for each certificate, key or token.  The limit of subscriptions
     holds for each address.
 
-    :ivar streams: streams since the server started; 0: :data:`STREAMS`, or half of ``max_streams`` if that is less
-    :ivar burst: streams at once
-    :ivar rate: further streams per second
-    :ivar subscriptions: subscriptions at a time
+    :ivar streams: how many streams a peer may create since the server started; 0: :data:`STREAMS`, or half of
+        ``max_streams`` if that is less
+    :ivar burst: how many streams a peer may create at once
+    :ivar rate: how many further streams a peer may create per second
+    :ivar subscriptions: how many subscriptions an address may have at a time
     """
 
     streams: int = 0
@@ -73,7 +74,7 @@ class _Creator:
 class NewStreams:
     """Counts the streams that each peer creates, and refuses those beyond its limits.
 
-    :ivar most: the most streams that one peer may create
+    :ivar most: how many streams one peer may create
     :ivar seconds: the monotonic clock
     """
 
@@ -81,14 +82,14 @@ class NewStreams:
     most: int
     seconds: Callable[[], float]
     _creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
-    #: the keys of ``_creators`` by network, in the order of their last new streams
+    #: the keys of ``_creators``, by network; each network's in the order in which they last created a stream
     _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
         """Count *streams*, which the peer *identity* is about to create: all of them, or none.
 
-        A peer with its whole burst left may create more than that in one publish, or it could never succeed with it;
-        it then has to wait correspondingly longer.
+        A peer with its whole burst left may create more than that in one publish, because that publish could never
+        succeed otherwise; the peer then has to wait correspondingly longer.
 
         :raises TooManyStreamsFromPeer: the peer would exceed its limit of streams
         :raises NewStreamRateExceeded: the peer creates streams too fast, and may repeat the publish later
@@ -140,7 +141,7 @@ class NewStreams:
 class Subscriptions:
     """Counts the subscriptions of each address, and charges them to the memory budget.
 
-    :ivar most: the most subscriptions of one address
+    :ivar most: how many subscriptions one address may have
     """
 
     budget: Budget
@@ -181,10 +182,11 @@ class Subscriptions:
 class NamedRoom:
     """Counts named subscriptions and the streams of those of patterns, and charges them to the memory budget.
 
-    Every change is counted when it happens, so that nothing is ever summed.
+    Every change is counted when it happens, so that the entries never have to be summed.
 
-    :ivar most: the most subscriptions and streams of patterns together; one network may create half of them
-    :ivar counts: how many there are of each creator
+    :ivar most: how many subscriptions and streams of patterns there may be together; one network may create half of
+        them
+    :ivar counts: how many entries count for each creator
     """
 
     budget: Budget

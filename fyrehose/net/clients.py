@@ -86,7 +86,7 @@ class _Factory(Factory):
 def reconnecting(
     clock: IReactorTime, endpoint: IStreamClientEndpoint, make: Callable[[], Protocol], retry: Callable[[int], float]
 ) -> ClientService:
-    """Start and return a service that connects to *endpoint*, again and again until it is stopped.
+    """Start and return a service that connects to *endpoint*, again and again until the service is stopped.
 
     :param make: returns the protocol of each connection
     :param retry: maps the number of failures in a row to the delay before the next attempt, in seconds

@@ -27,13 +27,14 @@ from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.net.twisted_private import ACCEPTS
 
-#: The most connections that are checked to find an idle one when the listener is full.
+#: How many connections are checked, at most, to find an idle one when the listener is full.
 LOOKS = 200
 #: The most refused connections that one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener together read at once: each may read so much beyond its memory limit.
+#: Bytes that all connections of a listener together read at once. Each connection reads a share of this, and may exceed
+#: its memory limit by that share.
 READS = 32 << 20
-#: The fewest bytes that a connection reads at once, however many connections there are.
+#: A connection reads at least this many bytes at once, however many connections there are.
 LEAST_READ = 16 << 10
 #: The most connections that are being closed to make room for others: as many as two turns of the reactor accept.
 CLOSING = 2 * ACCEPTS
@@ -202,7 +203,7 @@ class SessionFactory(Factory):
     def drain(self) -> Deferred[None]:
         """Close every connection of the listener, each once its publishes are acknowledged.
 
-        :return: fires when all connections are closed
+        :return: a Deferred that fires when all connections are closed
         """
         self.holding.stop()
         if not self.connections and not len(self.holding):
@@ -217,7 +218,7 @@ class SessionFactory(Factory):
 
     @property
     def _most_held(self) -> int:
-        """Return how many refused connections may be kept open now: as many as are below the limit, and a few more."""
+        """Return how many refused connections may be kept open: one for each free connection, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
 

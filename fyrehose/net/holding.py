@@ -173,7 +173,7 @@ class Holding:
 
 
 class HeldConnection(TwistedProtocol):
-    """Holds a connection that was just accepted; no byte of it is read, not even for TLS."""
+    """A connection that was just accepted and is held: the server reads no byte of it, not even for TLS."""
 
     transport: Any
 
@@ -197,11 +197,11 @@ class HeldConnection(TwistedProtocol):
 
 
 class RefusedConnection(HeldConnection):
-    """A connection that was refused when it was accepted; it is closed after the delay."""
+    """A connection that the server refuses, and holds only so that its client reconnects later; then it is closed."""
 
 
 class DelayedConnection(HeldConnection):
-    """A connection that is admitted after the delay, unless the server stops.
+    """A connection that is held after failed handshakes of its network, and admitted after the delay.
 
     :ivar build: returns the protocol that takes over the connection; None: it is closed
     """

@@ -19,9 +19,9 @@ from fyrehose.errors import RemoteProtocolError
 
 #: The lowest rate at which a peer may send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
-#: How far a frame may fall behind that rate before it counts as slow, in seconds.
+#: How far a frame may fall behind :data:`SLOWEST` before it counts as slow, in seconds.
 SLOW_FRAME_S = 5.0
-#: How long a frame must be observed to be behind before it is slow, in seconds: many turns of the reactor.
+#: How long a frame must be observed to be that far behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
 #: How often a frame that waits for memory checks whether other frames have become slow, in seconds.
 RETRY = 1.0
@@ -162,7 +162,8 @@ class FrameWatch:
             self.account.retry()
         if self._paused_at is not None:
             self._since = self.clock.seconds()
-        # The arrived bytes count, not the announced size, because announcing is cheap.
+        # Arrived bytes give the frame more time, its announced size does not, because announcing costs the peer
+        # nothing.
         left = self._since + self.timeout + self._arrived / SLOWEST - self.clock.seconds()
         if left <= 0:
             self.late(RemoteProtocolError("frame-timeout", "a frame was not complete in time"))

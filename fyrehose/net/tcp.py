@@ -93,7 +93,8 @@ class Session(Protocol):
 class ReceivedMessages(Protocol):
     """An event of a session that has messages to publish, and nothing else.
 
-    :ivar last: for :meth:`SessionProtocol.durable`, as ``Publish.note``: the number that acknowledges all of them
+    :ivar last: the number that acknowledges all of these messages; when all are durable,
+        :meth:`SessionProtocol.durable` gets it as ``Publish.note``
     """
 
     runs: list[Run]
@@ -382,7 +383,7 @@ class SessionProtocol(TwistedProtocol):
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param note: for :meth:`durable`, as ``Publish.note``
+        :param note: passed to :meth:`durable` as ``Publish.note`` when *runs* are durable
         :param key: see :meth:`.IBrokerPublisher.publish`
         """
         self.unsettled += 1

@@ -94,7 +94,7 @@ class TLSSettings(TCPSettings):
         context.use_certificate_chain_file(self.tls_certificate)
         context.use_privatekey(self._key())
         context.check_privatekey()
-        # No session is resumed: that would skip the verification of the client's certificate.
+        # Resume no TLS session, because resuming would skip the verification of the client's certificate.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
@@ -118,7 +118,7 @@ class TLSSettings(TCPSettings):
 @implementer(IOpenSSLServerConnectionCreator)
 @attrs.define(eq=False)
 class TLS:
-    """Creates the server side of TLS connections, by the settings and the certificate of a listener."""
+    """The creator of the server side of TLS connections, with the settings and the certificate of a listener."""
 
     settings: TLSSettings
     protocol: str

@@ -18,7 +18,7 @@ a *dead letter* is a copy of a record that workers failed to handle.  The rules,
 11. A record is leased for the first time only when a durable ``reach`` includes it.
 12. After a start, records up to ``reach`` wait for one lease time.  A worker of the epoch before can settle or extend
     them meanwhile, if the number of its token is the next one after those that were written.
-13. A server leases and extends only while no other can have taken over.
+13. A server leases and extends only while no other server can have taken over.
 14. Leases count on a clock that does not step.
 15. A record waits while an earlier one of its key is not final, durably.
 16. A new record is leased while fewer than ``window`` records at or below it are not final.
@@ -47,12 +47,13 @@ from fyrehose.broker.consumers.progress import (
     packed_ranges,
 )
 
-#: How many times ``limit`` a record may be returned as not tried before that counts as a failure.
+#: A record may be returned as not tried this many times its ``limit``; then each further return counts as a failure.
 UNTRIED = 10
 #: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
-#: A heap of times is rebuilt without outdated entries when it has more than two for each record, and this many more.
+#: A heap of times is rebuilt without outdated entries when it has more than two entries for each record, and this many
+#: more.
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
@@ -154,9 +155,9 @@ class Group:
 
     :ivar append: appends changes that are to become durable together; the caller then calls :meth:`committed` or
         :meth:`undone` with each change, in the order of appends
-    :ivar now: the monotonic clock, in seconds
-    :ivar trusted: whether no other server can have taken over
-    :ivar wall: the time for people, in microseconds since 1970 UTC
+    :ivar now: returns the monotonic time, in seconds
+    :ivar trusted: returns whether no other server can have taken over
+    :ivar wall: returns the time of day, which is shown to people, in microseconds since 1970 UTC
     :ivar epoch: the epoch of this server; *before* is the epoch of the server that led before
     :ivar hold_until: until when records that may have been leased before the start wait (rule 12)
     :ivar open: how many records of all lanes are not final, of those that were leased or may have been
@@ -224,7 +225,7 @@ class Group:
         return self.now() < self.hold_until
 
     def room(self) -> int:
-        """Return how many records that were never leased the window still allows to lease (rule 16)."""
+        """Return how many more records may be leased for the first time within the window (rule 16)."""
         return max(0, self.options.window - self.open)
 
     def committed(self, batch: LaneChange) -> None:
@@ -307,7 +308,7 @@ class Lane:
     # Leasing.
 
     def lease(self, consumer: str, most: int) -> list[Leased]:
-        """Lease up to *most* records to *consumer*: new ones, and for up to a half of them those that were returned."""
+        """Lease up to *most* records to *consumer*: half of them returned, half new, if there are enough of both."""
         self.tick()
         unknown = self._blind or (
             self.keys is not None and (self._expiring or self._unwritten)
@@ -380,7 +381,7 @@ class Lane:
         self._tick_at(end)
 
     def is_waiting(self, entry: OpenRecord) -> bool:
-        """Return whether the record of *entry* may be leased, apart from its delay (rules 2, 5, 8, 12, 15)."""
+        """Return whether the record of *entry* may be leased as soon as its delay is over (rules 2, 5, 8, 12, 15)."""
         if entry.lease is not None or entry.ending is not None or entry.closing:
             return False
         return not self._is_held(entry) and self._is_first(entry)
@@ -538,7 +539,7 @@ class Lane:
     def give_back(
         self, seq: int, batch: LaneChange, *, failed: bool, delay: float | None = None, why: str = ""
     ) -> None:
-        """End the lease of *seq*, which :meth:`holds`, without settling it.
+        """End the lease of record *seq*, for which :meth:`holds` is true, without settling the record.
 
         :param batch: the end of the lease is added to it; a dead letter or an expired record is appended by itself
         :param failed: whether the end of the lease counts as a failure
@@ -564,7 +565,7 @@ class Lane:
         return 0 < self.group.options.limit <= failures
 
     def extend(self, seq: int, token: Token, consumer: str) -> Token | None:
-        """Extend a lease, perhaps one of the epoch before, by a lease time from now; return its token, or None."""
+        """Extend a lease, even of the previous epoch, to one lease time from now; return its token, None if it ended."""
         if not self.group.may_lease():
             return None
         entry = self.entries.get(seq)
@@ -579,7 +580,7 @@ class Lane:
         return self.group.epoch, entry.lease.number
 
     def renew(self, leased: Leased, consumer: str) -> Iterator[Leased]:
-        """Extend the leases of *leased* that have not ended by a lease time from now, and yield their records."""
+        """Extend the leases of *leased* that have not ended to one lease time from now, and yield their records."""
         if not self.group.may_lease():
             return
         for fresh in self.fresh.cut(leased.first, leased.last):
@@ -609,7 +610,7 @@ class Lane:
             self._release(entry)
 
     def abandon(self) -> None:
-        """Forget everything, because the subscription is rewound or deleted."""
+        """Forget all records and leases of this lane, because the subscription is rewound or deleted."""
         for entry in self.entries.values():
             self._end_lease(entry)
             self.group.open -= not entry.closing
@@ -767,7 +768,7 @@ class Lane:
         return [self.entries[seq] for seq in numbers if seq in self.entries]
 
     def _reopen(self, entry: OpenRecord) -> None:
-        """Make *entry* as it was before a change of it that could not be written."""
+        """Restore the state that *entry* had before a change that could not be written."""
         if entry.ending is not None:
             entry.ending = None
         elif entry.closing:

@@ -33,7 +33,7 @@ VERSION = 1
 RECORD_SIZE = 64 << 10
 #: The ways in which a record becomes final.
 FINAL = ("settled", "dead", "expired")
-#: The most dead letters of one stream whose details are kept; of older ones only the count.
+#: How many of the latest dead letters of one stream are kept with their details; older ones are only counted.
 KEPT_LETTERS = 20
 
 #: json.dumps() would make an encoder for each call, because these options are not its defaults.
@@ -106,8 +106,8 @@ class ShareOptions:
     :ivar stream: the stream that is shared, or, with *pattern*, the pattern of the streams
     :ivar lease: how long a worker has a record, in seconds
     :ivar limit: the failure that makes a record a dead letter; 0: none does
-    :ivar window: the most records that are not final at or below the highest leased one
-    :ivar most: the most records that one consumer may hold
+    :ivar window: how many records up to the highest leased one may be not final at a time
+    :ivar most: how many records one consumer may hold
     :ivar dead: the stream of the dead letters; None: they are only counted
     :ivar key: records of the same key are handled in order: ``topic``, ``producer``, a member of JSON objects, or None
     :ivar creator: the network of the peer that created it

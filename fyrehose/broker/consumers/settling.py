@@ -53,7 +53,7 @@ class Settling:
 def settling(fields: dict[str, Any]) -> Settling:
     """Return the request to settle that a peer sent as the JSON object *fields*.
 
-    :raises ValueError: it is invalid
+    :raises ValueError: the request is invalid
     """
     only(fields, {"publish", "consumer", *KINDS})
     items: list[Item] = []
@@ -155,7 +155,7 @@ def _result(fields: Any) -> Result:
 def only(fields: dict[str, Any], known: set[str]) -> None:
     """Check that a JSON object has no fields but the *known* ones.
 
-    :raises ValueError: it has another one
+    :raises ValueError: the object has an unknown field
     """
     unknown = sorted(fields.keys() - known)
     if unknown:
@@ -200,5 +200,5 @@ def seconds_of(value: object, name: str, most: int) -> float:
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Return whether *value*, which was parsed from JSON, is a whole number; true and false are none."""
+    """Return whether *value*, which was parsed from JSON, is a whole number; true and false do not count."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -40,7 +40,7 @@ class PeerBroker(Protocol):
 
 @attrs.frozen(eq=False)
 class Sharing:
-    """The shared subscriptions as one peer may use them: checks the rights of the peer.
+    """The shared subscriptions as one peer may use them, after each request was checked against the peer's rights.
 
     :ivar network: the network of the peer; empty: the server itself
     """
@@ -65,7 +65,8 @@ class Sharing:
     def create(self, name: str, options: ShareOptions, first: int) -> Steps[SharedSubscription]:
         """Create the subscription *name*, which begins with record *first* of each stream.
 
-        :return: fires when it is durable; fails with a SubscriptionError, a PublishError or Forbidden
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError, a PublishError
+            or Forbidden
         """
         for right in (Right.SUBSCRIBE, Right.CONSUME):
             self.peer.check(right, options.stream)

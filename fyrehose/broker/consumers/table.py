@@ -58,7 +58,7 @@ ENTRY_BYTES = 256
 READ_BYTES = 256 << 10
 #: The largest payload of one answer with several records, in bytes.
 ANSWER_BYTES = 4 << 20
-#: The most dead letters that one request publishes again, and the size of what it reads for that, in bytes.
+#: The largest number of dead letters that one request publishes again, and how many bytes it reads for that.
 MOST_REDRIVEN = 1_000
 REDRIVE_BYTES = 1 << 20
 
@@ -128,8 +128,8 @@ class SharedSubscriptions:
 
     :ivar publish: publishes runs, and records of the server's own, in one batch
     :ivar refusal: returns why nothing can be leased at present, or None
-    :ivar taken: returns whether a named subscription that is not shared has a name
-    :ivar most: the most subscriptions
+    :ivar taken: returns whether the given name belongs to a named subscription that is not shared
+    :ivar most: the largest number of shared subscriptions
     """
 
     clock: IReactorTime
@@ -145,10 +145,10 @@ class SharedSubscriptions:
     lags: SubscriptionLags = attrs.field(init=False)
     _saved: SavedShares = attrs.field(factory=SavedShares, init=False)
     _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
-    #: how many changes of whole subscriptions are being written: a checkpoint now would not contain them
+    #: how many changes of whole subscriptions are being written; a checkpoint has to wait, because it would miss them
     _changing: int = attrs.field(default=0, init=False)
     _lanes: int = attrs.field(default=0, init=False)
-    #: by the name of a subscription that is being written: the requests for the same name, which wait
+    #: by the name of a subscription that is being created: the waiting requests for the same name
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     #: streams that were created while subscriptions are being written
     _appeared: dict[str, None] = attrs.field(factory=dict, init=False)
@@ -401,7 +401,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def redrive(self, shared: SharedSubscription, publish: Publish) -> Steps[tuple[int, int]]:
-        """Publish the next dead letters to the streams that they come from, and note that in the same commit.
+        """Publish the next dead letters to the streams that they come from, and record that in the same commit.
 
         :param publish: publishes with the rights of the peer
         :return: fires with the number of dead letters that were published, and about how many are left, when that is
@@ -529,7 +529,7 @@ class SharedSubscriptions:
                 run = self._reader.holding(lane.stream, first)
                 if run is None:
                     lane.missing(first, first)
-                    # A gap may have any number of records, so its end is looked up.
+                    # Look up the end of the gap instead of trying each number, because a gap may have any length.
                     lane.expire_unseen(self._reader.behind(first) - 1)
                     first += 1
                     continue
@@ -705,7 +705,7 @@ class RunReader:
         return found
 
     def behind(self, seq: int) -> int:
-        """Return the first number behind the missing record *seq* whose record exists, or may come later."""
+        """Return the first number after the missing record *seq* whose record exists, or may still be written."""
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 

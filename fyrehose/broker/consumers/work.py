@@ -59,7 +59,7 @@ class WorkOutcome:
 
 @attrs.define(eq=False)
 class Work:
-    """Handles the requests of workers to a shared subscription, which has a lane for each stream.
+    """The handler of workers' requests to a shared subscription, which has a lane for each stream.
 
     :ivar lanes: by stream
     """
@@ -138,7 +138,7 @@ class Work:
     def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
         """Apply the verdicts *items*, and return what to append for them; dead letters were appended already.
 
-        :param whole: do nothing if one of *items* is refused
+        :param whole: whether to do nothing if one of *items* is refused
         """
         lanes = [self.lane_of(item) for item in items]
         for lane in dict.fromkeys(lanes):

@@ -46,7 +46,7 @@ KEEPALIVE = 1.0
 LOST = 5.0
 #: Number of recent KEEPALIVEs whose tokens an ACK may repeat.
 TOKENS = 5
-#: REQUESTs per second; neighbouring gaps share a REQUEST.
+#: How many REQUESTs the client sends per second; neighbouring gaps share a REQUEST.
 REQUESTS = 8
 #: After a lost backbone answers again, a missed record that has the same bytes as a new push would confirm that push.
 #: So new pushes wait for the missed records: until none has arrived for HOLD seconds, or MOST_HOLD seconds at most.
@@ -60,8 +60,9 @@ SOON = 0.05
 class BackboneOptions:
     """The options of a client: whether it subscribes and stores records, and its limits.
 
-    :ivar subscribe: receive DELIVERs; without them no push can be confirmed
-    :ivar store: bytes of records to store for other clients; 0: store none, and tell the backbone so (flag NOJOURNAL)
+    :ivar subscribe: whether the client receives DELIVERs; without them no push can be confirmed
+    :ivar store: how many bytes of records the client stores for other clients; 0: none, and the flag NOJOURNAL tells
+        the backbone so
     :ivar window: maximum number of unconfirmed pushes
     :ivar window_bytes: maximum size of unconfirmed pushes together, in bytes
     :ivar pace: pushes per second; a server accepts 50,000 from one address
@@ -118,7 +119,7 @@ class BackboneClientSession(
     :param random: generates tokens
     :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.
         With ``after`` the client cannot publish, because an old record with the same bytes would confirm the push
-    :ivar found: the backbone acknowledges KEEPALIVEs
+    :ivar found: whether the backbone acknowledges KEEPALIVEs at present
     :ivar repair: the order of the received records, and what is missing
     :ivar pushes: the pushes that are not confirmed
     """

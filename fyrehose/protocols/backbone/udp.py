@@ -144,7 +144,7 @@ ANCILLARY = socket.CMSG_SPACE(4) * 2
 #: Maximum segment size for UDP_SEGMENT, in bytes: larger datagrams do not fit into an Ethernet frame.
 MAX_SEGMENT = 1_472
 
-#: Errors by which kernels refuse UDP_SEGMENT and UDP_GRO.
+#: The errors with which kernels refuse UDP_SEGMENT and UDP_GRO.
 _REFUSED = {errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP}
 _AGAIN = {errno.EAGAIN, errno.EWOULDBLOCK}
 
@@ -322,7 +322,7 @@ class UDPPort(udp.Port):
             self._call(self.protocol.datagrams_received, self._buffer[start:end], segment, source)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call *function* while the port is open; log its exceptions, so that no datagram stops the port."""
+        """Call *function* if the port is open; log its exceptions, so that no datagram stops the port."""
         try:
             if self.connected:
                 function(*arguments)
@@ -330,7 +330,7 @@ class UDPPort(udp.Port):
             log.failure("{name}: processing datagrams failed; please report this bug", name=self.protocol.name)
 
     def _segment(self, ancillary: list[tuple[int, int, bytes]], size: int) -> int:
-        """Return the size of each datagram from the ancillary data, and count the datagrams that the kernel dropped."""
+        """Read *ancillary*: return the size of each datagram, and count the datagrams that the kernel dropped."""
         segment = size
         for level, kind, value in ancillary:
             if level == SOL_UDP and kind == UDP_GRO:

@@ -104,10 +104,11 @@ class EventBusClient:
     :ivar reactor: provides timers, readers, and the thread in which the sockets are closed
     :ivar port: the port of SNAPSHOT; PUBLISHER and COLLECTOR are the next two
     :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
-    :ivar on_late: called with events that arrive after greater sequences, each once; default: ``on_events``
+    :ivar on_late: called with events that arrive after events with greater sequences, each once; default: ``on_events``
     :ivar on_lost: called with the first and last sequence of a range that the server no longer keeps
     :ivar on_restart: called when the server has another journal; all events of that journal follow
-    :ivar on_alive: called with True when the server answers (again), with False when it stops answering
+    :ivar on_alive: called with True when the server answers, for the first time or again, and with False when it stops
+        answering
     :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
     :ivar producer: the producer unique id of published events
     :ivar server_key: the server's public key (Z85), if the server uses CURVE
@@ -140,8 +141,8 @@ class EventBusClient:
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
-    #: the SYNCSTART to send, and the PUBs to send, by their identity: the session may repeat a PUB that still waits
-    #: here
+    #: the SYNCSTART that waits to be sent, and the waiting PUBs by their identity, because the session may repeat a PUB
+    #: that still waits here
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)

@@ -80,7 +80,7 @@ class Confirmations:
 
     timeout: float
     retries: int
-    #: in the order in which they were sent
+    #: the events by UUID, in the order in which they were sent
     _pending: OrderedDict[bytes, _Pending] = attrs.field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
@@ -146,11 +146,11 @@ class ServerPort(Enum):
 class EventBusOptions:
     """Options of a client.
 
-    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all
-    :ivar subscribe: deliver events; without it the client only publishes
+    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all topics
+    :ivar subscribe: whether events are delivered; otherwise the client only publishes
     :ivar after: start after this sequence (0: with the oldest event); None: with events published from now on
     :ivar dialect: encoding of the sequence in SYNCSTART, which the server uses for SYNC and SYNCEND, too
-    :ivar window: events that may be unconfirmed at a time
+    :ivar window: how many events may be unconfirmed at a time
     :ivar confirm: seconds until an unconfirmed event is sent again
     :ivar retries: how often an unconfirmed event is sent again before it fails
     :ivar quiet: seconds without a broadcast after which the client asks for missed events
@@ -172,7 +172,7 @@ class EventBusOptions:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Events:
-    """Events to deliver, in order, each once; ``late`` if events with greater sequences were delivered before."""
+    """Events to deliver, in order, each once; ``late``: whether events with greater sequences were delivered before."""
 
     events: tuple[Broadcast, ...]
     late: bool = False
@@ -319,8 +319,8 @@ class EventBusClientSession:
             if self.position is None:
                 self._resend()
             else:
-                # Late events may be published nevertheless: the synchronization confirms these, and _end_sync sends the
-                # others again.
+                # An event without a timely confirmation may be published nevertheless. The synchronization confirms
+                # such events, and _end_sync sends the others again.
                 self._request_sync()
         return self._take()
 
@@ -378,7 +378,7 @@ class EventBusClientSession:
             self._sync(Sync.parse(frames))
 
     def _sync(self, sync: Sync) -> None:
-        """Process a SYNC: confirm an own event, and deliver the event if it is new, late if it is out of order."""
+        """Process a SYNC: confirm an own event, and deliver a new event; mark it as late if it is out of order."""
         self._confirm(sync)
         if not self._syncing or self.position is None:
             return
@@ -458,7 +458,7 @@ class EventBusClientSession:
             self._events.append(confirmed)
 
     def _emit(self, event: Event) -> None:
-        """Report *event*, after the events that were delivered before it."""
+        """Report *event*, but first all events that were delivered and are not reported yet."""
         self._flush()
         self._events.append(event)
 

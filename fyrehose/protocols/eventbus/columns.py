@@ -123,7 +123,7 @@ class RunBuilder:
         self._count += 1
 
     def take(self) -> EventBatch | None:
-        """Return everything that was added, or None, and start with the next turn."""
+        """Return the events of this turn, or None if there are none, and start with the next turn."""
         if not self._count:
             return None
         runs = [

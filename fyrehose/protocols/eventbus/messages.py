@@ -89,7 +89,7 @@ class Messages:
     def send(self, frames: Sequence[Buffer], more: bool = False) -> None:
         """Send a copy of *frames*.
 
-        :param more: *frames* lack the last frame of the message, which the caller sends
+        :param more: whether *frames* lack the last frame of the message, which the caller sends later
         :raises zmq.Again: the socket is full; if *frames* begin a message, none of it was sent
         :raises zmq.ZMQError: the socket refuses the message
         """

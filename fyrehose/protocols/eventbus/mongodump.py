@@ -38,10 +38,10 @@ from fyrehose.records import LAST_SEQ, Run
 LARGEST = (16 << 20) + (16 << 10)
 #: The longest line of JSON, in bytes: a document of that size in base64, with room for its names.
 LONGEST = 32 << 20
-#: How far documents may be out of order: the events that are sorted at a time, and the bytes of their data.
+#: How far documents may be out of order: the number of events that are sorted at a time, and the bytes of their data.
 SORTED = 10_000
 SORTED_BYTES = 64 << 20
-#: The most events of one run, and the bytes of their data.
+#: How many events one run may have, and how many bytes of data.
 RUN_EVENTS = 1_000
 RUN_BYTES = 1 << 20
 
@@ -70,7 +70,7 @@ class DumpedEvent:
 
 @attrs.define(eq=False)
 class Dump:
-    """The events of a file.
+    """The events of a dump file.
 
     :ivar refuse: called with the place of each unusable document in the file, and the reason; it may raise an error
     :ivar progress: called with the bytes of the file that were read, and its size

@@ -2,8 +2,10 @@
 
 Nothing else shows the dialect: a SUB socket sends only its subscriptions, and no frame connects them with the SYNCSTART
 of the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified,
-such as ``/example`` without a slash at its end.  Subtrees, and the subscription to everything, are in use by both:
-these subscribers get the *usual* dialect, that of the option ``dialect``.  A subscription to one of :data:`MARKS`
+such as ``/example`` without a slash at its end.  Clients of both dialects use subtrees, and the subscription to
+everything: subscribers with only these get the *usual* dialect, which is that of the option ``dialect``.  A
+subscription to one
+of :data:`MARKS`
 names the dialect, whatever the other subscriptions are.
 
 A XPUB socket passes each message to all subscribers of a prefix of its first frame.  In its manual mode the server says
@@ -38,8 +40,8 @@ MARKS = {b"\0binary": Dialect.BINARY, b"\0decimal": Dialect.DECIMAL}
 OTHER = b"\xff"
 #: The first bytes of all topics: a subscription to everything in the usual dialect.  An empty prefix would match keys.
 FIRST_BYTES = tuple(bytes((byte,)) for byte in (*range(0x80), *range(0xC2, 0xF5)))
-#: Upper bound of the memory of all subscriptions, in bytes; one network may take half of it.  Most subscriptions of one
-#: subscriber.
+#: Upper bound of the memory of all subscriptions, in bytes, of which one network may take half; and the largest number
+#: of subscriptions of one subscriber.
 MEMORY = 256 << 20
 MOST = 65_536
 #: Memory of a subscription besides its prefix, of each byte of its prefix, and of a subscription to everything, in

@@ -77,7 +77,7 @@ STOP_TIMEOUT = 10.0
 
 @implementer(IRelay)
 class EventBusServer:
-    """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
+    """The server of an event bus, which publishes PUBs, broadcasts the stream's records, and answers SYNCSTARTs.
 
     :param clock: schedules calls; the reactor
     :param connections: lists and closes connections; default: there are none
@@ -142,7 +142,7 @@ class EventBusServer:
 
         The server still publishes events that have arrived, and cancels snapshots, which clients request again.
 
-        :return: fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
+        :return: a Deferred that fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
         """
         self._stopping = True
         stopped = self._stopped = Deferred()
@@ -235,7 +235,7 @@ class EventBusServer:
         self._subscribers.left(connection)
 
     def serve_snapshots(self) -> None:
-        """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
+        """Send snapshots, because a turn of SNAPSHOT is over, or its socket has room again."""
         if len(self._session.snapshots):
             self._timers.start(0, self._serve)
 
@@ -318,7 +318,8 @@ class EventBusServer:
             return
         self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
         if isinstance(error, ReadOnly) and not self._stopping:
-            # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
+            # Clients of the reference program do not resend, so keep the batch, pause COLLECTOR, and retry until the
+            # disk has room.
             self._account.hold(batch.size)
             self._unwritten.append(batch)
             self._timers.start(FULL_WAIT, self._retry)

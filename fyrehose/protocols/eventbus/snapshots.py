@@ -34,7 +34,7 @@ class SnapshotAnswer:
     """The snapshot of one client.
 
     :ivar identity: routing id of the client
-    :ivar request: its SYNCSTART
+    :ivar request: the client's SYNCSTART
     :ivar delimiter: whether messages have an empty delimiter frame in front
     :ivar dialect: encoding of sequences
     :ivar account: memory that the socket holds for the client
@@ -45,9 +45,9 @@ class SnapshotAnswer:
     :ivar highest: the greatest sequence sent, or that of the request; never beyond the end of the stream
     :ivar progressed: time of the last progress, in seconds
     :ivar held: memory that the socket held for the client at the last check, in bytes
-    :ivar starved: messages cannot be sent because the socket holds too much for other clients
+    :ivar starved: whether messages cannot be sent because the socket holds too much for other clients
     :ivar turn_bytes: bytes sent since the snapshot last became active
-    :ivar ended: SYNCEND was sent
+    :ivar ended: whether SYNCEND was sent
     """
 
     identity: bytes
@@ -122,7 +122,7 @@ class SnapshotAnswer:
         self._peeked, self.progressed = None, now
 
     def feed(self, runs: Sequence[Run], now: float) -> None:
-        """Add the records from :attr:`next` on; no runs: the journal has no more."""
+        """Add the records from :attr:`next` on; if *runs* is empty, the journal has no more."""
         self.next = runs[-1].last_seq + 1 if runs else self.last + 1
         self._messages = self._select(runs)
         if self.peek() is None:

@@ -127,7 +127,7 @@ class ZMQPort:
     def send(self, frames: Sequence[Buffer], account: QueuedMessages | None = None) -> None:
         """Send one message, completely or not at all.
 
-        :param account: accounts for the memory of some messages, which are tracked; None: of none
+        :param account: accounts for the memory of those messages that are tracked; None: no message is tracked
         :raises MemoryFull: *account* has no room for the message
         :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
         :raises Gone: no such peer is connected to the ROUTER
@@ -261,7 +261,7 @@ class ZMQPort:
                 return
             if not messages and left > 0:
                 return
-            # More messages may have arrived in the meantime; they belong to the same turn.
+            # Read again, because more messages may have arrived in the meantime; they belong to the same turn.
 
     def _hand_out(self, frames: Message, count: int) -> None:
         if self._closed:  # by the handler of an earlier message that was read in the same call

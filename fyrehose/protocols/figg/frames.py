@@ -154,7 +154,7 @@ class Frame(ABC):
     """Base class of the frames; sessions return received frames as events."""
 
     type: ClassVar[FrameType]
-    #: Smallest and largest payload in bytes; the data of PUBLISH and DATA is not included.
+    #: The smallest and the largest size of the payload in bytes, without the data of PUBLISH and DATA.
     sizes: ClassVar[tuple[int, int]]
 
     @classmethod

@@ -163,7 +163,8 @@ class FiggProtocol(SessionProtocol):
         if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
             super().not_published(runs, note, error)
             return
-        # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
+        # The broker refuses all messages because of one. Publish them in halves, so that the messages before it are
+        # stored, as they
         # would be if they had arrived alone.
         for part, last in _split_in_half(runs):
             if self.phase is Phase.OPEN:
@@ -234,7 +235,7 @@ def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
 
 
 class FiggFactory(SessionFactory):
-    """Listens for Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
+    """The factory of connections of Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
 
     protocol = FiggProtocol
     defaults = FiggSettings()

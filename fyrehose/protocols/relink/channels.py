@@ -42,8 +42,8 @@ from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut, part
 class TableKey(Enum):
     """Base of the enumerations used as keys of the tables.
 
-    The tables are consulted for each read, and Enum's hash is a slow function in Python.  Each member exists once, so
-    the fast hash of ``object`` will do.
+    The tables are consulted for each read, and Enum's own hash is slow, because it is a function in Python. Each member
+    exists once, so the fast hash of ``object`` suffices.
     """
 
     __hash__ = object.__hash__
@@ -184,7 +184,7 @@ class SendChannel:
     def decision(self, op: Op, first: int, last: int) -> Operation:
         """Return the packet of a decision.
 
-        It has no number if the last decision on this connection was the same, for the message before (rule S5).
+        The packet has no number if the last decision on this connection was the same, for the message before (rule S5).
         """
         plain = first == last and self._emitted == (op, first - 1)
         self._emitted = (op, last)
@@ -205,14 +205,14 @@ class SendChannel:
     # Called for the peer's acknowledgements.
 
     def received(self, number: int | None) -> None:
-        """Record that the peer holds all messages up to *number* (None: one more).
+        """Record that the peer holds all messages up to *number* (None: one more message than before).
 
         :raises RemoteProtocolError: that message was not sent
         """
         self.recv = max(self.recv, self._sent(self.recv + 1 if number is None else nearest(number, self.recv)))
 
     def consumed(self, number: int | None) -> tuple[int, int] | None:
-        """Record that the peer has consumed all messages up to *number* (None: one more).
+        """Record that the peer has consumed all messages up to *number* (None: one more message than before).
 
         :return: the numbers of the first and last newly consumed message; None if there is none
         :raises RemoteProtocolError: a message was not sent or not decided, or its result has not arrived before (R3)
@@ -269,7 +269,7 @@ class SendChannel:
     def _sent(self, last: int) -> int:
         """Check that message *last* was sent, and return *last*.
 
-        :raises RemoteProtocolError: it was not sent
+        :raises RemoteProtocolError: the message was not sent
         """
         if self.unsure and last < self.base + MAX_WINDOW:
             self.next = max(self.next, last + 1)
@@ -357,11 +357,11 @@ class ReceiveChannel:
     trim_barrier: tuple[int, int] | None = attrs.field(default=None, init=False)
     #: whether the channel is finished and excluded from snapshots; it is forgotten as soon as that is durable
     leaving: bool = attrs.field(default=False, init=False)
-    #: number of results sent since that ping
+    #: number of results that were sent since the ping of ``trim_barrier``
     unconfirmed: int = attrs.field(default=0, init=False)
     #: number of the first undecided message that was not kept; None: all are kept
     dropped: int | None = attrs.field(default=None, init=False)
-    #: why that message was not kept
+    #: why the message ``dropped`` was not kept
     why_dropped: DropReason = attrs.field(default=DropReason.COUNT, init=False)
     #: unconsumed messages, grouped as they arrived: their count, total cost in bytes, and the size of each message
     #: (None if the messages are not kept)
@@ -372,7 +372,7 @@ class ReceiveChannel:
 
     @property
     def waiting(self) -> int:
-        """The number of plain or decided messages that wait for our owner to process them."""
+        """The number of messages, plain or decided, that wait until the owner of the link processes them."""
         return (self.dec if self.transactional else self.next - 1) - self.consumed
 
     @property
@@ -399,7 +399,7 @@ class ReceiveChannel:
     def accept(self, messages: Piece, cost: int, sizes: Sequence[int]) -> int:
         """Add received messages, and return the sequence number of the first (R1).
 
-        :param cost: their size in bytes, including OVERHEAD for each
+        :param cost: the size of the messages in bytes, including OVERHEAD for each
         :param sizes: the size of each message in bytes
         :raises RemoteProtocolError: the peer has closed the channel
         """
@@ -454,7 +454,7 @@ class ReceiveChannel:
         return freed
 
     def decide(self, number: int | None) -> tuple[int, int, MessageSequence | DropReason] | None:
-        """Decide the undecided messages up to *number* (None: the next one).
+        """Decide the undecided messages up to *number* (None: only the next one).
 
         :return: the numbers of the first and the last message, and the messages, or why they were not kept; or None if
             there is nothing to decide (R4)
@@ -493,7 +493,7 @@ class ReceiveChannel:
     # Called by the owner.
 
     def stage(self, through: int, result: Ack | None) -> None:
-        """Record *result* for the messages up to *through*; it is None for plain messages and rollbacks.
+        """Record *result* for the messages up to *through*; the result of plain messages and rollbacks is None.
 
         :raises LocalProtocolError: the messages are staged already, not decided, or not received
         """
@@ -526,7 +526,7 @@ class ReceiveChannel:
         first = self.consumed + 1
         if not first <= through <= self.done:
             raise LocalProtocolError(f"channel {self.id} has no staged message up to number {through}")
-        # Many results may be kept until the peer confirms them; only the last ones can be new.
+        # Look for new results from the end, because many results may be kept until the peer confirms them.
         packets = []
         for run in self.results[bisect_left(self.results, first, key=_LAST) :]:
             if run.first <= through:

@@ -143,7 +143,7 @@ class Transaction:
     _link: Link | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Deferred[Transaction]:
-        """Begin the transaction; fires with it when the previous transaction on this channel has ended."""
+        """Begin the transaction; the Deferred fires with it when the previous transaction on this channel has ended."""
         acquired: Deferred[Any] = self._state.lock.acquire()
 
         def begun(_: Any) -> Deferred[Transaction]:
@@ -161,7 +161,7 @@ class Transaction:
         return acquired.addCallback(begun)
 
     def send(self, parts: MessageParts) -> Deferred[None]:
-        """Send a message as soon as the window has room; fires when it was passed to the link.
+        """Send a message as soon as the window has room; the Deferred fires when the link has taken the message.
 
         :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
         :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of the transaction will be
@@ -186,7 +186,7 @@ class Transaction:
         return ready.addCallback(send_now)
 
     def commit(self) -> Deferred[None]:
-        """Commit; fires when the listener has processed all messages, and fails with Uncommitted if it could not.
+        """Commit; the Deferred fires when the listener has processed all messages, or fails with Uncommitted.
 
         :raises LocalProtocolError: the transaction is not open
         """
@@ -251,7 +251,7 @@ class Transaction:
 
 @attrs.define(eq=False)
 class Inbox:
-    """Pass on messages until ``on_message`` returns a Deferred that has not fired.
+    """A queue that passes on messages, and waits while a Deferred that ``on_message`` returned has not fired.
 
     :ivar on_message: as for :class:`~.client.RelinkClient`
     :ivar refused: called if a plain message could not be processed
@@ -263,8 +263,8 @@ class Inbox:
     flush: Callable[[], object]
     link: Link | None = None
     paused: bool = False
-    #: channel, sequence number, parts, and whether to process the message; None instead of the parts if they were
-    #: dropped
+    #: the waiting messages: channel, sequence number, parts (None: they were dropped), and whether to process the
+    #: message
     _waiting: deque[tuple[int, int, tuple[bytes, ...] | None, bool]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
     _delivering: bool = attrs.field(default=False, init=False)
@@ -456,7 +456,7 @@ class RelinkClient:
     :ivar id_size: size of the connector's channel ids, in bytes
     :ivar on_message: called with channel, sequence number and parts of each message of the listener, in order.  The
         message is consumed when the call has returned, or the Deferred that it returned has fired.  If that fails, a
-        committed message is reported as uncommitted; a plain message ends the link.
+        committed message is reported as uncommitted; a message without a transaction ends the link.
     :ivar rename: called before each new link is requested; returns the endpoint name.  With it the client requires its
         old link (handshake flag 2), so that the listener never replaces a lost link under the old name
     :ivar on_lost: called when the link is lost, with the messages that were not acknowledged.  A message whose outcome
@@ -520,7 +520,7 @@ class RelinkClient:
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close` is called.
 
-        :return: fires when the first link is established
+        :return: a Deferred that fires when the first link is established
         :raises ConfigError: the client has no endpoint name, and no stream was prepared
         :raises LocalProtocolError: connect or close was called before
         """
@@ -532,17 +532,18 @@ class RelinkClient:
         return self._connected
 
     def send(self, parts: MessageParts, channel: int = 0) -> Deferred[None]:
-        """Send a message on a plain channel.
+        """Send a message on a channel without transactions.
 
-        :return: fires when the listener has consumed the message; fails with UnknownOutcome if the link is lost
+        :return: a Deferred that fires when the listener has consumed the message; fails with UnknownOutcome if the link
+            is lost
         :raises LocalProtocolError: there is no link, or the window is full (see :meth:`ready`)
         """
         return self.multicast(parts, (channel,))
 
     def multicast(self, parts: MessageParts, channels: Sequence[int]) -> Deferred[None]:
-        """Send one message on each of several plain channels.
+        """Send one message on each of several channels without transactions.
 
-        :return: fires when the listener has consumed the message on all of them
+        :return: a Deferred that fires when the listener has consumed the message on all of these channels
         :raises LocalProtocolError: as for :meth:`send`; the message was sent on none of the channels
         """
         if self.transactional:
@@ -579,16 +580,16 @@ class RelinkClient:
     def transaction(self, channel: int = 0) -> Transaction:
         """Return a new transaction on *channel*; it begins when the previous transaction on this channel has ended.
 
-        :raises LocalProtocolError: the channels of this link are plain
+        :raises LocalProtocolError: the channels of this link have no transactions
         """
         if not self.transactional:
             raise LocalProtocolError("the channels of this link are plain; use send()")
         return Transaction(self, self._channels[channel], channel)
 
     def close_channel(self, channel: int) -> Deferred[None]:
-        """Close a channel as soon as everything on it is consumed.
+        """Close a channel as soon as all its messages are consumed.
 
-        :return: fires when the listener has acknowledged the closure
+        :return: a Deferred that fires when the listener has acknowledged the closure
         :raises LocalProtocolError: there is no link, or the channel is not open
         """
         self._require_link().close(channel)
@@ -611,7 +612,7 @@ class RelinkClient:
 
         After CLOSE_TIMEOUT, messages that are not settled fail with :class:`~fyrehose.errors.Closed`.
 
-        :return: fires when the client is disconnected
+        :return: a Deferred that fires when the client is disconnected
         """
         self._closing = True
         link = self.link

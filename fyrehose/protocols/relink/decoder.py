@@ -37,7 +37,7 @@ from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
-#: format -> class of the packet, and its types; a larger type must not be sent
+#: for each format the class of its packets, and their types; a larger type is invalid
 _TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] = {
     Format.OPERATION: (Operation, tuple(Op)),
     Format.ACKNOWLEDGEMENT: (Acknowledgement, tuple(Ack)),
@@ -55,7 +55,7 @@ _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 class _MoreNeeded(Exception):
     """Raised within the decoder when a packet has not arrived completely.
 
-    :ivar size: number of bytes that the packet has at least
+    :ivar size: the least number of bytes that the packet can have
     """
 
     def __init__(self, size: int) -> None:
@@ -64,12 +64,12 @@ class _MoreNeeded(Exception):
 
 @attrs.define(eq=False)
 class Decoder:
-    """Buffer received bytes, and cut packets from them.
+    """A buffer of received bytes, from which packets are cut.
 
     :ivar sender_size: size of the peer's channel ids, in bytes (used by messages and operations that it sends)
     :ivar receiver_size: size of our channel ids, in bytes (used by acknowledgements that it sends)
     :ivar owner: the link, if messages of one part are returned many at a time, as :class:`~.frames.Gathered`; None:
-        each is returned as a packet
+        each message is returned as a packet
     """
 
     sender_size: int

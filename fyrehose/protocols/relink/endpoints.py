@@ -35,8 +35,8 @@ from fyrehose.sessions import PIECE, fitting, piece_of
 
 #: Delay before the server tries again to move the position of a named subscription, in seconds.
 RETRY = 1.0
-#: The most bytes that a message of one part needs besides its part, and each further part besides its data: head, size,
-#: padding.
+#: Upper bound of the bytes for head, size and padding that a message of one part needs besides its part, and that each
+#: further part needs besides its data.
 HEAD = 32
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
 MAX_ANCHORS = 1_000
@@ -49,7 +49,7 @@ def stream_seq(anchors: Anchors, channel_seq: int) -> int:
 
 
 class Publishing(Endpoint):
-    """Publish the peer's messages to a stream."""
+    """The endpoint that publishes the peer's messages to a stream."""
 
     def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
@@ -103,7 +103,7 @@ class Publishing(Endpoint):
         self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
-        """Write all that one read brought in one batch: the messages, and the cursors of each channel."""
+        """Write in one batch what one read has brought: the messages, and the cursors of each channel."""
         if self._plain:
             plain = [
                 (channel, first, MessageSequence(tuple(pieces))) for channel, (first, pieces) in self._plain.items()
@@ -215,7 +215,7 @@ class Publishing(Endpoint):
         return True
 
     def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
-        """Answer *event*, a commit, with "uncommitted", because the stream has refused it permanently.
+        """Answer the commit *event* with "uncommitted", because the stream has refused its messages permanently.
 
         :return: False if the link has changed meanwhile, so that there is nothing to answer
         """
@@ -250,7 +250,7 @@ class _Gap:
 
 @implementer(IConnectedSink, ISubscription)
 class Subscribing(Endpoint):
-    """Send the records of a stream on channel 0, from the first one that the peer has not received.
+    """The endpoint that sends the records of a stream on channel 0, from the first one that the peer has not received.
 
     The connection treats this object as its subscription: the records flow only while both the transport and the peer's
     window have room.
@@ -442,7 +442,7 @@ class Subscribing(Endpoint):
     def _send_records(self, run: Run, most: int, room: int) -> tuple[int, int]:
         """Send the first records of *run*: as many as fit into *room* bytes, and at most *most*.
 
-        :return: how many were sent, and the most bytes that they take
+        :return: how many records were sent, and an upper bound of the bytes that they take
         """
         if not self.place.seqs and run.content_type != CONTENT_TYPE:
             count = min(fitting(run, HEAD, room), most)

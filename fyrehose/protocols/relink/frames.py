@@ -91,7 +91,7 @@ class Format(IntEnum):
 
 
 class Op(IntEnum):
-    """Channel operations of the sender of messages (2.3.1); COMMIT and ROLLBACK may have a sequence number (2.3.2)."""
+    """Operations that the sender of a channel's messages sends for the channel (2.3.1); COMMIT and ROLLBACK may have a sequence number (2.3.2)."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -99,7 +99,7 @@ class Op(IntEnum):
 
 
 class Ack(IntEnum):
-    """Channel acknowledgements of the receiver of messages (2.3.1).
+    """Acknowledgements that the receiver of a channel's messages sends for the channel (specification, 2.3.1).
 
     All but CLOSED may have a sequence number (2.3.2).
     """
@@ -317,7 +317,7 @@ def _endpoint(instance: object, attribute: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Terms:
-    """The fields of the handshake that the connector selects, and that a resumed link cannot change."""
+    """The parameters of a link: fields of the handshake that the connector selects, and that stay the same on a resume."""
 
     endpoint: str = attrs.field(validator=_endpoint)
     connector_size: int = attrs.field(default=0, validator=_id_size)

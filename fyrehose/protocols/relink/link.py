@@ -58,13 +58,13 @@ class LinkLimits:
     A peer that exceeds a limit loses its link, except for ``backlog`` and ``backlog_size``, which stop reading instead.
     """
 
-    #: channel ids in one packet
+    #: how many channel ids one packet may have
     targets: int = 1_024
-    #: parts of one message
+    #: how many parts one message may have
     parts: int = 1_024
     #: size of one message's parts with their padding, and of the size table if there is not exactly one part, in bytes
     message_size: int = MAX_PAYLOAD
-    #: the same limit for messages that this side sends
+    #: the limit ``message_size`` for messages that this side sends
     sent_size: int = MAX_PAYLOAD
     #: channels that the peer may have open at a time
     channels: int = 4_096
@@ -73,11 +73,11 @@ class LinkLimits:
     backlog: int = 1_024
     #: size of all waiting messages of a link in bytes; twice as much may wait for the peer's decision
     backlog_size: int = 16 << 20
-    #: messages on one of our channels that the peer has not consumed
+    #: how many messages on one of our channels the peer may have not consumed yet
     window: int = 1_024
-    #: results that are kept before a ping is sent, whose pong allows to forget them (R6)
+    #: results that are kept before a ping is sent; its pong shows that the peer knows them, so they are forgotten (R6)
     results: int = 256
-    #: runs of equal results that are kept while that ping is unanswered
+    #: runs of equal results that are kept while the ping for ``results`` is unanswered
     result_runs: int = 4_096
     #: bytes that may arrive while the listener looks up the link; a correct peer sends none (L1)
     early: int = 1 << 20
@@ -97,7 +97,8 @@ class Link:
     For rules such as S2 see docs/protocols/relink-wire.md.
 
     :ivar connector: whether we are the connector
-    :ivar durable: the link survives the end of its process.  Messages that the owner has received and not settled are
+    :ivar durable: whether the link survives the end of its process.  Messages that the owner has received and not
+        settled are
         forgotten with the connection, and the peer sends them again; undecided messages are kept as long as the process
         lives
     :ivar kept: whether our messages are kept until the peer has consumed them; False: the owner can produce them again
@@ -216,7 +217,7 @@ class Link:
         return seqs
 
     def begin(self, channel: int, parts: Sequence[Buffer]) -> None:
-        """Number a message on *channel*; the caller itself has to send its :meth:`packet`.
+        """Number a message on *channel*; the caller has to send the packet that :meth:`packet` returns.
 
         :raises LocalProtocolError: the message is too large, or the window is full
         """
@@ -243,7 +244,7 @@ class Link:
     def decide(self, channel: int, op: Op, through: int | None = None) -> tuple[int, int]:
         """Commit or roll back the undecided messages of our *channel*, and return the numbers of the first and last.
 
-        :param through: number of the last message to decide; None: all
+        :param through: number of the last message to decide; None: that of the last undecided message
         :raises LocalProtocolError: the channel is not open, or has no such undecided message
         """
         found = self.sending.get(channel)
@@ -255,7 +256,7 @@ class Link:
         return first, last
 
     def close(self, channel: int) -> None:
-        """Close our *channel* when everything on it is consumed; :class:`~.events.ChannelClosed` reports the closure.
+        """Close our *channel* when all its messages are consumed; :class:`~.events.ChannelClosed` reports the closure.
 
         :raises LocalProtocolError: the channel is not open, or has undecided messages
         """
@@ -380,7 +381,7 @@ class Link:
     def _receive_partly(
         self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int, why: DropReason
     ) -> list[Event]:
-        """Keep the first messages of a transaction that is too large; only number the others, without payloads."""
+        """Keep the first messages of a transaction that is too large; number the others, and drop their payloads."""
         if sizes:
             cost = sum(sizes) + OVERHEAD * len(sizes)
             channel.accept(cut(messages, len(sizes))[0], cost, sizes)
@@ -406,7 +407,7 @@ class Link:
     def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
         """Open a channel of the peer.
 
-        :param again: the peer opened the channel before, and this side has forgotten it
+        :param again: whether the peer opened the channel before, and this side has forgotten that
         """
         if self.shutdown_received and not again:
             raise RemoteProtocolError("channel-after-shutdown")
@@ -526,7 +527,8 @@ class Link:
         """Acknowledge the messages of this read as received, once for each channel (rule R2)."""
         for id_ in sorted(self._unacknowledged):
             channel = self.receiving[id_]
-            # On a durable link, consumed follows for decided and plain messages, and implies received.
+            # On a durable link, acknowledge only undecided messages as received: ``consumed`` follows for all others,
+            # and implies ``received``.
             packet = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
             if packet is not None:
                 self.emit(packet, id_size=self.peer_size)

@@ -3,7 +3,7 @@
     u8 version | u8 kind | u64 epoch | u64 seq of the first record of the last checkpoint | body
 
     CHECKPOINT  u32 index | u32 count | entries, each after its u32 size     all links, in ``count`` records
-    ENTRY       an entry                                                     a link is new, or has another anchor
+    ENTRY an entry a link is new, or has another anchor
     DELTA       name | snapshot of some channels                             messages were published or rolled back
     GONE        name x n                                                     links have ended, or were lost
 
@@ -68,7 +68,8 @@ _U16 = Struct("<H")
 _U32 = Struct("<I")
 _ANCHOR = Struct("<QQ")
 
-#: (number on the channel, number in the stream), ascending; from one anchor to the next both numbers increase by one
+#: The records at which a channel continues after a gap (anchors): number on the channel, number in the stream;
+#: ascending. From one anchor to the next both numbers increase by one with each message.
 Anchors = list[tuple[int, int]]
 
 
@@ -83,7 +84,7 @@ class RecordKind(IntEnum):
 
 @attrs.frozen(kw_only=True)
 class Saved:
-    """The state of one link on disk."""
+    """The durable state of one link."""
 
     name: bytes
     terms: Terms

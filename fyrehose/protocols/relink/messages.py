@@ -32,7 +32,7 @@ MessageParts = bytes | Sequence[bytes]
 
 
 def message_parts(parts: MessageParts) -> tuple[bytes, ...]:
-    """Return the parts of a message that a program passes as its parts, or as the bytes of its only part."""
+    """Return the parts of a message, which a program passes as parts, or as the bytes of the only part."""
     return (bytes(parts),) if isinstance(parts, (bytes, bytearray, memoryview)) else tuple(map(bytes, parts))
 
 

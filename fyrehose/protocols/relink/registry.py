@@ -59,7 +59,7 @@ class LinkEntry:
     :ivar name: the link's public name; see :func:`~.linklog.name_of`
     :ivar identity: digest of the connector's certificate, or empty; a connector that resumes the link has to present
         the same certificate
-    :ivar anchors: at which records of the stream our channel begins and, after each gap, continues
+    :ivar anchors: the records of the stream at which our channel begins and, after each gap, continues
     :ivar host: address of the last connection
     :ivar saved: whether the link survives a restart
     :ivar holder: the connection that the link is attached to
@@ -162,7 +162,7 @@ class Registry:
     def open(self) -> Deferred[None]:
         """Recover the links from their stream, and write a checkpoint.
 
-        :return: fires when the checkpoint is durable; fails if it cannot be written
+        :return: a Deferred that fires when the checkpoint is durable; fails if the checkpoint cannot be written
         """
         self.closed = False
         self._clear()
@@ -274,7 +274,7 @@ class Registry:
     def attached(self, entry: LinkEntry, holder: Holder, host: str) -> Deferred[None]:
         """Attach the link to the connection *holder*, and make its old connection ignore everything from now on.
 
-        :return: fires when the link's earlier writes are finished
+        :return: a Deferred that fires when the link's earlier writes are finished
         """
         old, entry.holder = entry.holder, holder
         self._unused.discard(entry)
@@ -285,7 +285,7 @@ class Registry:
         return entry.settled()
 
     def detached(self, entry: LinkEntry) -> None:
-        """Start the retention time of a link whose connection is lost; discard it if it ends with its connection."""
+        """Start the retention time of a link whose connection is lost, or discard the link if it ends with its connection."""
         entry.holder = None
         if entry.ending:
             self.discard(entry)
@@ -317,9 +317,9 @@ class Registry:
         self.forget(entry)
 
     def forget(self, entry: LinkEntry, then: Callable[[], None] = lambda: None) -> None:
-        """Write a record by which a restarted server does not recover the link.
+        """Write a record that the link is gone, so that a restarted server does not recover it.
 
-        :param then: called when that is durable, or was refused
+        :param then: called when that record is durable, or was refused
         """
         if not entry.saved:
             then()
@@ -386,7 +386,7 @@ class Registry:
     # Writing.
 
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
-        """Write a link that is new or has a new anchor; call *then* with the result, or with a Failure."""
+        """Write a link to disk because it is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
         self._publish(entry, self._record(RecordKind.ENTRY, self._pack_entry(entry)), then)
 
@@ -432,5 +432,6 @@ class Registry:
         for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self.discard(entry)
-        # Retention may have deleted the last checkpoint, without which the links cannot be recovered.
+        # Write another checkpoint if retention has deleted the last one, because the links cannot be recovered without
+        # it.
         self.log.maintain(self.broker.bounds(self.stream)[0] > self.log.checkpoint)

@@ -3,7 +3,8 @@
     HelloReceived -> registry: fence the old connection, wait for its writes -> accept -> report, resume, messages
     Received, Decided -> one write of messages and cursors -> durable -> consumed, committed
 
-A link stays when its connection is lost.  A peer that violates the protocol loses both, after everything that it sent
+A link stays when its connection is lost.  A peer that violates the protocol loses the connection and the link, after
+everything that it sent
 before is stored and acknowledged.
 """
 
@@ -48,7 +49,7 @@ from fyrehose.protocols.relink.session import HelloReceived, Linked, ListenerSes
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Publish, Run
 
-#: Refusals that would be repeated after a retry; the broker raises them at once, before it writes anything.
+#: Errors with which a retry would be refused again; the broker raises them at once, before it writes anything.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 
 
@@ -72,7 +73,7 @@ Refused = Callable[[PublishError], bool]
 
 @attrs.frozen(slots=True)
 class LinkWrite:
-    """Messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
+    """A write: messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
 
     entry: LinkEntry
     staged: Mapping[int, int | None]
@@ -276,7 +277,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.flush()
 
     def give_up(self, silence: float) -> None:
-        """Drop the connection of a silent peer; the link stays."""
+        """Drop the connection of a silent peer, and keep the link."""
         if self.phase is Phase.OPEN:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
             self.abort()
@@ -291,7 +292,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
                 self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
-        """Handle events that the server itself caused by calling the link."""
+        """Handle *found*, events that the server itself has caused by calling the link."""
         self.handle(found)
         self.flush_soon()
 
@@ -304,7 +305,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.drop(event.error)  # A link that was found has received nothing on this connection, so it is kept.
 
     def link_event(self, event: events.Event) -> None:
-        """Pass an event of the link on to the endpoint."""
+        """Pass an event of the link on to this connection's endpoint."""
         assert self.endpoint is not None
         self.endpoint.handle(event)
 
@@ -458,7 +459,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
 
 
 class Endpoint:
-    """Base of the endpoints: handles the link's events on one connection."""
+    """The base of the endpoints, which handle the link's events on one connection."""
 
     def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         self.protocol = protocol

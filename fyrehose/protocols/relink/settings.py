@@ -32,7 +32,8 @@ class RelinkSettings(TLSSettings):
     refused: str = option(
         letters.CLOSE, one_of(letters.CLOSE, letters.KEEP), "refused messages of plain channels: close or dead-letter"
     )
-    #: the most links, with or without a connection: as many as connections, even if the server has fewer descriptors
+    #: the largest number of links, with or without a connection: that of connections, even if the server has fewer file
+    #: descriptors
     max_links: int = fixed(attrs.Factory(lambda self: max(10_000, self.max_connections), takes_self=True))
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
     #: messages of a channel that may wait to be durable; twice as many may be undecided.  With four times as many, one

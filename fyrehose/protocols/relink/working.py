@@ -53,7 +53,7 @@ log = Logger()
 #: The head of a message with a record: its number, epoch and number of the token, its failures, and how long the lease
 #: lasts in seconds.  The name of its stream follows, if the subscription has a pattern.
 HEAD = struct.Struct("<QQIII")
-#: The channels of the server: for records, and for what workers have to know besides.
+#: The channels of the server: one for records, one for notices to the worker (refused records, new tokens).
 RECORDS, NOTICES = 0, 1
 #: The kinds of actions that end the lease of a record.
 ENDING = ("done", "failed", "untried", "reject")
@@ -69,7 +69,7 @@ MOST_LEASED = 1_000
 class HeldRecord:
     """One record that was sent to the worker.
 
-    :ivar stream: empty: the only stream of the subscription
+    :ivar stream: the stream of the record; empty: the only stream of the subscription
     """
 
     stream: str
@@ -90,7 +90,7 @@ class HeldRecord:
 class HeldRecords:
     """The records that the worker of one link has leased.
 
-    :ivar most: the most records that the worker has at a time
+    :ivar most: how many records the worker may have at a time
     """
 
     most: int
@@ -107,7 +107,7 @@ class HeldRecords:
         self._sent[message] = self._held[record.stream, record.seq] = record
 
     def taken(self, work: Settling) -> None:
-        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them, too."""
+        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them a second time."""
         for item in work.items:
             if item.kind in ENDING:
                 for seq in range(item.first, item.last + 1):
@@ -144,7 +144,7 @@ class HeldRecords:
 def read_request(parts: Sequence[Any]) -> Settling:
     """Parse a message of the worker: actions on records, and results to publish.
 
-    :raises RemoteProtocolError: it is no request
+    :raises RemoteProtocolError: the message is not a valid request
     """
     try:
         fields = json.loads(b"".join(parts))
@@ -177,7 +177,7 @@ class WorkerRequest:
 
 @implementer(ISubscription)
 class WorkerEndpoint(Endpoint):
-    """Lease as many records for the peer as it has room for, and settle or return them as the peer says.
+    """The endpoint that leases records for the peer, and settles or returns them as the peer says.
 
     The connection treats this object as its subscription: records are leased only while the transport has room.
     """
