@@ -47,7 +47,7 @@ import attrs
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending, within
 
-#: The most bytes that one read from a connection returns, as in :mod:`fyrehose.net.sockets`.
+#: How many bytes one read from a connection returns, at most; the same as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
 
 
@@ -394,7 +394,7 @@ class Account:
             self.frame = self.arrived = 0
 
     def retry(self) -> None:
-        """Check again whether a paused connection may read; call this each second while its frame is incomplete.
+        """Check again whether a paused connection may read; call this every second while its frame is incomplete.
 
         Only this check notices that another frame has become slow and can be dropped to make room.
         """
@@ -425,7 +425,7 @@ class Account:
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame arrives too slowly, although the connection is read."""
+        """Return whether the frame arrives too slowly, although the server reads the connection."""
         return not self.paused and self.watch is not None and self.watch.slow
 
     # Private.

@@ -16,9 +16,9 @@ import attrs
 from fyrehose.errors import JournalError
 from fyrehose.interfaces import IBroker
 
-#: The most reads for one answer; each takes about as long as a delivery.
+#: How many reads one answer may make; each takes about as long as a delivery.
 READS = 24
-#: The most streams whose ends are remembered.
+#: The number of streams whose ends are remembered.
 KEPT = 2_000
 #: The records at the end of a stream, and their bytes, from which the mean size is computed.
 RECORDS = 64

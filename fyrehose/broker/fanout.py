@@ -26,11 +26,11 @@ from fyrehose.records import Delivery, Run
 
 log = Logger()
 
-#: The most that one cursor delivers in its turn, in bytes of payload.
+#: How much one cursor delivers in its turn, in bytes of payload.
 TURN = 256 << 10
 #: How much of the latest deliveries is kept for cursors that reach the same position later, in bytes of payload.
 SHARED = 4 << 20
-#: The most deliveries that are kept: each may keep a much larger batch in memory.
+#: The number of deliveries that are kept, because each may keep a much larger batch in memory.
 SHARED_COUNT = 256
 
 
@@ -210,7 +210,7 @@ class Cursor:
 
 @attrs.define(eq=False)
 class Fanout:
-    """Delivers records to all cursors of a server.
+    """The delivery of records to all cursors of a server.
 
     :ivar clock: lets the reactor run between two rounds of deliveries
     :ivar rounds: gives each cursor its turn, and other producers theirs
@@ -285,10 +285,10 @@ class Fanout:
             self._recent_size -= self._recent.pop(key).size
 
     def ready(self, cursor: Cursor, read_all: bool = False) -> None:
-        """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn.
+        """Queue *cursor* for its next delivery, unless it is at the end of its stream, where it waits for new records.
 
-        :param read_all: whether a read has found nothing, although the cursor is not at the last number: the remaining
-            records are too old to be served
+        :param read_all: whether a read has found no record, although the cursor is not at the last number, because the
+            remaining records are too old to be served
         """
         if cursor.placed or cursor.stopped:
             return

@@ -33,7 +33,7 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 
-#: The most cached verdicts for one identity and action; beyond that the cache is cleared.
+#: The number of verdicts that are cached for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
 _VERBS = {

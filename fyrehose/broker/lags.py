@@ -17,7 +17,7 @@ from fyrehose.interfaces import IJournal
 
 log = Logger()
 
-#: The most streams whose oldest unacknowledged record is read in one call of :meth:`SubscriptionLags.look`.
+#: How many streams' oldest unacknowledged records are read in one call of :meth:`SubscriptionLags.look`.
 LOOKS = 20
 
 

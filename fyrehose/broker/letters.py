@@ -31,7 +31,7 @@ CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
 choice = one_of(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
-#: The most bytes of a payload that a dead letter keeps.
+#: How many bytes of a payload a dead letter keeps, at most.
 MOST = 1 << 20
 
 #: Errors with which the same message would be refused again at each further attempt.

@@ -290,7 +290,7 @@ class NamedSubscriptions:
 
         :param seq: a number; for a pattern, numbers by stream
         :param generation: the generation that the consumer knows; None: any generation is accepted
-        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        :return: a Deferred that fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted
         if wanted is None:
@@ -326,7 +326,7 @@ class NamedSubscriptions:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
         :param seq: a number, or None for the end of each stream; for a pattern 0, numbers by stream, or None
-        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        :return: a Deferred that fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
         numbers = self._numbers(named, wanted, seq)

@@ -44,7 +44,8 @@ log = Logger()
 #: The stream of the keys, and the source of its records.
 STREAM, SOURCE = ".published", "server-published"
 VERSION = 1
-#: The most keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start reads
+#: The number of keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start
+#: reads
 #: four times as many records, about 80,000 per second.
 MOST = 100_000
 #: The charge of one key to the memory budget, in bytes.

@@ -47,13 +47,13 @@ from fyrehose.patterns import Pattern, compiled
 
 #: The pattern of all streams but the server's own; among keys, every key.
 EVERY = "*"
-#: The most rules: each is compared with each new peer, and more are probably a mistake.
+#: The largest number of rules, because each is compared with each new peer, and more are probably a mistake.
 MAX_RULES = 1_000
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 _CONDITIONS = ("network", "certificate", "key", "token", "signed")
-#: The most keys of signed tokens: each verifies each new token.
+#: The largest number of keys of signed tokens, because each key verifies each new token.
 MAX_SIGNERS = 16
 
 

@@ -1,4 +1,4 @@
-"""The way of a publish into the journal, and back to the peer that waits for it.
+"""The way of a publish into the journal, and of its result back to the peer.
 
     publish -> rights, limits, numbers, memory -> journal.submit -> durable -> settle -> the protocol acknowledges
 
@@ -27,7 +27,7 @@ from fyrehose.interfaces import IBroker, IBrokerPublisher, IJournal, ISequencer,
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 
-#: The most producers of one source that are counted.
+#: How many producers of one source are counted, at most.
 MOST_PRODUCERS = 10_000
 #: The memory that a run is charged besides its bytes, for its objects, in bytes.
 RUN_OVERHEAD = 1 << 10
@@ -95,7 +95,7 @@ class PublishingPeer(Protocol):
 
     @property
     def ends(self) -> float | None:
-        """Return when rights of the peer end, in seconds since 1970 UTC; None: they last as long as the policy."""
+        """Return when the rights of the peer end, in seconds since 1970 UTC; None: with the policy."""
 
     @property
     def publishes(self) -> Mapping[str, bool]: ...
@@ -137,7 +137,7 @@ class Publisher:
     ) -> None:
         """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
 
-        :param owner: settles the publish in place of this publisher, and then passes it on to this one
+        :param owner: the object that settles the publish first, and then passes it on to this publisher
         """
         broker, peer, verdicts = self._broker, self._peer, self._verdicts
         if key is not None:
@@ -160,7 +160,7 @@ class Publisher:
         created: Sequence[str] = ()
         for run in runs:
             stream = run.stream
-            # Only a run that may create its stream, or exceed a limit of payloads or names, is checked in detail.
+            # Check a run in detail only if it may create its stream, or exceed a limit of payloads or names.
             if len(run.payload) > largest.get(stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
                 usual = False
             size += run.room
@@ -237,7 +237,7 @@ class Publisher:
 
 
 def fire(items: Sequence[Publish], error: Exception | None) -> None:
-    """Settle publishes whose note is a Deferred: fire it with the first number of each run."""
+    """Settle publishes whose note is a Deferred: fire the Deferred with the first number of each run."""
     for item in items:
         if error is None:
             item.note.callback(tuple(run.first_seq for run in item.runs))

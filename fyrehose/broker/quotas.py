@@ -29,7 +29,7 @@ from fyrehose.identity import Identity, network_of
 
 #: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
-#: The most peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
+#: The number of peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
 MOST_PEERS = 10_000
 #: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768
@@ -72,7 +72,7 @@ class _Creator:
 
 @attrs.define(eq=False)
 class NewStreams:
-    """Counts the streams that each peer creates, and refuses those beyond its limits.
+    """The counts of the streams that each peer has created, which refuse streams beyond the limits of the peer.
 
     :ivar most: how many streams one peer may create
     :ivar seconds: the monotonic clock
@@ -139,7 +139,7 @@ class NewStreams:
 
 @attrs.define(eq=False)
 class Subscriptions:
-    """Counts the subscriptions of each address, and charges them to the memory budget.
+    """The counts of the subscriptions of each address, which are charged to the memory budget.
 
     :ivar most: how many subscriptions one address may have
     """
@@ -180,7 +180,7 @@ class Subscriptions:
 
 @attrs.define(eq=False)
 class NamedRoom:
-    """Counts named subscriptions and the streams of those of patterns, and charges them to the memory budget.
+    """The counts of named subscriptions, and of the streams of patterns, which are charged to the memory budget.
 
     Every change is counted when it happens, so that the entries never have to be summed.
 

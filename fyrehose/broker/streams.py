@@ -23,7 +23,8 @@ from fyrehose.options import LONGEST, duration, size, suggestion
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import MAX_PAYLOAD
 
-#: The most tables: each is compared with the name of each new stream, and more are probably a mistake.
+#: The largest number of tables, because each is compared with the name of each new stream, and more are probably a
+#: mistake.
 MAX_RULES = 1_000
 
 _SETTINGS = ("keep-age", "max-payload", "new-streams")

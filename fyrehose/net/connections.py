@@ -29,14 +29,14 @@ from fyrehose.net.twisted_private import ACCEPTS
 
 #: How many connections are checked, at most, to find an idle one when the listener is full.
 LOOKS = 200
-#: The most refused connections that one listener keeps open for a while, see holding.py.
+#: How many refused connections one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
 #: Bytes that all connections of a listener together read at once. Each connection reads a share of this, and may exceed
 #: its memory limit by that share.
 READS = 32 << 20
 #: A connection reads at least this many bytes at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: The most connections that are being closed to make room for others: as many as two turns of the reactor accept.
+#: How many connections may be closing at a time to make room for others: as many as two turns of the reactor accept.
 CLOSING = 2 * ACCEPTS
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
 EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
@@ -73,7 +73,7 @@ def connections_within(available: int, listeners: int) -> int:
 
 
 class SessionFactory(Factory):
-    """Builds the protocols of connections within the limits of a listener, and keeps track of them.
+    """The factory that builds the protocols of connections within a listener's limits, and keeps track of them.
 
     Subclasses name their ``protocol`` and ``defaults``.
 

@@ -33,9 +33,9 @@ FIRST = 0.1
 LONGEST = 3.2
 #: The time after which the refusals of a network are forgotten, in seconds.
 FORGOTTEN = 60.0
-#: The most networks whose refusals are counted; beyond that, the oldest refusal is forgotten.
+#: The number of networks whose refusals are counted; beyond that, the oldest refusal is forgotten.
 MOST_ADDRESSES = 4_096
-#: The most held connections of one network; beyond that, the oldest is closed.
+#: How many connections of one network are held; beyond that, the oldest is closed.
 MOST_OF_ONE = 250
 
 
@@ -51,7 +51,7 @@ class Holdable(Protocol):
 
 @attrs.define(eq=False)
 class Delays:
-    """Counts the recent refusals of each network, and computes the delay of its next connections.
+    """The counts of the recent refusals of each network, from which the delay of its next connections is computed.
 
     :ivar longest: the longest delay, in seconds; 0: there is none
     """

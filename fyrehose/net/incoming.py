@@ -58,7 +58,7 @@ class Reading:
 
 @attrs.define(eq=False)
 class FrameWatch:
-    """Watches whether the frames of one connection arrive in time, one after the other.
+    """A watch over the frames of one connection, which have to arrive in time, one after the other.
 
     :ivar clock: the reactor, or a Clock
     :ivar timeout: how long a frame may take, in seconds

@@ -16,7 +16,7 @@ from fyrehose.records import MAX_NAME
 
 #: Addresses with a host and a port.
 INET = (IPv4Address, IPv6Address)
-#: The most names of one certificate that are considered, so that a certificate with very many cannot cost much time.
+#: How many names of one certificate are considered, so that a certificate with very many cannot cost much time.
 MOST_NAMES = 100
 #: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
 PROOFS = frozenset({"certificate"})

@@ -60,7 +60,7 @@ Handlers = dict[type, Callable[[Any, Any], object]]
 CLOSE_TIMEOUT_S = 5.0
 #: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
-#: The most bytes of replies that a peer may leave unread.
+#: How many bytes of replies a peer may leave unread.
 MOST_UNREAD = 256 << 10
 
 
@@ -77,11 +77,11 @@ class Session(Protocol):
 
     @property
     def out(self) -> list[bytes]:
-        """Return the data for the peer that is pending; the connection clears it."""
+        """Return the data that waits to be sent to the peer; the connection removes the data once it is sent."""
 
     @property
     def more(self) -> bool:
-        """Return whether :meth:`next_events` can return events of bytes that were received already."""
+        """Return whether :meth:`next_events` can return further events from bytes that were received already."""
 
     def receive_data(self, data: bytes) -> list[Any]: ...
 
@@ -232,7 +232,7 @@ class SessionProtocol(TwistedProtocol):
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
-        """Take *data* now, or in turns with the connections of other networks; ignored once the connection closes."""
+        """Take *data* now, or in turns with the connections of other networks; ignore it once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._silent:
                 self._silent = False
@@ -533,7 +533,7 @@ class SessionProtocol(TwistedProtocol):
             self._resume_subscriptions()
 
     def record_lost(self, reason: Exception) -> None:
-        """Abort the connection, because the rest of a record cannot be read, and nothing else can follow its part."""
+        """Abort the connection, because the rest of a half-sent record cannot be read, so no other data may follow."""
         self.log.warn(
             "{protocol}: closing the connection of {peer} within a record: {reason}",
             protocol=self.protocol_name,
@@ -566,7 +566,7 @@ class SessionProtocol(TwistedProtocol):
         self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:
-        """Count and log a forbidden action, and close once earlier publishes are settled."""
+        """Count and log an action that the policy forbids, and close once earlier publishes are settled."""
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         self._finish_late()
 
@@ -686,7 +686,7 @@ class SessionProtocol(TwistedProtocol):
         self.use_rights()
 
     def use_rights(self) -> None:
-        """Use a broker with the rights of :attr:`identity`; call this after the identity has changed."""
+        """Switch to a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
         self.publisher = self.broker.publisher(self.account, self.settle)
 

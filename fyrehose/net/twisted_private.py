@@ -215,7 +215,7 @@ class ReopeningLogFile(LogFile):
     def reopen(self) -> None:
         """Open the file of that name, and close the one that was open.
 
-        :raises OSError: it cannot be opened; the other one stays open
+        :raises OSError: the file cannot be opened; the other one stays open
         """
         before = self._file
         self._openFile()  # type: ignore[no-untyped-call]

@@ -807,7 +807,7 @@ TestBudgetMachine = BudgetMachine.TestCase
 TestBudgetMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
-def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
+def test_reserved_memory_is_released_when_the_next_frame_is_smaller() -> None:
     budget = Budget(limit=64 * MIB)
     peer = Peer(budget, size=4 * MIB)
     peer.send(MIB)
@@ -816,7 +816,7 @@ def test_a_frame_that_shrinks_below_its_grant_releases_the_grant() -> None:
     assert (budget.granted, budget.used) == (0, 8)
 
 
-def test_a_frame_that_shrinks_below_its_grant_makes_room_for_one_that_waits() -> None:
+def test_a_waiting_frame_gets_the_memory_that_a_smaller_next_frame_releases() -> None:
     budget = Budget(limit=64 * MIB)
     first, second = Peer(budget, "a", size=12 * MIB), Peer(budget, "b", size=4 * MIB)
     first.send(MIB)

@@ -64,7 +64,7 @@ class FreshRanges:
         return self._ranges[at] if at >= 0 and seq <= self._ranges[at].last else None
 
     def cut(self, first: int, last: int) -> list[FreshRange]:
-        """Return the ranges of the records from *first* to *last*; split ranges that reach beyond these records."""
+        """Return the ranges of the records from *first* to *last*; first split ranges that reach beyond them."""
         begin = self._split(first)
         return self._ranges[begin : self._split(last + 1)]
 

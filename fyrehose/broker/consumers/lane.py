@@ -292,12 +292,12 @@ class Lane:
         self._tick_at(self.group.hold_until)
 
     def stir(self) -> None:
-        """Mark this lane as one that may have records to lease, so that the next requests look here."""
+        """Mark this lane as one that may have records to lease, so that the next requests for records ask this lane."""
         if not self._abandoned:
             self.group.stirred.setdefault(self.stream, self)
 
     def has_more(self) -> bool:
-        """Return whether the lane has records to lease, as soon as window and reach allow it."""
+        """Return whether the lane has records that can be leased as soon as the window and the reach allow that."""
         return bool(self._ready) or self.seen < self.bounds()[1]
 
     def _tick_at(self, when: float) -> None:
@@ -565,7 +565,7 @@ class Lane:
         return 0 < self.group.options.limit <= failures
 
     def extend(self, seq: int, token: Token, consumer: str) -> Token | None:
-        """Extend a lease, even of the previous epoch, to one lease time from now; return its token, None if it ended."""
+        """Extend a lease, even of the previous epoch, to one lease time from now; return its token, or None."""
         if not self.group.may_lease():
             return None
         entry = self.entries.get(seq)
@@ -625,7 +625,7 @@ class Lane:
         self._abandoned = True  # committed() or undone() may still be called for changes that are being written.
 
     def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
-        """Yield stream, number, consumer, end and failures of each record that is leased."""
+        """Yield the stream, number, consumer, end of the lease and failures of each record that is leased."""
         for entry in self.entries.values():
             if entry.lease is not None:
                 yield self.stream, entry.seq, entry.lease.consumer, entry.lease.end, entry.ended[1]

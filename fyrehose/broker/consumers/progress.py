@@ -243,7 +243,7 @@ class SavedShares:
         try:
             begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"it is invalid: {error!r}") from error
+            raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
         if not isinstance(begin, int):
             raise ValueError(f'invalid "since" {begin!r}: expected the number of the last checkpoint')
         return begin
@@ -253,7 +253,7 @@ class SavedShares:
         try:
             return self._apply(fields)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"it is invalid: {error!r}") from error
+            raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
 
     def _apply(self, fields: dict[str, Any]) -> bool:
         if "all" in fields:
@@ -342,7 +342,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(data)
         version = fields["v"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is invalid: {error!r}") from error
+        raise ValueError(f"expected a JSON object with a version: {error!r}") from error
     if version != VERSION:
         raise ValueError(f"the record has version {version!r}; this Fyrehose reads version {VERSION}")
     if not any(key in fields for key in ("all", "name")):

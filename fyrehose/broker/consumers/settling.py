@@ -17,9 +17,9 @@ from fyrehose.broker.consumers.progress import packed_ranges
 from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run
 
-#: The most records that one request settles or returns.
+#: How many records one request may settle or return.
 MOST_SETTLED = 10_000
-#: The most results of one request.
+#: How many results one request may have.
 MOST_RESULTS = 1_000
 #: The longest time that a record waits after it was returned, in seconds.
 LONGEST_DELAY = 86_400
@@ -181,7 +181,7 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
     """Return the field *name* of a JSON object, which has to be a number from *least* to *most*.
 
-    :raises ValueError: it is not
+    :raises ValueError: the field is not such a number
     """
     value = fields[name]
     if not (is_number(value) and least <= value <= most):
@@ -192,7 +192,7 @@ def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
 def seconds_of(value: object, name: str, most: int) -> float:
     """Return *value*, the field *name* of a JSON object, which has to be seconds from 0 to *most*.
 
-    :raises ValueError: it is not
+    :raises ValueError: the value is not such a number of seconds
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f'expected seconds from 0 to {most} for "{name}"')

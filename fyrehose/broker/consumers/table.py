@@ -218,7 +218,8 @@ class SharedSubscriptions:
         """Create the subscription *name*, unless it exists with the same options.
 
         :param floors: by stream, the number behind which it begins
-        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
+            PublishError
         """
         self._check_leading()
         while name in self._creating:
@@ -338,7 +339,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def delete(self, shared: SharedSubscription) -> Steps[None]:
-        """Delete *shared*; fires when that is durable."""
+        """Delete *shared*; the Deferred fires when the deletion is durable."""
         yield self._forget_records(shared, [progress.pack(shared.name, self.stream.checkpoint, set=None)])
         self._forget(shared)
 
@@ -355,14 +356,14 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def pause(self, shared: SharedSubscription, paused: bool) -> Steps[None]:
-        """Stop leasing (*paused*), or lease again; fires when that is durable."""
+        """Stop leasing (*paused*), or lease again; the Deferred fires when the change is durable."""
         yield self._change(progress.pack(shared.name, self.stream.checkpoint, paused=paused))
         shared.group.paused = paused
         self.wake(shared)
 
     @inlineCallbacks
     def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Steps[None]:
-        """Forget everything about the streams in *seqs*, and continue behind these numbers, in a new epoch."""
+        """Forget the progress in the streams of *seqs*, and continue behind these numbers, in a new epoch."""
         if not seqs:
             return
         group, epoch = shared.group, shared.group.epoch + 1
@@ -385,7 +386,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def _forget_records(self, shared: SharedSubscription, payloads: Sequence[bytes]) -> Steps[None]:
-        """Append a rewind or a deletion; fires when it is durable, and until then no change of a record is appended."""
+        """Append a rewind or deletion; until it is durable, when the Deferred fires, append no change of a record."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
             raise SubscriptionConflict(f"shared subscription {shared.name!r} {why}")
@@ -404,7 +405,8 @@ class SharedSubscriptions:
         """Publish the next dead letters to the streams that they come from, and record that in the same commit.
 
         :param publish: publishes with the rights of the peer
-        :return: fires with the number of dead letters that were published, and about how many are left, when that is
+        :return: a Deferred that fires with the number of dead letters that were published, and about how many are left,
+            when that is
             durable; fails with a SubscriptionError or a PublishError
         """
         dead = self._redrivable(shared)
@@ -469,7 +471,8 @@ class SharedSubscriptions:
         """Lease up to *most* records, waiting up to *wait* seconds for the first one.
 
         :param request: see :meth:`.work.Work.lease`
-        :return: fires with the leased records; cancelling it ends the request, so that nothing is leased
+        :return: a Deferred that fires with the leased records; cancelling it ends the request, so that nothing is
+            leased
         """
         try:
             self._check_durable()
@@ -573,7 +576,8 @@ class SharedSubscriptions:
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
             (rules 10 and 13)
-        :return: fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails with a
+        :return: a Deferred that fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails
+            with a
             PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
@@ -688,7 +692,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads single records, and keeps the runs of the last read, which often have the next ones, too."""
+    """A reader of single records, which keeps the runs of its last read, because they often have the next records."""
 
     journal: IJournal
     _stream: str = ""

@@ -205,7 +205,7 @@ class BackboneClientSession(
         self.pushes.add(payload, handle)
 
     def abandon(self) -> list[Event]:
-        """Forget every unconfirmed push, and return a PushTimedOut for each."""
+        """Forget all unconfirmed pushes, and return a PushTimedOut for each of them."""
         return [PushTimedOut(handle=push.handle) for push in self.pushes.abandon()]
 
     # Received datagrams.

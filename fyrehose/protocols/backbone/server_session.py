@@ -60,7 +60,7 @@ BURST = 1 / 16
 
 @attrs.frozen(kw_only=True, slots=True)
 class Pushed(Column):
-    """Messages to publish.
+    """Received messages, which the server has to publish.
 
     :ivar large: number of messages that IP had to fragment
     """

@@ -187,7 +187,8 @@ class EventBusClient:
     def connect(self) -> Deferred[None]:
         """Connect to the server.
 
-        :return: fires when the first state synchronization has ended and its events were passed to ``on_events``
+        :return: a Deferred that fires when the first state synchronization has ended and its events were passed to
+            ``on_events``
         :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid, or the client was connected or closed
             before
         """
@@ -226,7 +227,8 @@ class EventBusClient:
         :param producer: producer unique id; default: the client's
         :param timestamp: ISO 8601 text; default: the current time
         :param uuid: default: a new UUID of version 4
-        :return: fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is durable on the
+        :return: a Deferred that fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is
+            durable on the
             server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if the client is
             closed
         :raises LocalProtocolError: a label or the data is too long, the client is not connected, or more than twice
@@ -282,7 +284,7 @@ class EventBusClient:
     def close(self) -> Deferred[None]:
         """Close the client; unconfirmed events fail with :class:`PubUnconfirmed`.
 
-        :return: fires when all sockets are closed
+        :return: a Deferred that fires when all sockets are closed
         """
         closed, self._closed = self._closed, True
         if closed or self._context is None:

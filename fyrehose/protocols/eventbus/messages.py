@@ -39,7 +39,7 @@ _send: Any = Backend.send
 
 
 class Messages:
-    """Read and write the messages of one socket with pyzmq; not thread-safe.
+    """A reader and writer of the messages of one socket, with pyzmq; not thread-safe.
 
     :param kept: number of frames of a message that are kept; further frames are only counted
     """

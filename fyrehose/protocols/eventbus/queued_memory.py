@@ -39,7 +39,7 @@ class MemoryFull(Full):
 
 
 class Tracker(Protocol):
-    """Reports whether the socket has released a message; pyzmq's MessageTracker."""
+    """pyzmq's MessageTracker, which tells whether the socket has released a message."""
 
     @property
     def done(self) -> bool: ...

@@ -132,7 +132,7 @@ class FiggClient:
     def publish(self, stream: str | None, payload: Buffer) -> Deferred[None]:
         """Publish one message to a topic; messages published in one turn of the reactor are written together.
 
-        :return: fires when the server has acknowledged the message
+        :return: a Deferred that fires when the server has acknowledged the message
         :raises LocalProtocolError: the client is closed, the topic or the message is invalid, or more than
             ``window_bytes`` are unacknowledged (see :meth:`ready`)
         """

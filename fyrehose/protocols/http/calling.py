@@ -27,7 +27,7 @@ LONGEST_RETRY, ANSWER_TIMEOUT = 10.0, 30.0
 
 @attrs.define(eq=False)
 class Caller:
-    """Sends requests to the server at *endpoint*.
+    """A client that sends requests to the server at *endpoint*.
 
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
@@ -43,7 +43,7 @@ class Caller:
     _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
     async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
-        """Send a request, and again while no answer comes or the answer asks to try later (status 429 or 503).
+        """Send a request; repeat it while no answer comes, or the answer asks to try later (status 429 or 503).
 
         :param wait: how long the server may wait before it answers, in seconds
         :return: status and JSON object of the answer; {} for an answer without a body

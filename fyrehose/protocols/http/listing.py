@@ -17,7 +17,7 @@ from fyrehose.interfaces import IBroker
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern
 
-#: The most names that are compared with a pattern in one turn: the worst pattern of a peer needs about 1 us for each.
+#: How many names are compared with a pattern in one turn; the worst pattern of a peer needs about 1 us for each name.
 MOST_COMPARED = 2_000
 
 

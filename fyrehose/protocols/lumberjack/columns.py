@@ -1,6 +1,6 @@
 """Convert frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
-They are consecutive in their own stream; with routes, events of other streams may stand between them.
+The events of a run are consecutive in their own stream; with routes, events of other streams may stand between them.
 
     J  the document as it is; application/json, or application/x-lumberjack-j if it is not JSON
     D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
@@ -69,7 +69,7 @@ class _Group:
 
 @attrs.define(eq=False)
 class Columns:
-    """Collects the events of one turn as runs.
+    """A collector of the events of one turn, which returns them as runs.
 
     :ivar paths: the keys that lead to an event's topic (empty: events have no topic), and to each further string
     :ivar most: number of bytes of an event in which its strings are searched
@@ -90,8 +90,8 @@ class Columns:
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
         """Add *count* documents.
 
-        :param sequences: the first sequence if they are consecutive, otherwise a column of u64
-        :param lengths: column of u32
+        :param sequences: the first sequence if the sequences are consecutive, otherwise a column of u64
+        :param lengths: the length of each document, as a column of u32
         :return: the number of new runs that the documents begin
         """
         before = len(self._groups)

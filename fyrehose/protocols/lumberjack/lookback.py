@@ -30,9 +30,9 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How much of the end of the log is searched, in bytes and in runs of all protocols.
+#: How much of the end of the log is searched at most, in bytes, and in runs of all protocols.
 READ_BACK, MOST_RUNS = 128 << 20, 65_536
-#: Runs that are older than ``resent_age`` and this, in seconds, are not searched: clocks may step by an hour.
+#: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
 CLOCK_STEP = 3600.0
 #: Bounds of what one turn reads: the number of runs, and about how many bytes.
 TURN_RUNS, TURN_BYTES = 64, 256 << 10
@@ -86,7 +86,7 @@ class SharedRepetitions:
             ready()
 
     def close(self, ready: Callable[[], object]) -> None:
-        """Forget everything, once the last connection has ended, if no other listener is open."""
+        """Forget all events as soon as the last connection has ended, if no other listener is open."""
         del self._listeners[ready]
         if not self._listeners:
             self._runs = None

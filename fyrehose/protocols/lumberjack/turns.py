@@ -33,7 +33,7 @@ READ = 1 << 20
 #: Largest read that a connection publishes without waiting for a turn, in bytes: with compressed data only if no other
 #: connection waits for one, and while much is in flight only without data in flight of its own.
 SMALL_READ = 16 << 10
-#: Number of turns per reactor iteration.
+#: How many turns of connections one iteration of the reactor runs.
 TURNS_PER_ITERATION = 4
 
 
@@ -58,7 +58,7 @@ class TurnTaker(Protocol):
 
 @attrs.define(eq=False)
 class Turns:
-    """Grants turns and memory to the connections of one listener.
+    """The scheduler that grants turns and memory to the connections of one listener.
 
     :ivar clock: the reactor, or a Clock
     :ivar budget: memory budget of all protocols

@@ -50,7 +50,7 @@ class TableKey(Enum):
 
 
 class Sending(TableKey):
-    """State of one of our own channels."""
+    """The states of one of our own channels, on which we send messages."""
 
     OPEN = "accepts messages"
     DRAINING = "accepts no more messages, and waits until all are consumed"
@@ -59,7 +59,7 @@ class Sending(TableKey):
 
 
 class Receiving(TableKey):
-    """State of a channel of the peer."""
+    """The states of a channel of the peer, on which we receive messages."""
 
     OPEN = "accepts messages"
     CLOSING = "close has arrived; not everything is consumed"
@@ -69,7 +69,7 @@ class Receiving(TableKey):
 
 
 class ChannelEvent(TableKey):
-    """Event that changes the state of a channel."""
+    """The events that change the state of a channel."""
 
     CLOSE = "close"
     DRAINED = "everything is decided and consumed"
@@ -552,7 +552,8 @@ class ReceiveChannel:
     def _result_packet(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
         """Return the acknowledgement of *run*.
 
-        It has no number if the last acknowledgement on this connection was the same result for the message before (rule
+        The acknowledgement has no number if the last one on this connection was the same result for the message before
+        (rule
         S5).
         """
         first, last = max(run.first, first), min(run.last, through)
@@ -564,9 +565,10 @@ class ReceiveChannel:
     def acknowledge_received(self, numbered: bool) -> Acknowledgement | None:
         """Return ``received`` for all new messages, or None if there are none.
 
-        It has no number if the last ``received`` on this connection was for the message before (rule S5).
+        The packet has no number if the last ``received`` on this connection was for the message before (rule S5).
 
-        :param numbered: always add the number.  The report after a reconnection may say that fewer messages have
+        :param numbered: whether to add the number in any case.  The report after a reconnection may say that fewer
+            messages have
             arrived; a peer that counts acknowledgements without numbers would then apply the next ones to the wrong
             messages
         """

@@ -51,7 +51,7 @@ log = Logger()
 
 #: Called with channel, sequence number and parts of a message.
 OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
-#: A handshake that takes longer ends the connection; in seconds.
+#: How long a handshake may take, in seconds, before the connection is ended.
 HANDSHAKE_TIMEOUT = 10.0
 #: A ping is sent after this much silence of the peer, in seconds.
 PING_AFTER = 15.0
@@ -69,7 +69,7 @@ class Channel:
 
     :ivar sent: unconsumed messages in order: the number of each, and the Deferred that its sender waits for
     :ivar closing: the Deferreds of the calls that close the channel
-    :ivar lock: held by the open transaction
+    :ivar lock: the lock that the open transaction holds
     :ivar open: the open transaction
     :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
         messages, and the Deferred of the commit
@@ -89,7 +89,7 @@ class Channel:
             self.sent.popleft()[1].callback(None)
 
     def abandon(self) -> list[Deferred[None]]:
-        """Return the Deferreds of all that waits for the listener, and forget them."""
+        """Return all Deferreds that wait for the listener, and forget them."""
         waiting = [deferred for _, deferred in self.sent]
         waiting += [deferred for _, _, deferred in self.committed] + self.closing
         self.sent.clear()

@@ -53,7 +53,7 @@ _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class _MoreNeeded(Exception):
-    """Raised within the decoder when a packet has not arrived completely.
+    """The exception that the decoder raises within itself when a packet has not arrived completely.
 
     :ivar size: the least number of bytes that the packet can have
     """

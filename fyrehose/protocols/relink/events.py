@@ -23,7 +23,7 @@ class Resumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Received:
-    """Messages on a channel without transactions, from number ``first``; the link's owner must stage and settle them."""
+    """Messages of a channel without transactions, from number ``first``; the link's owner has to settle them."""
 
     channel: int
     first: int
@@ -41,7 +41,7 @@ class DropReason(Enum):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
-    """The peer commits or rolls back its messages ``first`` to ``last``; the link's owner must stage and settle them.
+    """The peer commits or rolls back its messages ``first`` to ``last``; the link's owner has to settle them.
 
     :ivar commit: True for a commit, False for a rollback
     :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: the messages were kept

@@ -91,7 +91,10 @@ class Format(IntEnum):
 
 
 class Op(IntEnum):
-    """Operations that the sender of a channel's messages sends for the channel (2.3.1); COMMIT and ROLLBACK may have a sequence number (2.3.2)."""
+    """Operations that the sender of a channel's messages sends for the channel (specification, 2.3.1).
+
+    COMMIT and ROLLBACK may have a sequence number (2.3.2).
+    """
 
     COMMIT = 0
     ROLLBACK = 1
@@ -317,7 +320,7 @@ def _endpoint(instance: object, attribute: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Terms:
-    """The parameters of a link: fields of the handshake that the connector selects, and that stay the same on a resume."""
+    """The parameters of a link: the connector selects them in the handshake, and a resumed link cannot change them."""
 
     endpoint: str = attrs.field(validator=_endpoint)
     connector_size: int = attrs.field(default=0, validator=_id_size)

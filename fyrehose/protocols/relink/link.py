@@ -92,7 +92,7 @@ SCAN_LIMIT = 8
 
 @attrs.define(eq=False)
 class Link:
-    """A link at one of its two peers; "we" is that peer.
+    """A link, as one of its two peers sees it; in this class "we" is that peer.
 
     For rules such as S2 see docs/protocols/relink-wire.md.
 
@@ -283,11 +283,11 @@ class Link:
 
     @staticmethod
     def drained(channel: SendChannel) -> bool:
-        """Return whether the peer has consumed every message, so that ``close`` may be sent (rule S6)."""
+        """Return whether the peer has consumed every message of *channel*, so that ``close`` may be sent (rule S6)."""
         return channel.base == channel.next
 
     def unsettled(self) -> list[Unsettled]:
-        """Return our messages that are not acknowledged, because the link is lost (rule S7)."""
+        """Return our unacknowledged messages, whose outcome has to be reported because the link is lost (rule S7)."""
         return [message for channel in self.sending.values() for message in channel.unsettled()]
 
     def acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:

@@ -117,7 +117,7 @@ class SavedLinks:
             if kind == RecordKind.CHECKPOINT:
                 checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
         except error as damage:
-            raise ValueError(f"it is too short: {damage}") from damage
+            raise ValueError(f"the record is too short: {damage}") from damage
         self.epoch = epoch
         begin: int = checkpoint
         return begin
@@ -126,7 +126,7 @@ class SavedLinks:
         try:
             return _apply(record.payload, self.epoch, self.links)
         except error as damage:
-            raise ValueError(f"it is too short: {damage}") from damage
+            raise ValueError(f"the record is too short: {damage}") from damage
 
 
 def name_of(epoch: int, link_id: int) -> bytes:

@@ -99,7 +99,7 @@ class LinkEntry:
         return self._settled[-1]
 
     def write_finished(self) -> None:
-        """Count a write as finished; after the last one, rewind the link if any write was refused."""
+        """Count a write as finished; after the last unfinished write, rewind the link if any write was refused."""
         self.writes -= 1
         if self.writes:
             return
@@ -285,7 +285,7 @@ class Registry:
         return entry.settled()
 
     def detached(self, entry: LinkEntry) -> None:
-        """Start the retention time of a link whose connection is lost, or discard the link if it ends with its connection."""
+        """Start the retention time of a link that lost its connection, or discard the link if it cannot be resumed."""
         entry.holder = None
         if entry.ending:
             self.discard(entry)
@@ -386,7 +386,7 @@ class Registry:
     # Writing.
 
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
-        """Write a link to disk because it is new or has a new anchor; call *then* with the result, or with a Failure."""
+        """Write a link to disk, which is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
         self._publish(entry, self._record(RecordKind.ENTRY, self._pack_entry(entry)), then)
 

@@ -73,7 +73,7 @@ Refused = Callable[[PublishError], bool]
 
 @attrs.frozen(slots=True)
 class LinkWrite:
-    """A write: messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
+    """Messages of a link and the state of its channels that are being written; see :meth:`RelinkProtocol.write`."""
 
     entry: LinkEntry
     staged: Mapping[int, int | None]

@@ -73,7 +73,7 @@ Transitions = Mapping[tuple[Stage, Step], tuple[Stage, Callable[..., None] | Non
 
 @attrs.frozen(kw_only=True, slots=True)
 class HelloReceived:
-    """Listener: the connector has sent its part of the handshake (1); call ``accept`` or ``refuse`` of the session."""
+    """For listeners: the connector has sent its part of the handshake; call the session's ``accept`` or ``refuse``."""
 
     hello: Hello
 
@@ -90,7 +90,7 @@ class Linked:
 
 @attrs.frozen(kw_only=True, slots=True)
 class LinkUnknown:
-    """Connector: the listener does not know the old link, which the handshake required."""
+    """For connectors: the listener does not know the old link, which the handshake required."""
 
     lost: Link | None
 
@@ -280,7 +280,7 @@ class ConnectorSession(RelinkSession):
         self.send(self.hello.serialize(), reply_size)
 
     def read_reply(self) -> None:
-        """Read the listener's reply: it resumes the old link, begins a new link, or does not know the old one (rule L6)."""
+        """Read the listener's reply: it resumes the old link, begins a new one, or does not know the old (rule L6)."""
         epoch, link_id = unpack_reply(self.take())
         hello, old = self.hello, self.link
         if link_id and not epoch:

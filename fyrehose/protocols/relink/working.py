@@ -61,7 +61,7 @@ ENDING = ("done", "failed", "untried", "reject")
 
 #: How long a request for records waits, in seconds; then the request is repeated.
 WAIT = 30.0
-#: The most records that one request leases.
+#: How many records one request leases at most.
 MOST_LEASED = 1_000
 
 
@@ -107,7 +107,7 @@ class HeldRecords:
         self._sent[message] = self._held[record.stream, record.seq] = record
 
     def taken(self, work: Settling) -> None:
-        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them a second time."""
+        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them again."""
         for item in work.items:
             if item.kind in ENDING:
                 for seq in range(item.first, item.last + 1):
