@@ -5,8 +5,7 @@
 
 ``null`` deletes a subscription.  A subscription of a pattern also has ``"streams": {"logs.a": 7, ...}``; a change holds
 only the numbers that have changed, and a stream without a number begins at 0.  ``since`` is the number of the last
-checkpoint
-(0: there was none), so recovery reads only the records from there on (:mod:`~fyrehose.broker.state_stream`).
+checkpoint (0: there was none), so recovery reads only the records from there on (:mod:`~fyrehose.broker.state_stream`).
 """
 
 from __future__ import annotations

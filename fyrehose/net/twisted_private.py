@@ -47,9 +47,8 @@ log = Logger()
 EPOLLIN = 1
 #: Bytes that are written at once.
 WRITE = 128 << 10
-#: Limit of the unsent bytes of a connection in the kernel's buffer. The buffer would take megabytes, and an answer to a
-#: slow
-#: subscriber, such as a PONG, would have to wait behind all of them.
+#: Limit of the unsent bytes of a connection in the kernel's buffer.  The buffer would take megabytes, and an answer to
+#: a slow subscriber, such as a PONG, would have to wait behind all of them.
 UNSENT = 256 << 10
 #: Linux's ioctl for the number of bytes in the buffer of a socket that were not sent yet.
 _SIOCOUTQNSD = 0x894B

@@ -406,8 +406,7 @@ class SharedSubscriptions:
 
         :param publish: publishes with the rights of the peer
         :return: a Deferred that fires with the number of dead letters that were published, and about how many are left,
-            when that is
-            durable; fails with a SubscriptionError or a PublishError
+            when that is durable; fails with a SubscriptionError or a PublishError
         """
         dead = self._redrivable(shared)
         runs, seq, last = [], shared.redriven, self.journal.bounds(dead)[1]

@@ -160,8 +160,8 @@ class BackboneClient(TrainProtocol):
         """Publish a message.
 
         :return: a Deferred that fires with the sequence of *payload* when its DELIVER arrives, so that *payload* is
-            durable on the server;
-            fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if the client is closed
+            durable on the server; fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if
+            the client is closed
         :raises LocalProtocolError: *payload* does not fit into a datagram, the client is not connected, its options
             exclude publishing, or too many messages wait
         :raises ConfigError: *stream* is given

@@ -228,9 +228,8 @@ class EventBusClient:
         :param timestamp: ISO 8601 text; default: the current time
         :param uuid: default: a new UUID of version 4
         :return: a Deferred that fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is
-            durable on the
-            server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if the client is
-            closed
+            durable on the server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if
+            the client is closed
         :raises LocalProtocolError: a label or the data is too long, the client is not connected, or more than twice
             ``options.window`` events are unconfirmed
         """

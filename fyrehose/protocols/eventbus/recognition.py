@@ -4,9 +4,7 @@ Nothing else shows the dialect: a SUB socket sends only its subscriptions, and n
 of the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified,
 such as ``/example`` without a slash at its end.  Clients of both dialects use subtrees, and the subscription to
 everything: subscribers with only these get the *usual* dialect, which is that of the option ``dialect``.  A
-subscription to one
-of :data:`MARKS`
-names the dialect, whatever the other subscriptions are.
+subscription to one of :data:`MARKS` names the dialect, whatever the other subscriptions are.
 
 A XPUB socket passes each message to all subscribers of a prefix of its first frame.  In its manual mode the server says
 what a subscriber is subscribed to.  So the server subscribes a subscriber of the *other* dialect to a *key* in place of

@@ -46,9 +46,8 @@ class Requested:
     """A client has requested a snapshot.
 
     :ivar replaced: whether the request replaces an earlier one of the same client
-    :ivar wrong_dialect: whether the client sends decimal sequences, while broadcasts have binary ones. It is the
-        reference
-        program, which cannot read binary sequences and drops every broadcast
+    :ivar wrong_dialect: whether the client sends decimal sequences, while broadcasts have binary ones.  It is the
+        reference program, which cannot read binary sequences and drops every broadcast
     """
 
     replaced: bool

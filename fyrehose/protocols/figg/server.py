@@ -163,9 +163,8 @@ class FiggProtocol(SessionProtocol):
         if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
             super().not_published(runs, note, error)
             return
-        # The broker refuses all messages because of one. Publish them in halves, so that the messages before it are
-        # stored, as they
-        # would be if they had arrived alone.
+        # The broker refuses all messages because of one.  Publish them in halves, so that the messages before it are
+        # stored, as they would be if they had arrived alone.
         for part, last in _split_in_half(runs):
             if self.phase is Phase.OPEN:
                 self.publish(part, last)

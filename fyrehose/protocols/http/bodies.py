@@ -29,8 +29,7 @@ class TooLarge(Exception):
     """A message exceeds the limit.
 
     :ivar before: the messages before the large one, which are published nevertheless, so that the result does not
-        depend on how
-        the body was split into pieces
+        depend on how the body was split into pieces
     """
 
     def __init__(self, before: list[bytes] | None = None) -> None:

@@ -103,8 +103,8 @@ class WorkClient:
         :param longest: how many lease times a record is extended at most
         :param idle: how long to wait for a record before the iteration ends, in seconds; None: for ever
         :param options: the options of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: a new
-            subscription
-            gets these options, and an existing one must have them; None: any existing options, or the defaults
+            subscription gets these options, and an existing one must have them; None: any existing options, or the
+            defaults
         """
         consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         polling, acting = (Caller(self.clock, self.endpoint, self.authority, self.token) for _ in range(2))

@@ -28,9 +28,8 @@ with suppress(ImportError):  # ISA-L inflates two and a half times as fast as zl
 
     engine = isal_zlib
 
-#: Largest output of one call of the decompressor, in bytes; one turn inflates as much. The value is large because each
-#: call
-#: also copies the last 32 KiB of the output.
+#: Largest output of one call of the decompressor, in bytes; one turn inflates as much.  The value is large because each
+#: call also copies the last 32 KiB of the output.
 SLICE = 256 << 10
 #: Part of a compressed frame that must arrive before inflating starts, in bytes; smaller frames must arrive completely.
 PIECE = 256 << 10

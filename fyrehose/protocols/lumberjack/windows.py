@@ -106,8 +106,7 @@ class Windows:
         :param last: sequence of the last event
         :param sealed: False if the events came in a compressed frame whose checksum is not verified yet
         :param records: number of the events' records, if it differs from *count*: a part of an event is one record, and
-            only
-            the last part counts as an event
+            only the last part counts as an event
         """
         window = self._open or self._add(OpenWindow(version=self.version, size=self._implied_size, sealed=sealed))
         if not sealed and window.sealed:

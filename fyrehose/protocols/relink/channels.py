@@ -553,8 +553,7 @@ class ReceiveChannel:
         """Return the acknowledgement of *run*.
 
         The acknowledgement has no number if the last one on this connection was the same result for the message before
-        (rule
-        S5).
+        (rule S5).
         """
         first, last = max(run.first, first), min(run.last, through)
         plain = first == last and self._emitted == (run.result, first - 1)
@@ -568,9 +567,8 @@ class ReceiveChannel:
         The packet has no number if the last ``received`` on this connection was for the message before (rule S5).
 
         :param numbered: whether to add the number in any case.  The report after a reconnection may say that fewer
-            messages have
-            arrived; a peer that counts acknowledgements without numbers would then apply the next ones to the wrong
-            messages
+            messages have arrived; a peer that counts acknowledgements without numbers would then apply the next ones to
+            the wrong messages
         """
         last = self.next - 1
         if self.acknowledged >= last:

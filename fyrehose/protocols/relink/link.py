@@ -98,9 +98,8 @@ class Link:
 
     :ivar connector: whether we are the connector
     :ivar durable: whether the link survives the end of its process.  Messages that the owner has received and not
-        settled are
-        forgotten with the connection, and the peer sends them again; undecided messages are kept as long as the process
-        lives
+        settled are forgotten with the connection, and the peer sends them again; undecided messages are kept as long as
+        the process lives
     :ivar kept: whether our messages are kept until the peer has consumed them; False: the owner can produce them again
     """
 

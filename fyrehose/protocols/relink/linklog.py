@@ -3,7 +3,7 @@
     u8 version | u8 kind | u64 epoch | u64 seq of the first record of the last checkpoint | body
 
     CHECKPOINT  u32 index | u32 count | entries, each after its u32 size     all links, in ``count`` records
-    ENTRY an entry a link is new, or has another anchor
+    ENTRY       an entry                                                     a link is new, or has another anchor
     DELTA       name | snapshot of some channels                             messages were published or rolled back
     GONE        name x n                                                     links have ended, or were lost
 

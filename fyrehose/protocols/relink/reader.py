@@ -68,9 +68,8 @@ class RelinkReader(RelinkClient):
         """Select the stream, before ``connect()``.
 
         :param take: called with each record in order, as a run of one record; ``parts.split`` returns the parts of a
-            payload of
-            several.  The record is consumed when the call has returned, or the Deferred that it returned has fired.
-            If that fails, the record is delivered again.
+            payload of several.  The record is consumed when the call has returned, or the Deferred that it returned has
+            fired.  If that fails, the record is delivered again.
         :param after: the number behind which reading begins (0: with the oldest record); None: only new records
         :param lost: called with the first and last number of a range of records that the stream no longer has
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins.  The

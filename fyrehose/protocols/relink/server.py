@@ -4,8 +4,7 @@
     Received, Decided -> one write of messages and cursors -> durable -> consumed, committed
 
 A link stays when its connection is lost.  A peer that violates the protocol loses the connection and the link, after
-everything that it sent
-before is stored and acknowledged.
+everything that it sent before is stored and acknowledged.
 """
 
 from __future__ import annotations
