@@ -158,7 +158,7 @@ class Broker:
         return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
-        """Open the journal, and continue the numbers of its streams."""
+        """Open the journal, and continue the numbering of its streams."""
         opening: Deferred[Mapping[str, int]] = self.journal.open(self)
         return opening.addCallback(self._opened)
 
@@ -325,7 +325,7 @@ class Broker:
             self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Read the last numbers of the streams again after the journal changed its state, and notify the watchers."""
+        """Read the streams' last numbers again, because the journal has changed its state; notify the watchers."""
         # Appends that were not durable have failed.  Nobody has seen their numbers, and streams that began with them
         # do not exist.
         ends = self.journal.ends()
@@ -344,7 +344,7 @@ class Broker:
             leading.callback(None)
 
     def _restore(self, ends: Mapping[str, int]) -> None:
-        """Let the next number of every stream, also of retired ones, follow its last number in the journal."""
+        """Continue the numbers of every stream, even a retired one, after its last number in the journal."""
         self.sequencer.restore({**self.journal.retired(), **ends}, self.journal.floor)
 
     def _check_retirable(self, stream: str) -> None:
@@ -432,7 +432,7 @@ class Broker:
             raise ValueError(f"a run without records was published to {run.stream!r}; expected at least one record")
 
     def _bound_to(self, stream: str) -> Listener | None:
-        """Return the listener whose settings bind it to *stream*, if any."""
+        """Return the listener that is bound to *stream* by its settings, or None."""
         return next((listener for listener in self.listeners if listener.stream == stream), None)
 
     def _max_payload(self, stream: str) -> int:
@@ -440,7 +440,7 @@ class Broker:
         return min(self._restricted.get(stream, MAX_PAYLOAD), self.rules.max_payload(stream))
 
     def _create(self, stream: str, peer: Identity | None) -> int:
-        """Create *stream* for *peer* (None: the server), and return its limit of payloads."""
+        """Create *stream* for *peer* (None: the server), and return its limit of payloads, in bytes."""
         try:
             size = len(stream.encode())
         except UnicodeEncodeError:

@@ -248,7 +248,7 @@ class Budget:
                     resumed += READ
 
     def _grant(self) -> None:
-        """Give memory to incomplete frames that wait for it, one network after another."""
+        """Give memory to waiting incomplete frames, one network after another."""
         for growing in list(self._growing):
             if growing not in self._growing:  # its connection was closed to make room for an earlier frame of this loop
                 continue
@@ -281,7 +281,7 @@ class Budget:
     def _drop_slow(self, needed: int, share: Share | None) -> None:
         """Close connections whose frames have memory and arrive slowly, until *needed* bytes will be free.
 
-        :param share: drop only frames of this address; None: of all addresses
+        :param share: the share of the address whose frames may be dropped; None: frames of all addresses
         """
         for account in list(self._with_grant):
             if needed <= 0:

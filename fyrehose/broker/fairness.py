@@ -100,7 +100,7 @@ class FairShare(Generic[M]):
         return OrderedDict() if found is None else found.members
 
     def used_by(self, holder: str) -> int:
-        """Return how much *holder* uses of the table: the sizes of its members, and what :meth:`take` has counted."""
+        """Return how much of the table *holder* uses: the sizes of its members, and what :meth:`take` has counted."""
         found = self._holders.get(holder)
         return 0 if found is None else found.used + found.taken
 
@@ -169,7 +169,7 @@ class FairShare(Generic[M]):
         return next(iter(self.largest(holder)), None)
 
     def make_room(self, holder: str = "", size: int = 1) -> list[M]:
-        """Remove members until one of *size* fits, and return them: the first out of the table first.
+        """Remove members until a member of *size* fits, and return the removed ones in the order of their removal.
 
         If *size* exceeds the capacity, all members are removed.
         """

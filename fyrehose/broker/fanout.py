@@ -117,7 +117,7 @@ class Cursor:
 
     @property
     def lag(self) -> int:
-        """Return how many numbers the cursor is behind the end of its stream."""
+        """Return how many records the cursor is behind the end of its stream."""
         return max(0, self.place.last - self.position)
 
     @property
@@ -305,7 +305,7 @@ class Fanout:
             place.waiting[cursor] = None
 
     def _stop_waiting(self, cursor: Cursor) -> bool:
-        """Remove *cursor* from those that wait at the end of a stream, and return whether it was one of them."""
+        """Remove *cursor* from the cursors that wait at the end of a stream, and return whether it was one of them."""
         place = cursor.place
         if place.waiting is None or cursor not in place.waiting:
             return False
@@ -326,7 +326,7 @@ class Fanout:
         self._end(cursor, reason)
 
     def close(self, reason: Exception) -> None:
-        """End every subscription, because of *reason*; a paused one ends when it is resumed."""
+        """End every subscription, because of *reason*; a paused subscription ends when it is resumed."""
         self._ended = reason
         cursors = [cursor for cursor in self.cursors if cursor.placed]
         for place in self._places.values():

@@ -330,7 +330,7 @@ class Guarded:
             self._end_later()
 
     def refusal(self, action: Action, stream: str) -> Forbidden:
-        """Return the error for a peer that may not do *action* on *stream*; it says why."""
+        """Return the error for a peer that may not do *action* on *stream*; the error says why."""
         verb = _VERBS[action]
         flaw = self._guard.policy.flaw(self.identity, self._guard.now())
         if flaw:

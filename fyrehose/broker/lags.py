@@ -57,7 +57,7 @@ class SubscriptionLags:
         return total, max(ages) if ages else None if total else 0.0
 
     def of_stream(self, named: Lagging, stream: str, seq: int) -> tuple[int, float | None]:
-        """Return the lag of *named* in one of its streams, as :meth:`of` does for all of them.
+        """Return the lag of *named* in one of its streams; :meth:`of` returns the lag in all of them.
 
         :param seq: the records of *stream* up to this number are acknowledged
         """

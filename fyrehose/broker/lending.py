@@ -57,7 +57,7 @@ class Lending:
         return self.shares.used
 
     def lend(self, borrower: Borrower, size: int) -> bool:
-        """Return whether *borrower* may keep its record of *size* bytes, until :meth:`release` or ``reclaim``."""
+        """Return whether *borrower* may keep its record of *size* bytes until :meth:`release` or ``reclaim``."""
         if borrower in self.shares:
             return True
         while not self._fits(borrower.network, size):
@@ -81,7 +81,7 @@ class Lending:
         self._idle.pop(borrower, None)
 
     def release(self, borrower: Borrower) -> None:
-        """Take back the memory of *borrower*, if it has any."""
+        """Take back the memory that was lent to *borrower*, if any."""
         self._idle.pop(borrower, None)
         before = self.lent
         self.shares.discard(borrower)

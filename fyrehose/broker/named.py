@@ -184,7 +184,7 @@ class NamedSubscriptions:
         return named
 
     def stream_created(self, stream: str) -> None:
-        """Add *stream* to the subscriptions whose pattern it matches; their positions in it are 0."""
+        """Add *stream* to the subscriptions whose patterns match it, with position 0."""
         if stream.startswith("."):
             return  # see positions.takes
         for named in self._patterns.covering(stream):
@@ -236,7 +236,7 @@ class NamedSubscriptions:
         """Make *consumer* the consumer of *named*, and return the position from which it reads.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
-        :param takeover: displace the present consumer
+        :param takeover: whether to displace the present consumer
         :param holder: name of a polling consumer, which may continue while it has the lease
         :raises SubscriptionInUse: another consumer is connected, or has the lease
         """
@@ -393,7 +393,7 @@ class NamedSubscriptions:
     # Writing.
 
     def _store(self, named: Named) -> Deferred[None]:
-        """Append the wanted state of *named*, after an append that is under way; fires when it is durable."""
+        """Append the wanted state of *named* after any append under way; the Deferred fires when it is durable."""
         stored: Deferred[None] = Deferred()
         named.waiting.append(stored)
         if not named.writing:

@@ -45,8 +45,7 @@ log = Logger()
 STREAM, SOURCE = ".published", "server-published"
 VERSION = 1
 #: The number of keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start
-#: reads
-#: four times as many records, about 80,000 per second.
+#: reads four times as many records, about 80,000 per second.
 MOST = 100_000
 #: The charge of one key to the memory budget, in bytes.
 ENTRY = 1_024
@@ -164,7 +163,7 @@ class PublishedOnce:
             self._forget(known)
 
     def begin(self, newest: Record) -> int:
-        """Return where a replay has to begin: it needs the last ``4 * capacity`` records."""
+        """Return the number at which a replay has to begin, which needs the last ``4 * capacity`` records."""
         return max(self.journal.bounds(STREAM)[0], newest.seq - READ_BACK * self.capacity + 1)
 
     def apply(self, record: Record) -> bool:
@@ -286,7 +285,7 @@ class PublishedOnce:
         self.budget.set_aside(ENTRY)
 
     def _make_room(self, holder: str) -> Known | None:
-        """Forget a key if the table is full, to make room for one of *holder*.
+        """Forget a key if the table is full, to make room for a key of *holder*.
 
         :return: the forgotten key if it was not kept for ``kept`` seconds; otherwise None
         """

@@ -91,7 +91,7 @@ class Rule(Rights):
         return not self.networks or in_networks(identity.host, self.networks)
 
     def applied(self, identity: Identity, now: float) -> Rule | None:
-        """Return the rule limited to what the token of *identity* grants; None: it does not apply.
+        """Return the rule, limited to what the token of *identity* grants; None if the rule does not apply.
 
         :param now: in seconds since 1970 UTC
         """
@@ -178,8 +178,7 @@ def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
     """Return the name under which limited tables count *identity* (:mod:`fyrehose.broker.fairness`).
 
     The name is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that
-    no
-    rule names is no proof: a peer could make up any number of them.
+    no rule names is no proof: a peer could make up any number of them.
 
     :param rules: the rules that apply to *identity*
     """

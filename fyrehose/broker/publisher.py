@@ -53,19 +53,19 @@ class PublishTotals:
 
 @lru_cache(4096)
 def _without_port(producer: str | None) -> str:
-    """Return *producer* without its port: a program that connects for each publish is one publisher."""
+    """Return *producer* without its port, so that a program that connects for each publish counts as one producer."""
     host, _, port = (producer or "").rpartition(":")
     return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
 class PublishesOnce(Protocol):
-    """The table of the keys of publishes, as far as publishers use it."""
+    """The methods of the table of publishes' keys that publishers call."""
 
     def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None: ...
 
 
 class PublishingBroker(Protocol):
-    """The broker, as far as publishers use it."""
+    """The attributes and methods of the broker that publishers use."""
 
     clock: IReactorTime
     journal: IJournal

@@ -63,14 +63,14 @@ class Replayable(Protocol):
         """Forget the whole state, because it is about to be rebuilt from the stream."""
 
     def begin(self, newest: Record) -> int:
-        """Return the number of the record at which a replay has to begin; it may be older than the stream.
+        """Return the number of the record at which a replay has to begin; this record may be deleted already.
 
         :param newest: the last record of the stream
         :raises ValueError: the record is invalid
         """
 
     def apply(self, record: Record) -> bool:
-        """Apply *record*, and return whether it begins a checkpoint.
+        """Apply *record* to the state, and return whether the record begins a checkpoint.
 
         :raises ValueError: the record is invalid, or a newer version has written it
         """
@@ -78,7 +78,7 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """How far a stream was replayed, and what was missing.
+    """The result of a replay: how far the stream was replayed, and which records were missing.
 
     :ivar last: the number up to which the stream was replayed; 0: no record was replayed
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
@@ -250,7 +250,7 @@ class StateStream:
             self.write_checkpoint().addErrback(self._not_written)
 
     def write_checkpoint(self) -> Deferred[None]:
-        """Write a checkpoint; the Deferred fires when it is durable, and fails if it is refused."""
+        """Write a checkpoint; the Deferred fires when it is durable, and fails if the journal refuses it."""
         assert self.everything is not None, "the stream has no checkpoints"
         assert self.publish is not None, "the stream publishes nothing by itself"
         payloads = self.everything()

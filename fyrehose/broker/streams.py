@@ -38,7 +38,7 @@ class StreamRule:
     :ivar names: the patterns
     :ivar keep_age: records older than this are not served, in seconds; 0: no limit; None: not set
     :ivar max_payload: the largest payload, in bytes; None: not set
-    :ivar new_streams: True if peers may create such a stream; None: not set
+    :ivar new_streams: whether peers may create such a stream; None: not set
     """
 
     names: tuple[Pattern, ...] = attrs.field(converter=compiled)

@@ -93,7 +93,7 @@ class Named:
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Return the durable number of the last acknowledged record of each stream; empty while it is being created."""
+        """Return the durable number of each stream's last acknowledged record; empty before the creation is durable."""
         if self.stored is None:
             return {}
         streams = (self.stored.stream,) if self.members is None else self.members
@@ -101,5 +101,5 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Return how many entries count towards the limit: 1, and 1 for each stream of its pattern."""
+        """Return how many entries of the limit the subscription takes: 1, and 1 for each stream of its pattern."""
         return 1 + len(self.members or ())

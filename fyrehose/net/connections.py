@@ -31,7 +31,8 @@ from fyrehose.net.twisted_private import ACCEPTS
 LOOKS = 200
 #: How many refused connections one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener together read at once. Each connection reads a share of this, and may exceed
+#: Bytes that all connections of a listener together read at once.  Each connection reads a share of this, and may
+#: exceed
 #: its memory limit by that share.
 READS = 32 << 20
 #: A connection reads at least this many bytes at once, however many connections there are.
@@ -58,7 +59,7 @@ REFUSALS = (
 
 
 def spare(max_connections: int) -> int:
-    """Return how many refused connections a listener may hold beyond *max_connections*, when it is full."""
+    """Return how many refused connections a full listener may hold beyond *max_connections*."""
     return 16 + max_connections // 32
 
 
@@ -139,11 +140,11 @@ class SessionFactory(Factory):
         return self._delay(host, seconds) if seconds else self._admit(host)
 
     def handshake_failed(self, protocol: SessionProtocol) -> None:
-        """Count a failed handshake, so that the next connections of its network are delayed."""
+        """Count a failed handshake, so that the next connections of the peer's network are delayed."""
         self.holding.handshakes.count(protocol.network)
 
     def _delay(self, host: str, seconds: float) -> HeldConnection | None:
-        """Return a protocol that holds a connection of *host* for *seconds*, and reads nothing before its handshake."""
+        """Return a protocol that holds a connection of *host* for *seconds* before the handshake begins."""
         network, most = network_of(host), self.settings.max_connections
         waiting = len(self.connections) + len(self.holding)
         if self.holding.crowded(network) or waiting >= most + spare(most):
@@ -154,7 +155,7 @@ class SessionFactory(Factory):
         return DelayedConnection(self.holding, network, seconds, self._most_held, lambda: self._admit(host))
 
     def _admit(self, host: str) -> SessionProtocol | RefusedConnection | None:
-        """Return the protocol for a connection of *host*, or refuse it if the limits leave no room for it."""
+        """Return the protocol for a connection of *host*, or refuse the connection because of the limits."""
         network, most = network_of(host), self.settings.max_connections
         if len(self._by_network.of(network)) >= self.settings.max_per_host:
             detail = f"limit {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
@@ -183,7 +184,7 @@ class SessionFactory(Factory):
         protocol.same_network.move_to_end(protocol)
 
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
-        """Close the refused connection *protocol* after *seconds*; it no longer counts against the limits."""
+        """Close the refused connection *protocol* after *seconds*; from now on it does not count against the limits."""
         self._remove(protocol)
         self.holding.hold(protocol, protocol.network, seconds, self._most_held)
 

@@ -51,7 +51,7 @@ class Holdable(Protocol):
 
 @attrs.define(eq=False)
 class Delays:
-    """The counts of the recent refusals of each network, from which the delay of its next connections is computed.
+    """The counts of the recent refusals of each network, from which the delays of its next connections are computed.
 
     :ivar longest: the longest delay, in seconds; 0: there is none
     """
@@ -117,7 +117,7 @@ class Holding:
         return len(self._held) + len(self._closing)
 
     def hold(self, connection: Holdable, network: str, seconds: float, most: int) -> None:
-        """Hold *connection* for *seconds*, and then end its delay; abort one if more than *most* are held."""
+        """Hold *connection* for *seconds*, and then end its delay; abort the oldest one if more than *most* are held."""
         if self.stopped or seconds <= 0:
             self._closing.add(connection)
             connection.end_delay()
@@ -146,7 +146,7 @@ class Holding:
             self.emptied()
 
     def make_room(self) -> None:
-        """Abort the oldest held connection of the network with the most, if any, because its descriptor is needed."""
+        """Abort the oldest held connection of the network that has the most, because its descriptor is needed."""
         oldest = self._by_network.first_out()
         if oldest is not None:
             self._end(oldest, abort=True)
@@ -213,7 +213,7 @@ class DelayedConnection(HeldConnection):
         self.build = build
 
     def end_delay(self) -> None:
-        """Give the connection to the protocol that it would have had without the delay."""
+        """Pass the connection on to the protocol that it would have had without the delay."""
         protocol = None if self._holding.stopped else self.build()
         if protocol is None:
             super().end_delay()

@@ -125,7 +125,7 @@ class FrameWatch:
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame is slow: it has been behind the lowest rate for long enough."""
+        """Return whether the frame is slow, which means behind the lowest rate for at least :data:`CERTAINTY`."""
         if self._since is None or self._paused_at is not None:
             return False
         now = self.clock.seconds()

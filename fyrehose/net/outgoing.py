@@ -135,12 +135,12 @@ class Outgoing:
         self._owner.abort_unread()
 
     def reclaim(self) -> None:
-        """Forget the record that is half sent, because others need its memory; it is read again."""
+        """Forget the record that is half sent, because others need its memory; it is read again for its next piece."""
         if self.record is not None:
             self.record.run = None
 
     def close(self) -> None:
-        """Forget everything, because the connection has ended."""
+        """Forget all unsent data, because the connection has ended."""
         self.record = None
         self._behind.clear()
         self._lending.release(self)

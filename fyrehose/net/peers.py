@@ -28,7 +28,7 @@ def host_of(address: IAddress | None) -> str:
 
 
 def port_of(address: IAddress | None) -> int | None:
-    """Return the port of a peer's address; None if it has none."""
+    """Return the port of a peer's address; None if the address has no port."""
     return address.port if isinstance(address, INET) else None
 
 

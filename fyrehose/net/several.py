@@ -41,7 +41,7 @@ class AnyServer:
         return len(self._endpoints)
 
     def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
-        """Connect to the next server, or to the one after it if that fails; fail if none can be reached."""
+        """Connect to the next server that can be reached; the Deferred fails if no server can be reached."""
         return Deferred.fromCoroutine(self._connect(factory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
@@ -88,7 +88,7 @@ def client_endpoint(
 
 
 def follow_leader(endpoint: Any, url: str) -> bool:
-    """Let *endpoint* connect next to the leader at *url*, which a server has named, if that is one of its servers."""
+    """Let *endpoint* connect next to the leader at *url*, as a server has named it, if *endpoint* has that server."""
     return isinstance(endpoint, AnyServer) and endpoint.prefer(url)
 
 

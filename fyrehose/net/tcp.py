@@ -250,7 +250,7 @@ class SessionProtocol(TwistedProtocol):
                 self._wait_for_turn()
 
     def readConnectionLost(self) -> None:
-        """Handle the end of the peer's data, after the data before it."""
+        """Handle the end of the peer's data, after all data that arrived before the end."""
         if self._queued and self.phase is Phase.OPEN:
             self.eof_arrived = True
         else:
@@ -260,7 +260,7 @@ class SessionProtocol(TwistedProtocol):
         """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        """End everything that this connection has: its calls of the broker, its memory and its timers."""
+        """End what belongs to this connection: its calls of the broker, its memory and its timers."""
         if self.phase is not Phase.GONE:
             self._enter(Phase.GONE)
         if self._handshake.lost(reason):
@@ -319,7 +319,7 @@ class SessionProtocol(TwistedProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return whether the session has further events of data that it has received, and they can be handled now."""
+        """Return whether the session has further events, from data that it has received, that can be handled now."""
         return self.session.more
 
     def take(self, data: bytes) -> None:
@@ -336,7 +336,7 @@ class SessionProtocol(TwistedProtocol):
     # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Handle *events* of the session, and write the data that it sends.
+        """Handle *events* of the session, and write the data that the session sends.
 
         If the session has further events, they are handled in turns with the connections of other networks.
         """
@@ -487,7 +487,7 @@ class SessionProtocol(TwistedProtocol):
         self.abort()
 
     def attach(self, subscription: ISubscription) -> None:
-        """Deliver *subscription* to the peer, as fast as it reads."""
+        """Deliver *subscription* to the peer, as fast as the peer reads."""
         self._subscriptions[subscription] = None
         if not self.write_paused and self.outgoing.record is None:
             subscription.resumeProducing()
@@ -498,7 +498,7 @@ class SessionProtocol(TwistedProtocol):
         subscription.stopProducing()
 
     def flush(self, *more: bytes) -> None:
-        """Write the data that the session has to send, and *more* behind it."""
+        """Write the data that the session has to send, and then *more*."""
         data = [*self.session.out, *more]
         self.session.out.clear()
         if not data or not self.writable:
@@ -629,7 +629,7 @@ class SessionProtocol(TwistedProtocol):
     # Private.
 
     def _wait_for_turn(self) -> None:
-        """Queue the connection for a turn to handle what it has received.
+        """Queue the connection for a turn in which it handles the data that it has received.
 
         It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
         while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
@@ -691,7 +691,7 @@ class SessionProtocol(TwistedProtocol):
         self.publisher = self.broker.publisher(self.account, self.settle)
 
     def _check_admitted(self) -> None:
-        """Refuse a peer that no rule of the policy allows anything, even after further proofs."""
+        """Refuse the peer if no rule of the policy allows it anything, even with the proofs that it may send later."""
         proofs = self.factory.proofs
         try:
             if proofs is not None:
@@ -754,7 +754,7 @@ class SessionProtocol(TwistedProtocol):
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
-        """Drop the connection, because others wait for its memory; abort it if it has no publish to acknowledge."""
+        """Drop the connection, because others wait for its memory; abort it if all publishes are acknowledged."""
         self._late(error)
         if self.phase is Phase.LINGERING:
             self.abort()

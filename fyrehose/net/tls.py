@@ -153,7 +153,7 @@ class TLSFactory(TLSMemoryBIOFactory):
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))
 
     def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
-        """Wrap *protocol* into TLS, unless the connection was refused; a delayed one is wrapped after its delay."""
+        """Wrap *protocol* into TLS, unless the connection was refused; wrap a delayed connection after its delay."""
         if isinstance(protocol, DelayedConnection):
             build = protocol.build
             protocol.build = lambda: self._with_tls(build())

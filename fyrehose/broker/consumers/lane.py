@@ -118,7 +118,7 @@ class Leased:
 
 @attrs.define(eq=False)
 class LaneChange:
-    """A change of a lane, to be appended as one record: all of it becomes durable, or nothing.
+    """A change of a lane that is appended as one record, so that all of the change becomes durable, or nothing.
 
     :ivar ended: the leases that end without a settling, see :attr:`OpenRecord.ended`, by the number of the record
     :ivar epoch: the epoch that begins; 0: none does
@@ -390,11 +390,11 @@ class Lane:
         return entry.seq <= self.hold and self.group.in_grace()
 
     def _is_first(self, entry: OpenRecord) -> bool:
-        """Return whether no earlier record of its key is open (rule 15)."""
+        """Return whether no earlier record with the key of *entry* is open (rule 15)."""
         return entry.key is None or self._queues[entry.key][0] == entry.seq
 
     def _next_ready(self) -> OpenRecord | None:
-        """Return the next record whose wait is over: it was returned, or waited after a start or for its key."""
+        """Return the next record that waits no longer: it was returned, or had to wait by rule 12 or 15."""
         while self._ready:
             entry = self.entries.get(heappop(self._ready))
             if entry is None or not entry.queued:
@@ -476,7 +476,7 @@ class Lane:
             seq = end + 1
 
     def why_not(self, seq: int, token: Token) -> str:
-        """Return why *seq* cannot be settled with *token* (rules 3, 4, 5 and 12); empty if it can."""
+        """Return why record *seq* cannot be settled with *token* (rules 3, 4, 5 and 12); empty if it can be settled."""
         if self.group.rewinding:
             return "rewound"
         if seq in self.progress.final:
@@ -529,7 +529,7 @@ class Lane:
         return [entry for seq, entry in self.entries.items() if first <= seq <= last]
 
     def _single(self, seq: int) -> OpenRecord:
-        """Return the entry of record *seq*; take the record out of its range, if it is in one."""
+        """Return the entry of record *seq*; if the record belongs to a range, take it out of the range."""
         for fresh in self.fresh.remove(seq, seq):
             lease = fresh.lease
             self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
@@ -801,7 +801,7 @@ class Lane:
             del held[consumer]
 
     def _forget(self, entry: OpenRecord) -> None:
-        """Forget a record that is final, and let the next one of its key be leased (rule 15)."""
+        """Forget a record that is final, and let the next record with the same key be leased (rule 15)."""
         seq = entry.seq
         del self.entries[seq]
         self._end_lease(entry)

@@ -168,7 +168,7 @@ class StreamProgress:
         self.counts[how] += self.final.add(first, last)
 
     def packed(self) -> dict[str, Any]:
-        """Return the progress as an object for JSON, as a checkpoint stores it."""
+        """Return the progress as an object for JSON, in the form that a checkpoint stores."""
         return {
             "floor": self.final.floor,
             "above": self.final.above(),

@@ -330,7 +330,7 @@ class SharedSubscriptions:
             del self._by_stream[stream]
 
     def stream_created(self, stream: str) -> None:
-        """Add *stream* to the subscriptions whose pattern it matches; they begin with its first record."""
+        """Add *stream* to the subscriptions whose patterns match it, beginning with its first record."""
         if self._creating:
             self._appeared[stream] = None
         for shared in self.entries.values():
@@ -386,7 +386,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def _forget_records(self, shared: SharedSubscription, payloads: Sequence[bytes]) -> Steps[None]:
-        """Append a rewind or deletion; until it is durable, when the Deferred fires, append no change of a record."""
+        """Append a rewind or deletion, and no change of a record until it is durable; then the Deferred fires."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
             raise SubscriptionConflict(f"shared subscription {shared.name!r} {why}")
@@ -455,7 +455,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Steps[None]:
-        """Append a change of a whole subscription, such as its deletion, and publish *runs* in the same commit."""
+        """Append a change of a whole subscription, such as a deletion, and publish *runs* in the same commit."""
         self._changing += 1
         try:
             yield (publish or self.publish)(runs, [self.stream.draft(*payloads)])
@@ -721,7 +721,7 @@ class RunReader:
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
-    """Return the keys of the records from *first* to *last*; a record without a key gets one of its own."""
+    """Return the keys of the records from *first* to *last*; a record without a key gets a key of its own."""
     found: dict[int, str] = {}
     for run in journal.read(stream, first, 1 << 20):
         for record in run.records():

@@ -43,7 +43,7 @@ class Item:
 
 @attrs.define
 class WorkOutcome:
-    """What a request of a worker has changed, and which of its items were refused.
+    """The outcome of a worker's request: what the request has changed, and which of its items were refused.
 
     :ivar batches: what is to be appended together, with the results of the request
     :ivar settled: the records that are done, by stream

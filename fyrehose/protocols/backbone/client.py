@@ -124,12 +124,11 @@ class BackboneClient(TrainProtocol):
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Receive records; the client has one subscription, and this replaces it.
+        """Receive records; the client has only one subscription, so a second call replaces the first.
 
         :param take: called with runs of records in order, each record once; ``run.payloads()`` yields the payloads
         :param after: start after this sequence (0: from the oldest record), and publish nothing; None: start with the
-            first
-            DELIVER that arrives
+            first DELIVER that arrives
         :param lost: called with the first and last sequence of each range that is skipped, because requests for it were
             in vain
         :raises ConfigError: *stream* is given
@@ -144,7 +143,7 @@ class BackboneClient(TrainProtocol):
         """Connect to the backbone.
 
         :return: a Deferred that fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then
-            on. Fails with
+            on.  Fails with
             :class:`BackboneUnreachable` after 5 s without an answer, unless the client is ``persistent``, and with
             CannotListenError if ``bind`` is in use; the client is closed then
         :raises LocalProtocolError: the client was connected before
@@ -255,7 +254,7 @@ class BackboneClient(TrainProtocol):
         self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
 
     def turn_over(self) -> None:
-        """Send the datagrams of the session, and schedule :meth:`_tick` for when it is due."""
+        """Send the datagrams of the session, and schedule the next call of :meth:`_tick`."""
         session = self._session
         if session is None:
             return

@@ -157,7 +157,7 @@ class BackboneClientSession(
     # For the owner.
 
     def tick(self, now: float) -> list[Event]:
-        """Run everything that is due at *now*."""
+        """Run all actions that are due at *now*: KEEPALIVEs, REQUESTs, repeated pushes."""
         events: list[Event] = []
         if now >= self._next_keepalive:
             self._keep_alive(now)
@@ -266,7 +266,7 @@ class BackboneClientSession(
             self._push_now(now)
 
     def _forward(self, frame: Forward) -> None:
-        """Answer a FORWARD: send the stored records that it names to the requester (rule 4 of the client)."""
+        """Answer a FORWARD: send the stored records that *frame* names to the requester (rule 4 of the client)."""
         if frame.address == self._address or not can_receive(frame.address):
             raise RemoteProtocolError("impossible-address")
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)

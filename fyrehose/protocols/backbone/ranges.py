@@ -82,7 +82,7 @@ class Ranges:
         return tuple(parts)
 
 
-#: Maximum number of ranges for one destination, and for all destinations together. Each destination may queue an equal
+#: Maximum number of ranges for one destination, and for all destinations together.  Each destination may queue an equal
 #: part of the total, and always LEAST_EACH.  Further REQUESTs are dropped, and clients repeat them.
 MOST_EACH = 1_024
 MOST = 16_384

@@ -176,7 +176,7 @@ class UDPPort(udp.Port):
     """A UDP port of Twisted that also moves trains; :meth:`startListening` binds it.
 
     :param receive_buffer: size of the socket's receive buffer, in bytes
-    :param batching: use UDP_SEGMENT and UDP_GRO
+    :param batching: whether to use UDP_SEGMENT and UDP_GRO, which move several datagrams per system call
     """
 
     protocol: TrainProtocol

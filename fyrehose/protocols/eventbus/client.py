@@ -277,7 +277,7 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """Return the sequence up to which the program has every event; to resume, pass it as option ``after``."""
+        """Return the sequence up to which the program has every event; pass this sequence as option ``after`` to resume."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
@@ -332,7 +332,7 @@ class EventBusClient:
         self._ports["publisher"].schedule_turn()
 
     def _subscribe_own(self, topic: str) -> None:
-        """Subscribe to *topic*, unless a subscription covers it: published events are confirmed by their BROADCASTs."""
+        """Subscribe to *topic*, unless a subscription covers it, because BROADCASTs confirm the published events."""
         everything = self.options.subscribe and not self.options.subtrees
         if everything or topic in self._own_topics or len(self._own_topics) > MOST_TOPICS:
             return

@@ -200,7 +200,7 @@ class Restarted:
 
 @attrs.frozen(slots=True, kw_only=True)
 class SyncUnanswered:
-    """The server has not answered a SYNCSTART in time; the client repeats it."""
+    """The server has not answered a SYNCSTART in time; the client repeats the SYNCSTART."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -307,7 +307,7 @@ class EventBusClientSession:
         return self._take()
 
     def tick(self, now: float) -> list[Event]:
-        """Run everything that is due at *now*."""
+        """Run all actions that are due at *now*: requests for missed events, and repeated PUBs."""
         self._now = now
         if self._syncing:
             if now - self._progressed >= self.options.answer:
@@ -319,7 +319,7 @@ class EventBusClientSession:
             if self.position is None:
                 self._resend()
             else:
-                # An event without a timely confirmation may be published nevertheless. The synchronization confirms
+                # An event without a timely confirmation may be published nevertheless.  The synchronization confirms
                 # such events, and _end_sync sends the others again.
                 self._request_sync()
         return self._take()
@@ -476,7 +476,7 @@ class EventBusClientSession:
     # Requests.
 
     def _request_sync(self, to: ServerPort = ServerPort.SNAPSHOT) -> None:
-        """Send a SYNCSTART for everything after ``position``.
+        """Send a SYNCSTART for all events after ``position``.
 
         A client without a position sends the largest possible sequence: the answer has no events, and only shows that
         the server is alive.

@@ -121,7 +121,7 @@ class Dump:
         size, last = 0, None
 
         def pop() -> Iterator[DumpedEvent]:
-            """Yield the event with the lowest number if it is new; count it if it repeats the last one.
+            """Yield the event with the lowest number if it is new; only count the event if it repeats the last one.
 
             :raises FyrehoseError: a higher number was yielded already
             """
@@ -212,7 +212,7 @@ def _text(raw: dict[str, Any], name: str) -> bytes:
 
 
 def _data(value: Any) -> bytes:
-    """Return the data as the reference program sends it: buffers as they are, anything else as text."""
+    """Return the data in the form that the reference program sends: buffers unchanged, any other value as text."""
     if value is None:
         return b"null"
     if isinstance(value, bytes):

@@ -60,7 +60,7 @@ class BroadcastMemory:
     _taken: int = attrs.field(default=0, init=False)
 
     def take(self, size: int, subscribers: int) -> bool:
-        """Return whether an event of *size* bytes may be sent now; if so, count its memory.
+        """Return whether an event of *size* bytes may be sent now; if so, count the event's memory.
 
         :param subscribers: number of subscribers.  The socket does not report which of them receive the event, so it
             counts for all

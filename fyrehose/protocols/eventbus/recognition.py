@@ -91,7 +91,7 @@ class RecognizedSubscribers:
         return self._others
 
     def dialect(self, connection: Hashable) -> Dialect:
-        """Return the dialect of a subscriber; the usual one if its subscriptions do not show another."""
+        """Return the dialect of a subscriber, which is the usual one if its subscriptions do not show another."""
         found = self._all.get(connection)
         return self.usual if found is None else found.dialect
 
@@ -161,7 +161,7 @@ class RecognizedSubscribers:
         return FIRST_BYTES if b"" in found.prefixes and found.dialect is self.usual else ()
 
     def _change(self, found: _Subscriber, dialect: Dialect) -> Resubscribed:
-        """Change the dialect of a subscriber, and so the keys of all that it has subscribed to."""
+        """Change the dialect of a subscriber, and so the keys of all its subscriptions."""
         if dialect is found.dialect:
             return Resubscribed()
         removed = (*found.keys, *self._everything(found))
@@ -185,5 +185,5 @@ def _cost(prefix: bytes) -> int:
 
 
 def unclear(prefixes: Iterable[bytes]) -> bool:
-    """Return whether subscriptions to these *prefixes* leave the dialect open: both dialects use each of them."""
+    """Return whether subscriptions to *prefixes* leave the dialect open, because both dialects use each prefix."""
     return all(is_subtree(prefix) for prefix in prefixes)

@@ -260,7 +260,7 @@ class EventBusServer:
         self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
-        """Return the events of *run* in each dialect that subscribers use, with the key that chooses its receivers.
+        """Return the events of *run* in each dialect that subscribers use, each with the key that chooses its receivers.
 
         The key is None for the usual dialect: the topic itself then chooses the receivers.
 

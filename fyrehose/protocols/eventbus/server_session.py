@@ -70,7 +70,7 @@ class EventBusServerSession:
         self._settings = settings
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
-        """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
+        """Process a message of COLLECTOR; ignore its sequence, because the server itself assigns sequences.
 
         :param message: the first frames of the message, at most 16
         :param count: number of frames of the whole message

@@ -255,7 +255,7 @@ class EventBusService(Service):
         snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
         publisher = make(zmq.XPUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
-        # ZeroMQ cuts the connection when a frame exceeds its limit, and does not report why. So its limit is higher
+        # ZeroMQ cuts the connection when a frame exceeds its limit, and does not report why.  So its limit is higher
         # than max-payload: the session itself then refuses, counts and logs events that are up to a quarter too large.
         largest = payload + max(payload // 4, REQUEST_SIZE)
         collector = make(zmq.ROUTER, largest=largest, received=waiting, sent=1)

@@ -57,7 +57,7 @@ class SlowSubscribers:
         self._waiting = self._since = None
 
     def slow(self, now: float, released: int = 0) -> list[AcceptedConnection] | None:
-        """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
+        """Return the subscribers to disconnect, so that the others can continue; call this often while the others wait.
 
         :param released: number of events that all subscribers have received, or left, so far
         :return: None if no subscriber is known to be behind, and waiting does not help

@@ -98,7 +98,7 @@ class SnapshotAnswer:
         return COST + COST_BYTE * len(self.request.subtrees.spec)
 
     def drop(self) -> None:
-        """Free the piece of the journal in memory; it is read again from the first unsent message."""
+        """Free the piece of the journal in memory; later, reading continues with the first unsent message."""
         if self._started and self.peek() is not None and not self._ending:
             assert self._peeked is not None
             self.next = self._peeked[0]
@@ -191,7 +191,7 @@ class Snapshots:
         return replaced
 
     def wait(self, snapshot: SnapshotAnswer) -> None:
-        """Append *snapshot* to the queue of its network; it may have been active or parked."""
+        """Append *snapshot* to the queue of its network, although it was active or parked before."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
 
@@ -212,7 +212,7 @@ class Snapshots:
             self.active[identity] = snapshot
 
     def next(self, served: Collection[bytes] = ()) -> SnapshotAnswer | None:
-        """Return the next active snapshot whose routing id is not in *served*; it becomes the last."""
+        """Return the next active snapshot whose routing id is not in *served*, and move it to the end of the queue."""
         found = next((identity for identity in self.active if identity not in served), None)
         if found is None:
             return None

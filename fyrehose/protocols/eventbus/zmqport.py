@@ -295,6 +295,6 @@ class Monitor(ZMQPort):
         self.start()
 
     def close(self, linger: int = 0) -> None:
-        """Stop reporting; call it before the socket is closed."""
+        """Stop reporting; call this before the watched socket is closed."""
         self._watched.disable_monitor()
         super().close(linger)

@@ -171,7 +171,7 @@ class FiggClient:
         lost: Callable[[int, int], object] | None = None,
         on_attached: Callable[[int, int | None], object] | None = None,
     ) -> Subscription:
-        """Subscribe to the messages of the topic *stream* after *after*: 0 is its start, None means new messages only.
+        """Subscribe to the messages of the topic *stream* after offset *after*: 0: its start; None: only new messages.
 
         Subscribing again to a topic moves the subscription.  Exceptions that callbacks raise are logged.
 

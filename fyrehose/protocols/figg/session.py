@@ -128,7 +128,7 @@ class _Session(ByteSession):
         return self.receive_data(b"") if self.more else []
 
     def receive_eof(self) -> list[Event]:
-        """Handle the end of the peer's data: ``Broken`` if it ends within a frame, otherwise no event."""
+        """Handle the end of the peer's data: return ``Broken`` if the data ends within a frame, otherwise no event."""
         if self._broken or not self.expected:
             return []
         return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
@@ -140,7 +140,7 @@ class _Session(ByteSession):
         return Broken(error=error)
 
     def _parse_frame(self, source: bytes | bytearray, position: int, end: int) -> tuple[int, Event | None]:
-        """Parse the frame at *position*, which is no whole message; return its end and its event, or None."""
+        """Parse the frame at *position*, which is not a whole message; return its end, and its event or None."""
         kind = self._check_header(source, position, end)
         if end - position < self.expected:
             return position, None

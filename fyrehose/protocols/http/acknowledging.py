@@ -97,7 +97,7 @@ class Acknowledger:
             self._send(self._connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send the waiting acknowledgements; if a request has no answer yet, they are sent after it."""
+        """Send the waiting acknowledgements, but first wait for the answer to an earlier request."""
         if connection.idle:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"

@@ -164,7 +164,7 @@ class _JoinedEvent:
 
     @property
     def text(self) -> bool:
-        """Return whether the event is UTF-8; call it when all parts are checked."""
+        """Return whether the event is UTF-8; call this only after all parts were checked."""
         return bool(self.check.text)
 
     def check_part(self, part: Run) -> None:
@@ -285,7 +285,7 @@ class ReadAnswer:
         return tuple(wanted)
 
     def _send_or_join(self, runs: tuple[Run, ...]) -> int:
-        """Send the records of *runs* before the first part of an event; send the event at its last part."""
+        """Send the records of *runs* before the first part of an event; send the event when its last part has come."""
         first = next((at for at, run in enumerate(runs) if is_part(run)), None)
         if first != 0:
             return self._send(runs[:first])

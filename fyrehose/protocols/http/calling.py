@@ -92,7 +92,7 @@ class Caller:
 
 
 def _parsed(answer: bytes) -> dict[str, Any]:
-    """Return the JSON object *answer*; if it is not one, an object with an ``error`` that says so."""
+    """Return the JSON object in *answer*, or an object with an ``error`` that says that there is none."""
     try:
         found = json.loads(answer or b"{}")
     except (ValueError, RecursionError):

@@ -48,7 +48,7 @@ class _Batch:
 
 
 def _is_line(payload: bytes) -> bool:
-    """Return whether *payload* can share a request with other messages, one on each line."""
+    """Return whether *payload* can be a line, so that it can share a request with other messages."""
     return bool(payload) and len(payload) <= MOST_LINES and b"\n" not in payload and not payload.endswith(b"\r")
 
 

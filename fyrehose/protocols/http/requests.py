@@ -33,7 +33,7 @@ MOST_DETAIL = 4 << 10
 
 
 def sent_again(failure: Failure) -> None:
-    """Ignore the loss of a connection before its answer, as an errback of clients that send the request again."""
+    """Ignore the loss of a connection before the answer: an errback for clients that send the request again."""
     failure.trap(*LOST)
 
 

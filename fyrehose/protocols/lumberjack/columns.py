@@ -130,7 +130,7 @@ class Columns:
         return True
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
-        """Add the event of a D frame, as JSON, or as its *body* if JSON cannot represent its pairs."""
+        """Add the event of a D frame, as JSON, or as the frame's *body* if JSON cannot represent its pairs."""
         document = to_json(pairs)
         if document is not None and len(document) <= MAX_PAYLOAD:
             self.add_json(1, sequence, pack("<I", len(document)), document)

@@ -258,7 +258,7 @@ class Repetitions:
         return max(LEAST_STRETCHES, STRETCHES // max(1, self._connections))
 
     def originals(self, run: Run) -> list[Stretch | None] | None:
-        """Return for each event of *run* the stretch that stores it already, or None; just None if all are new."""
+        """Return, for each event of *run*, the stretch that stores it already, or None; no list if all are new."""
         if run.content_type != JSON:
             return None
         index = self._index
@@ -274,7 +274,7 @@ class Repetitions:
         return found if any(found) else None
 
     def renew(self, stretch: Stretch) -> None:
-        """Remember *stretch* for another ``age``: it was sent again, and this acknowledgement may be lost, too."""
+        """Remember *stretch* for another ``age``, because it was sent again, and its new acknowledgement may be lost."""
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
@@ -308,7 +308,7 @@ class Repetitions:
             self._unread[stretch] = None
 
     def _admit_older(self, stretch: Stretch) -> bool:
-        """Add *stretch*, which is older than all others, to the lost ones; return False if there is no room for it.
+        """Add *stretch*, which is older than all others, to the lost stretches; return False if there is no room.
 
         The stretch displaces only stretches of a network that has more in the table than the stretch's own network will
         have.

@@ -89,7 +89,7 @@ RUN_WORK = 16
 
 @attrs.define(eq=False)
 class Document:
-    """A document that exceeds a record, while it arrives.
+    """A document that is too large for one record, while its parts arrive.
 
     :ivar left: number of bytes that are not parsed yet
     """

@@ -80,14 +80,14 @@ class Windows:
 
     @property
     def silence_ack_due(self) -> bool:
-        """Return whether a writer of version 1 should be acknowledged if it stays silent within its window."""
+        """Return whether a writer of version 1 needs an acknowledgement if it stays silent within its window."""
         window = self.unacknowledged[0] if self.unacknowledged else None
         if window is None or window.version != 1 or not window.sealed:
             return False
         return window.durable == window.received > window.acknowledged
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
-        """Handle a W frame: finish the open window as it is, and open one of *size* events."""
+        """Handle a W frame: finish the open window, even if it is incomplete, and open a window of *size* events."""
         window = self._open
         if window is not None:
             window.finished = True

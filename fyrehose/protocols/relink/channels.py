@@ -42,7 +42,8 @@ from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut, part
 class TableKey(Enum):
     """Base of the enumerations used as keys of the tables.
 
-    The tables are consulted for each read, and Enum's own hash is slow, because it is a function in Python. Each member
+    The tables are consulted for each read, and Enum's own hash is slow, because it is a function in Python.  Each
+    member
     exists once, so the fast hash of ``object`` suffices.
     """
 
@@ -281,12 +282,12 @@ class SendChannel:
     # Connections.
 
     def attach(self) -> None:
-        """Begin a new connection: ``recv`` is reset, because the peer's report will say which messages it holds."""
+        """Begin a new connection: reset ``recv``, because the peer's report will say which messages the peer holds."""
         self._emitted = None
         self.recv = self.base - 1
 
     def resend(self) -> Iterator[Message | Operation]:
-        """Yield the messages, decisions and ``close`` that the peer lacks by its complete report (rules S2, S4)."""
+        """Yield the messages, decisions and ``close`` that the peer lacks according to its report (rules S2, S4)."""
         if not self.kept:
             self.next = self.recv + 1
             self.unsure = False
@@ -387,7 +388,7 @@ class ReceiveChannel:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the channel is closing, and everything is consumed."""
+        """Whether the channel is closing, and all its messages are consumed."""
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
     def advance(self, event: ChannelEvent) -> None:

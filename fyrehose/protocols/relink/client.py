@@ -377,7 +377,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
         self.transport.writeSequence(self.session.data_to_send())
 
     def finish(self) -> None:
-        """Close the connection of a link that has ended or is lost, after its last packets were sent."""
+        """Close the connection of a link that has ended or is lost, after the link's last packets were sent."""
         self.flush()
         self._over = True
         self.timers.clear()
@@ -385,7 +385,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
         self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
 
     def abort(self) -> None:
-        """Abort the connection; nothing that it still receives has an effect."""
+        """Abort the connection; data that still arrives has no effect."""
         self._over = True
         self.session.fenced()
         self.transport.abortConnection()
@@ -393,7 +393,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
     # Private.
 
     def _dispatch(self, found: Sequence[Any]) -> None:
-        """Pass events on to the client; an event Broken closes the connection after the events before it."""
+        """Pass events on to the client; an event Broken closes the connection after all earlier events."""
         if found and isinstance(found[0], Linked):
             self.timers.stop(self._handshake_timed_out)
             self.keep_alive()
@@ -448,7 +448,7 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class RelinkClient:
-    """A connector: sends and receives messages over one link, which it resumes on each new connection.
+    """A connector, which sends and receives messages over one link, and resumes the link on each new connection.
 
     :ivar clock: the reactor, or a Clock in tests
     :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``; empty: see :meth:`prepare`
@@ -802,7 +802,7 @@ class RelinkClient:
             self._connected.callback(None)
 
     def _drop_link(self, link: Link) -> None:
-        """Mark *link* as lost, report its unacknowledged messages, and fail everything that waits for it."""
+        """Mark *link* as lost, report its unacknowledged messages, and fail all Deferreds that wait for the link."""
         unsettled = link.unsettled()
         link.over = True
         self.on_lost(unsettled)
@@ -814,7 +814,7 @@ class RelinkClient:
         self._end()
 
     def _message_refused(self) -> None:
-        """End the link, because a plain message could not be processed."""
+        """End the link, because a message without a transaction could not be processed."""
         if self._connection is not None:
             self._connection.abort()
         if self.link is not None:

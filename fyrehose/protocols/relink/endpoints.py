@@ -53,11 +53,12 @@ class Publishing(Endpoint):
 
     def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
-        #: messages of plain channels from the current read: channel -> first sequence number, messages
+        #: messages of channels without transactions (plain channels) from the current read: channel -> first sequence
+        #: number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
         #: commits and rollbacks of the current read, in order; the link has recorded them as decided (staged)
         self._decided: list[events.Decided] = []
-        #: the reason, once the stream has refused a message of a plain channel permanently
+        #: why the stream has refused a message of a plain channel permanently; None: it has not
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
@@ -121,7 +122,7 @@ class Publishing(Endpoint):
             self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
 
     def _write_plain(self, plain: list[tuple[int, int, MessageSequence]]) -> None:
-        """Write messages of plain channels.
+        """Write messages of channels without transactions.
 
         :param plain: channel, first sequence number and messages of each channel
         """
@@ -474,14 +475,14 @@ class Subscribing(Endpoint):
         self.protocol.send_record(LargeRecord(run.stream, seq, cut, run.slice(0, 1)))
 
     def _parts(self, run: Run, seq: int, payload: memoryview) -> tuple[Buffer, ...]:
-        """Return the parts of the message for a record of *run*, without copying its payload."""
+        """Return the parts of the message that carries a record of *run*, without copying the payload."""
         parts: tuple[Buffer, ...] = (payload,)
         if run.content_type == CONTENT_TYPE:
             parts = views(payload, self.link.limits.parts - self.place.seqs)
         return (_pack_seq(seq), *parts) if self.place.seqs else parts
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
-        """Write an anchor: at which record the channel continues after a gap.
+        """Write an anchor, which says at which record the channel continues after a gap.
 
         Sending continues when the anchor is durable, because a later connection needs it to find the record again.
         """

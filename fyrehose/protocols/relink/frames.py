@@ -231,8 +231,8 @@ class Message(_ChannelPacket):
     def around(self, parts: Sequence[Buffer], id_size: int, *, long: bool = False, large: bool = False) -> list[Buffer]:
         """Return the packet with these *parts* in the shortest form: a head, the parts themselves, and padding.
 
-        :param long: use the long message length in any case
-        :param large: use the large payload size vector in any case
+        :param long: whether to use the long message length in any case
+        :param large: whether to use the large payload size vector in any case
         """
         sizes = [len(part) for part in parts]
         long = long or len(sizes) > MAX_SHORT

@@ -172,7 +172,7 @@ class Link:
         return self.closed()
 
     def closed(self) -> list[Event]:
-        """Send shutdown if it is due; return Ended if no channel is left and both peers have sent it."""
+        """Send shutdown if it is due; return Ended if no channel is left and both peers have sent shutdown."""
         if self.shutting_down and not self.sending and not self.shutdown_sent and self.may_send:
             self.emit(frames.SHUTDOWN)
             self.shutdown_sent = self.shutdown_ever_sent = True
@@ -290,7 +290,7 @@ class Link:
         return [message for channel in self.sending.values() for message in channel.unsettled()]
 
     def acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:
-        """Handle an acknowledgement for one of our channels."""
+        """Handle an acknowledgement of the peer for one of our channels."""
         if kind is Ack.RECEIVED:
             channel.received(number)
         elif kind is Ack.CONSUMED:
@@ -398,7 +398,8 @@ class Link:
     def weight(self) -> int:
         """The memory that the peer's channels and their undecided messages take, in bytes.
 
-        Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
+        Messages of channels without transactions are not included: they wait for the journal, and are charged to the
+        connection.
         """
         undecided = self.held if self.peer_transactions else 0
         return CHANNEL_MEMORY * len(self.receiving) + undecided
@@ -469,7 +470,7 @@ class Link:
     # Called by the owner.
 
     def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Record the *result* of the peer's messages up to *through* (None: plain or rolled back) until :meth:`settle`.
+        """Record *result* for the peer's messages up to *through*; None: without a transaction, or rolled back.
 
         :raises LocalProtocolError: there are no such messages to stage
         """
@@ -501,7 +502,7 @@ class Link:
         return self.closed()
 
     def _trim(self, channel: ReceiveChannel) -> None:
-        """Send a ping after the last results if many are kept; its pong shows that the peer knows them (rule R6)."""
+        """Send a ping after the last results if many are kept; the pong shows that the peer knows them (rule R6)."""
         if channel.unconfirmed > self.limits.results and channel.trim_barrier is None and self.attached:
             channel.trim_barrier = (self.ping(), channel.consumed)
             channel.unconfirmed = 0
@@ -628,7 +629,7 @@ class Link:
         return found
 
     def _resumed(self) -> list[Event]:
-        """Handle the peer's resume packet, which ends its report: send the messages that it lacks (rules S2, S4)."""
+        """Handle the resume packet, which ends the peer's report: send the messages that it lacks (rules S2, S4)."""
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():

@@ -69,7 +69,7 @@ _U32 = Struct("<I")
 _ANCHOR = Struct("<QQ")
 
 #: The records at which a channel continues after a gap (anchors): number on the channel, number in the stream;
-#: ascending. From one anchor to the next both numbers increase by one with each message.
+#: ascending.  From one anchor to the next both numbers increase by one with each message.
 Anchors = list[tuple[int, int]]
 
 

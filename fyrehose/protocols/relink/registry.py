@@ -54,7 +54,7 @@ class Holder(Protocol):
 
 @attrs.define(eq=False)
 class LinkEntry:
-    """A link with the data that the listener keeps about it.
+    """A link, with the data that the listener keeps about the link.
 
     :ivar name: the link's public name; see :func:`~.linklog.name_of`
     :ivar identity: digest of the connector's certificate, or empty; a connector that resumes the link has to present
@@ -225,7 +225,7 @@ class Registry:
     # Links.
 
     def find(self, hello: Hello, identity: bytes, host: str) -> LinkEntry | None:
-        """Return the link that *hello* requests, or None if no link has this id, these terms and this identity.
+        """Return the link that *hello* requests, or None if no link has this id, these parameters and this identity.
 
         The peer does not learn the reason, because it gets a new link in each case.  Requests are not rate-limited: a
         guess of 63 random bits costs as much as any new link, and honest peers whose links are lost are not refused.
@@ -294,7 +294,7 @@ class Registry:
             self.measure(entry)
 
     def _start_retention(self, entry: LinkEntry) -> None:
-        """Start the time after which *entry*, which has lost its connection, is discarded."""
+        """Start the time after which *entry* is discarded, because its connection is lost."""
         used = entry.link.used
         (self._detached if used else self._unused).add(entry, network_of(entry.host))
         keep = self.settings.retention if used else self.settings.unused_retention
@@ -351,7 +351,7 @@ class Registry:
         entry.weight = weight
 
     def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: always from the network that takes most, its largest links first.
+        """Release an eighth of the memory limit: repeatedly from the largest link of the network that uses the most.
 
         The links of a network first lose their undecided messages, one after another; when all of them have, the links
         themselves are discarded.

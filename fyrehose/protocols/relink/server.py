@@ -53,7 +53,7 @@ PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFu
 
 
 def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
-    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
+    """Return the anchor at which a new subscriber's channel begins in its stream; an empty list for a publisher.
 
     :param position: the position of the named subscription that the link consumes; None: it consumes none
     """
@@ -388,7 +388,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
                 self.failed(Failure(error))
 
     def end_link(self, error: PublishError) -> None:
-        """End the link, because the stream refuses a message of a plain channel, and would refuse it again.
+        """End the link, because the stream refuses a message without a transaction, and would refuse it again.
 
         Messages that were written before are acknowledged first.
         """

@@ -60,7 +60,7 @@ class RelinkSettings(TLSSettings):
 
     @property
     def drop_after(self) -> float:
-        """Return the silence in seconds after which the connection is dropped; its link is kept."""
+        """Return the silence in seconds after which the connection is dropped; the link is kept."""
         return 3 * self.ping_after
 
     @property

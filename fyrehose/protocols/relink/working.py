@@ -82,7 +82,7 @@ class HeldRecord:
         return HEAD.pack(self.seq, *self.token, self.failures, lease) + self.stream.encode()
 
     def item(self, kind: str, delay: float | None = None) -> Item:
-        """Return the action *kind* on the record, such as ``done``, with the token of its lease."""
+        """Return the action *kind* on the record, such as ``done``, with the token of the record's lease."""
         return Item(kind, self.seq, self.seq, self.token, self.stream, delay)
 
 
@@ -134,7 +134,7 @@ class HeldRecords:
         return found
 
     def released(self) -> list[Item]:
-        """Return the actions at the end of the link: the records that the worker still has were not tried."""
+        """Return the actions at the end of the link: they give the worker's remaining records back as not tried."""
         held = [record.item("untried", 0.0) for record in self._held.values()]
         self._held.clear()
         self._sent.clear()
@@ -244,7 +244,7 @@ class WorkerEndpoint(Endpoint):
         self.protocol.handle_events(link.shutdown())
 
     def end(self) -> None:
-        """Return the worker's records, if the worker knows that its link is lost."""
+        """Give the worker's records back for other workers, if the worker knows that its link is lost."""
         if self._over:
             return
         self._over = True
@@ -331,7 +331,7 @@ class WorkerEndpoint(Endpoint):
             self.protocol.refuse_subscription(failure)
 
     def _ended(self) -> bool:
-        """End the link if its subscription was deleted; return whether it was."""
+        """End the link if its subscription was deleted; return whether that is so."""
         if self._shared.gone and not self.entry.ending:
             self.protocol.reject(RemoteProtocolError("subscription-displaced", "the subscription was deleted"))
         return bool(self._shared.gone)
