@@ -95,15 +95,15 @@ class Broker:
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
-    #: whether the server will stop soon, so that new clients should go elsewhere; it still serves everything
+    #: whether the server will stop soon, so that new clients should use another server; it still answers all requests
     draining: bool = attrs.field(default=False, init=False)
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
     #: totals of publishes, by source; a publish counts for the source of its first run
     published: dict[str, PublishTotals] = attrs.field(factory=dict, init=False)
-    #: streams that grew since an observer emptied this set; None: no observer needs them
+    #: streams that grew since an observer emptied this set; None: there is no observer
     grown: set[str] | None = attrs.field(default=None, init=False)
-    #: payload published to each of these streams, in bytes, while ``grown`` is a set; the observer empties it, too
+    #: payload published to each stream of ``grown``, in bytes; the observer empties this mapping, too
     grown_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)

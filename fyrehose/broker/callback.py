@@ -89,7 +89,7 @@ class CallbackBroker:
                 self.check(Action.PUBLISH, run.stream)
             if len(self._ends.keys() | {run.stream for run in runs}) > self.max_streams:
                 raise TooManyStreams(
-                    f"no room for another stream: at most {self.max_streams} are allowed; publish to one of those"
+                    f"no room for another stream: the limit is {self.max_streams} streams; publish to an existing one"
                 )
         except FyrehoseError as refusal:
             return fail(refusal)

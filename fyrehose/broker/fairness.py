@@ -84,7 +84,8 @@ class FairShare(Generic[M]):
     _holder_of: dict[M, _Holder[M]] = attrs.field(factory=dict, init=False)
     #: the holders by the sum of their sizes
     _levels: dict[int, dict[str, None]] = attrs.field(factory=dict, init=False)
-    #: a heap of these sums, negative, the largest first; it may have outdated ones below the top
+    #: a heap of the sums in ``_levels``, as negative numbers, so that the largest sum comes first; outdated sums may be
+    #: left below the top
     _heap: list[int] = attrs.field(factory=list, init=False)
 
     def __len__(self) -> int:

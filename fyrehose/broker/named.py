@@ -48,7 +48,7 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
+#: The largest valid ``named-subscriptions``; it is limited because a checkpoint with all subscriptions is one record.
 MOST_NAMED = 10_000
 #: Seconds between two checks whether a checkpoint is due, which also update the lags.
 CHECK = 1.0
@@ -77,7 +77,7 @@ class NamedSubscriptions:
     shares: SharedSubscriptions | None = attrs.field(default=None, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
-    #: the stream of the positions, and what was replayed from it
+    #: the stream of the positions, with the state that was replayed from it
     stream: StateStream = attrs.field(init=False)
     _saved: SavedPositions = attrs.field(factory=SavedPositions, init=False)
     _checks: Checks = attrs.field(init=False)

@@ -29,7 +29,7 @@ from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 
 #: How many producers of one source are counted, at most.
 MOST_PRODUCERS = 10_000
-#: The memory that a run is charged besides its bytes, for its objects, in bytes.
+#: The memory that is charged for a run besides its bytes, for its Python objects, in bytes.
 RUN_OVERHEAD = 1 << 10
 
 Settled = Callable[[Sequence[Publish], Exception | None], None]

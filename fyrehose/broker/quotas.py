@@ -29,7 +29,8 @@ from fyrehose.identity import Identity, network_of
 
 #: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
-#: The number of peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
+#: The number of peers whose new streams are counted; beyond that, the network with the most such peers loses its
+#: oldest.
 MOST_PEERS = 10_000
 #: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768

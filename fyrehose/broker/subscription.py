@@ -67,7 +67,7 @@ class Named:
     creator: str = ""
     counted: int = 0
     charged: int = 0
-    #: whether a stream that matches was left out, because there are too many
+    #: whether a stream that matches the pattern was left out, because the limit leaves no room for it
     full: bool = False
     waiting: list[Deferred[None]] = attrs.field(factory=list)
 

@@ -32,8 +32,7 @@ LOOKS = 200
 #: How many refused connections one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
 #: Bytes that all connections of a listener together read at once.  Each connection reads a share of this, and may
-#: exceed
-#: its memory limit by that share.
+#: exceed its memory limit by that share.
 READS = 32 << 20
 #: A connection reads at least this many bytes at once, however many connections there are.
 LEAST_READ = 16 << 10

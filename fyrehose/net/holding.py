@@ -58,7 +58,7 @@ class Delays:
 
     clock: IReactorTime
     longest: float = LONGEST
-    #: by network, how often it was refused lately, and when it was refused last
+    #: for each network: how often it was refused lately, and when it was refused last
     _refusals: OrderedDict[str, tuple[int, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def count(self, network: str) -> float:
@@ -117,7 +117,7 @@ class Holding:
         return len(self._held) + len(self._closing)
 
     def hold(self, connection: Holdable, network: str, seconds: float, most: int) -> None:
-        """Hold *connection* for *seconds*, and then end its delay; abort the oldest one if more than *most* are held."""
+        """Hold *connection* for *seconds*, and then end its delay; abort the oldest if more than *most* are held."""
         if self.stopped or seconds <= 0:
             self._closing.add(connection)
             connection.end_delay()

@@ -69,7 +69,7 @@ def certificate_names(transport: Any) -> tuple[str, ...]:
     peer = certificate_of(transport)
     if peer is None:
         return ()
-    # Imported here, because it is slow to import and only TLS needs it.
+    # Import this module here, because its import is slow, and only TLS needs it.
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

@@ -471,8 +471,8 @@ class SessionProtocol(TwistedProtocol):
     def refused(self, error: FyrehoseError) -> None:
         """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        # Without an acknowledgement the peer will reconnect, and should not do so at once, unless it is to reconnect to
-        # another server.
+        # The peer reconnects because it gets no acknowledgement.  Delay that, unless the peer has to connect to another
+        # server.
         waits = isinstance(error, ReadOnly) and not isinstance(error, Following)
         self._finish_late(FULL_GRACE if waits else 0.0)
 
@@ -585,7 +585,7 @@ class SessionProtocol(TwistedProtocol):
             self.timers.start(CLOSE_TIMEOUT_S, self.abort)
             return
         self.transport.unregisterProducer()
-        # A peer with unread data still counts as connected: it has time to read that.
+        # Do not keep only the socket while the peer has unread data, so that the peer has time to read the data.
         if self._delay and not self.write_paused:
             self._hold_socket()
         else:
@@ -621,7 +621,8 @@ class SessionProtocol(TwistedProtocol):
     def end_delay(self) -> None:
         """Close the connection, at most one turn of the reactor later, even if the peer does not read."""
         self._close()
-        # Closing normally would wait until the peer has read its data and ended TLS.
+        # Abort if the peer does not read or uses TLS, because closing would wait until the peer has read its data and
+        # ended TLS.
         waits = self.write_paused or self.outgoing.record is not None
         if waits or ISSLTransport.providedBy(self.transport):
             self.abort()

@@ -52,7 +52,8 @@ WRITE = 128 << 10
 UNSENT = 256 << 10
 #: Linux's ioctl for the number of bytes in the buffer of a socket that were not sent yet.
 _SIOCOUTQNSD = 0x894B
-#: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them closes another one,
+#: Connections that are accepted in one turn of the reactor.  When a listener is full, each accepted connection closes
+#: another one,
 #: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  All
 #: listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
 ACCEPTS = 8
@@ -72,7 +73,7 @@ class PromptServer(Server):
         self, sock: socket.socket, protocol: Any, client: Any, server: Port, sessionno: int, reactor: Any
     ) -> None:
         super().__init__(sock, protocol, client, server, sessionno, reactor)
-        # The reactor is told that the socket is writable only when less than this is unsent.
+        # Let the kernel report the socket as writable only when less than UNSENT bytes are unsent.
         with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
 

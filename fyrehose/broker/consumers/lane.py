@@ -49,7 +49,7 @@ from fyrehose.broker.consumers.progress import (
 
 #: A record may be returned as not tried this many times its ``limit``; then each further return counts as a failure.
 UNTRIED = 10
-#: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
+#: The delay after the first failure, in seconds; each further failure doubles the delay, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
 #: A heap of times is rebuilt without outdated entries when it has more than two entries for each record, and this many

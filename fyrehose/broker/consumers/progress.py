@@ -29,14 +29,14 @@ from fyrehose.records import LAST_SEQ, Record
 #: The stream of shared subscriptions, and the source of its records.
 STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
-#: A checkpoint begins a new record when the last one is larger than this, in bytes.
+#: A checkpoint begins another record when its last record is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
 #: The ways in which a record becomes final.
 FINAL = ("settled", "dead", "expired")
 #: How many of the latest dead letters of one stream are kept with their details; older ones are only counted.
 KEPT_LETTERS = 20
 
-#: json.dumps() would make an encoder for each call, because these options are not its defaults.
+#: One encoder for all calls, because json.dumps() makes a new one for each call with other options than the defaults.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.

@@ -238,7 +238,8 @@ class SharedSubscriptions:
             raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
         if len(self.entries) + len(self._creating) >= self.most:
             raise TooManyNamedSubscriptions(
-                f"the server has its {self.most} shared subscriptions; delete some, or raise server.named-subscriptions"
+                f"the server has reached its limit of {self.most} shared subscriptions; delete some, or raise "
+                "server.named-subscriptions"
             )
         if not self.budget.keep(ENTRY_BYTES * options.window):
             raise NoRoomForSubscription(
@@ -247,7 +248,7 @@ class SharedSubscriptions:
             )
         self.budget.forget(ENTRY_BYTES * options.window)  # Only a check: _add() charges it for good.
         self._creating[name] = []
-        # Higher than the epochs of an earlier subscription of this name: each of them took a record of this stream.
+        # Begin above the epochs of an earlier subscription of this name: each epoch took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1]
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
         begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
@@ -310,8 +311,8 @@ class SharedSubscriptions:
     def _add_lane(self, shared: SharedSubscription, stream: str, done: StreamProgress) -> None:
         if shared.pattern is not None and self._lanes >= self.most:
             log.warn(
-                "shared subscription {name!r} leaves out stream {stream!r}: the server has its {most} streams of "
-                "shared subscriptions; raise server.named-subscriptions",
+                "shared subscription {name!r} leaves out stream {stream!r}: the server has reached its limit of {most} "
+                "streams of shared subscriptions; raise server.named-subscriptions",
                 name=shared.name,
                 stream=stream,
                 most=self.most,
@@ -584,7 +585,8 @@ class SharedSubscriptions:
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
         if not proven and not ready and any(item.kind == "extend" or shared.work.refusals(item) for item in items):
             # Another server may have taken over and leased the record again.  Until an append shows that it has not,
-            # extend no lease, and refuse no token: it may be one of that server.  Also wait until the epoch is durable.
+            # extend no lease, and refuse no token, because the token may be one of that server.  Also wait until the
+            # epoch is durable.
             written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, items, consumer, runs, publish, proven=True))
         outcome = shared.work.act(items, consumer, whole=bool(runs))

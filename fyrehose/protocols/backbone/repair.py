@@ -182,7 +182,7 @@ class Repair:
         if not self._tail_requested_to:
             self._tail_due = now + self.probe
         elif last >= self._tail_requested_to:
-            # The answer was as large as an answer can be, so most likely there are more records.
+            # The answer was as large as an answer can be, so there are most likely more records: request them now.
             self._tail_due, self._tail_requested_to = now, 0
         else:
             self._tail_due = now + STREAMING

@@ -23,7 +23,7 @@ from fyrehose.protocols.backbone.ranges import Ranges
 
 #: How long a client is alive after a KEEPALIVE, in seconds, the end included (rule 2 of the backbone).
 ALIVE = 5.0
-#: A KEEPALIVE raises the allowance only if the last one that did is at least this old, in seconds.  Honest clients send
+#: A KEEPALIVE raises the allowance only if the last raise was at least this long ago, in seconds.  Honest clients send
 #: one each second, and a flood of KEEPALIVEs earns no more.
 INTERVAL = 0.5
 #: The allowance: how many bytes the server may send from one KEEPALIVE to the next to a client that has sent KEEPALIVEs

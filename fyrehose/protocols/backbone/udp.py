@@ -137,7 +137,7 @@ READ_TURN = 2_048
 READ_BYTES = 1 << 20
 #: Upper bound of calls of sendmsg in one turn.
 SEND_TURN = 128
-#: Buffer size of one call, in bytes; UDP_GRO joins less than this.
+#: Buffer size of one call, in bytes; UDP_GRO joins datagrams to less than this size.
 READ_SIZE = 1 << 16
 #: Size of the ancillary data of one call, in bytes: the segment, and the datagrams that the kernel dropped.
 ANCILLARY = socket.CMSG_SPACE(4) * 2
@@ -300,7 +300,8 @@ class UDPPort(udp.Port):
             except OSError as error:
                 if error.errno in _AGAIN:
                     break
-                # Most likely an ICMP error for a datagram that was sent earlier; its destination is unknown here.
+                # This is most likely an ICMP error for a datagram that was sent earlier; its destination is unknown
+                # here.
                 protocol = self.protocol
                 protocol.counters.refuse(
                     log, protocol.name, "receive-error", "{}:{}".format(*self.socket.getsockname()), str(error)

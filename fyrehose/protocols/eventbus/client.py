@@ -63,7 +63,7 @@ HIGH_WATER_MARK = 1_000
 #: How long a closed socket keeps sending what is queued, in milliseconds.  It must not be 0: if the connection breaks
 #: in the middle of a message of a socket that was closed with 0, libzmq (4.3.5, its issue 3442) aborts the process.
 LINGER = 200
-#: A client that publishes to more topics than this subscribes to all topics, instead of to each of its own.
+#: A client that publishes to more topics than this number subscribes to all topics, not to each of its own.
 MOST_TOPICS = 1_000
 #: The connections that a subscriber needs.
 NEEDED = {"publisher", "snapshot"}
@@ -277,7 +277,7 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """Return the sequence up to which the program has every event; pass this sequence as option ``after`` to resume."""
+        """Return the sequence up to which the program has every event; the option ``after`` resumes there."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:

@@ -239,14 +239,14 @@ class EventBusClientSession:
         # Broadcasts are held back from the beginning, because the events before them have to be delivered first.
         self._syncing = True
         self._unanswered = False
-        #: sequence of the last SYNCSTART, and the last broadcast that arrived before it
+        #: the sequence in the last SYNCSTART, and that of the last broadcast that arrived before that SYNCSTART
         self._requested = 0
         self._covered = 0
         #: time of the last message, and of the last SYNCEND
         self._progressed = self._checked = now
         self._spread = self._jitter()
         self._now = now
-        #: events to return, and broadcasts to deliver after them
+        #: the events to return next, and the broadcasts to deliver after these events
         self._events: list[Event] = []
         self._out: list[Broadcast] = []
         self._to_send: list[tuple[ServerPort, list[Buffer]]] = []

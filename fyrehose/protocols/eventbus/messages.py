@@ -33,7 +33,7 @@ NOWHERE: Origin = ("", -1, 0)
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# The calls of the backend: the wrappers that pyzmq puts around them double the cost.
+# Use the calls of pyzmq's backend directly, because the wrappers around them double the cost.
 _recv: Any = Backend.recv
 _send: Any = Backend.send
 

@@ -36,7 +36,7 @@ from fyrehose.records import LAST_SEQ, Run
 
 #: The largest document of BSON, in bytes: the 16 MiB that MongoDB permits, and what MongoDB itself may add.
 LARGEST = (16 << 20) + (16 << 10)
-#: The longest line of JSON, in bytes: a document of that size in base64, with room for its names.
+#: The longest line of JSON, in bytes: a document of LARGEST bytes in base64, with room for its field names.
 LONGEST = 32 << 20
 #: How far documents may be out of order: the number of events that are sorted at a time, and the bytes of their data.
 SORTED = 10_000

@@ -34,7 +34,7 @@ from fyrehose.protocols.eventbus.frames import Dialect, is_subtree
 
 #: Subscriptions by which a client names its dialect.
 MARKS = {b"\0binary": Dialect.BINARY, b"\0decimal": Dialect.DECIMAL}
-#: The first byte of keys; no UTF-8 has it, and so no topic.
+#: The first byte of keys; UTF-8 never contains it, so no topic begins with it.
 OTHER = b"\xff"
 #: The first bytes of all topics: a subscription to everything in the usual dialect.  An empty prefix would match keys.
 FIRST_BYTES = tuple(bytes((byte,)) for byte in (*range(0x80), *range(0xC2, 0xF5)))
@@ -55,8 +55,8 @@ class _Subscriber:
     dialect: Dialect
     marked: bool = False
     prefixes: set[bytes] = attrs.field(factory=set, init=False)
-    #: the keys of its prefixes, with the number of prefixes that have each; the subscription to everything does not
-    #: count
+    #: the keys of the subscriber's prefixes, each with the number of prefixes that have it; the subscription to
+    #: everything does not count
     keys: Counter[bytes] = attrs.field(factory=Counter, init=False)
 
 

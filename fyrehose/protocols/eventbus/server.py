@@ -53,7 +53,7 @@ EVENTS_TURN = 500
 BYTES_TURN = 256 << 10
 BROADCASTS_TURN = 64
 COPIES_TURN = 4_096
-#: Bytes that an active snapshot may send before a waiting one takes its place.
+#: How many bytes an active snapshot may send before a waiting snapshot takes its place.
 SNAPSHOT_SHARE = 1 << 20
 #: Bytes that are read from the journal for a snapshot at a time.
 PIECE = 64 << 10
@@ -260,7 +260,7 @@ class EventBusServer:
         self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
-        """Return the events of *run* in each dialect that subscribers use, each with the key that chooses its receivers.
+        """Return the events of *run* in each dialect that subscribers use, each with the key that selects receivers.
 
         The key is None for the usual dialect: the topic itself then chooses the receivers.
 
@@ -312,7 +312,7 @@ class EventBusServer:
             log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
             return
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
-            # One event that is refused must not affect the others: publish them separately.
+            # Publish the events separately, because a refused event must not affect the others.
             for part in batch.parts():
                 self._publish(part)
             return
@@ -364,7 +364,7 @@ class EventBusServer:
                 self._timers.start(BROADCAST_LOOK, self.take_turn)
                 break
             else:
-                # No slow subscriber can be found, so no subscriber is sent the event; all have to request it.
+                # No slow subscriber can be found, so send the event to no subscriber; all have to request it.
                 detail = f"an event of {length} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1

@@ -134,12 +134,12 @@ class ZMQPort:
         """
         data = frames[-1]
         size = len(data)
-        # Most messages are small and need no tracking: this comparison saves a call.
+        # Most messages are small and need no tracking, so this comparison saves a call.
         tracked = account is not None and size >= account.free and account.tracks(size)
         try:
             if account is not None and tracked:
                 self._messages.send(frames[:-1], True)
-                # A copy of the data: a view would keep its whole piece of the journal in memory.
+                # Copy the data, because a view would keep the whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 account.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
             else:
@@ -286,7 +286,8 @@ class Monitor(ZMQPort):
             happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
 
         self._watched = watched
-        # No address from id(self): ZeroMQ frees an address some time after its monitor was closed and forgotten.
+        # Do not make the address from id(self), because ZeroMQ frees an address some time after its monitor was closed
+        # and forgotten.
         address = f"inproc://monitor-{next(_monitors)}"
         watched.monitor(address, events)
         pair = watched.context.socket(zmq.PAIR)

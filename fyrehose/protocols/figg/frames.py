@@ -24,7 +24,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Column, Run
 
-#: The name of the protocol, and the source of what is published by it.
+#: The name of the protocol, and the source of the records that are published with it.
 PROTOCOL = "figg"
 VERSION = 1
 

@@ -125,7 +125,7 @@ class FiggProtocol(SessionProtocol):
             return
         attachment = self._attachments[event.topic] = Attachment(self, event.topic)
         attachment.subscription = self.broker.subscribe(event.topic, event.offset, attachment)
-        # Clients drop DATA before ATTACHED, so it goes first; nothing is delivered before attach() resumes.
+        # Send ATTACHED first, because clients drop DATA before it; nothing is delivered before attach() resumes.
         self.session.send_attached(event.topic, attachment.subscription.position)
         self.attach(attachment.subscription)
 

@@ -220,7 +220,7 @@ class HttpTailer:
             self._connected.callback(None)
 
     def refused(self, status: int, reason: str) -> None:
-        """Handle a refusal: fail if it is permanent and the first answer; otherwise log *reason*, and try again later."""
+        """Handle a refusal: fail if it is permanent and the first answer; otherwise log *reason*, and retry later."""
         if self._connected is not None and not self._connected.called and status not in TEMPORARY:
             service, self._service = self._service, None
             if service is not None:

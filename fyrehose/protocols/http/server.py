@@ -104,8 +104,8 @@ class HttpSettings(WebSettings):
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
-#: How many ranges of numbers an answer to a POST contains; if there are more, it contains only the first and last
-#: number.
+#: How many ranges of numbers an answer to a POST contains; if there are more, the answer contains only the first and
+#: last number.
 MOST_RANGES = 1_000
 
 

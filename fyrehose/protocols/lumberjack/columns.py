@@ -30,7 +30,7 @@ JSON = "application/json"
 NOT_JSON = "application/x-lumberjack-j"
 #: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
-#: Payloads of at least this many bytes become runs of their own, because copying them costs more than another run.
+#: Payloads of at least this many bytes become runs of their own, because copying such a payload costs more than a run.
 LARGE = 128 << 10
 
 

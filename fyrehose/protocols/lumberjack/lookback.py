@@ -49,7 +49,7 @@ class SharedRepetitions:
     broker: IBroker
     table: Repetitions
     _listeners: dict[Callable[[], object], None] = attrs.field(factory=dict, init=False)
-    #: the rest of the search; None: it is complete, or no listener is open
+    #: the rest of the search; None: the search is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
     _left: int = attrs.field(default=0, init=False)  #: how many runs the search may still read
     _queued: bool = attrs.field(default=False, init=False)  #: whether the broker will give the search a turn

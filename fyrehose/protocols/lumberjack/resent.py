@@ -274,7 +274,7 @@ class Repetitions:
         return found if any(found) else None
 
     def renew(self, stretch: Stretch) -> None:
-        """Remember *stretch* for another ``age``, because it was sent again, and its new acknowledgement may be lost."""
+        """Remember *stretch* for another ``age``: it was sent again, and its new acknowledgement may be lost, too."""
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
@@ -374,7 +374,7 @@ class _Stored:
 
     read: Callable[[str, int, int], tuple[Run, ...]]
     _left: int = MOST_READS
-    #: by stretch, the position in it at which the read payloads begin, and the payloads
+    #: for each stretch: the position in the stretch at which the read payloads begin, and the payloads
     _found: dict[Stretch, tuple[int, list[memoryview]]] = attrs.field(factory=dict)
 
     def payload(self, stretch: Stretch, at: int) -> Buffer | None:

@@ -146,7 +146,7 @@ class LumberjackServerSession(ByteSession):
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
-    #: work of one J frame in the last scan, including its share of the work for the runs
+    #: the work that one J frame caused in the last scan, including its share of the work for the runs
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
@@ -502,7 +502,8 @@ class LumberjackServerSession(ByteSession):
             self._spend(0, 1, 1)
         return at + SHORT.size
 
-    #: parses a frame at a position; returns where the next frame begins, or the same position if it is incomplete
+    #: the functions that parse a frame at a position, by the type of the frame; each returns where the next frame
+    #: begins, or the same position if it is incomplete
     parsers: ClassVar[dict[int, Callable[[LumberjackServerSession, bytearray, int, int], int]]] = {
         FrameType.JSON: _parse_json,
         FrameType.DATA: _parse_data,

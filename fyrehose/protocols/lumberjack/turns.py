@@ -30,8 +30,9 @@ POOL = 64 << 20
 MAX_IN_FLIGHT = 16 << 20
 #: Largest read of a connection, in bytes: a window of a usual writer, which one turn then publishes at once.
 READ = 1 << 20
-#: Largest read that a connection publishes without waiting for a turn, in bytes: with compressed data only if no other
-#: connection waits for one, and while much is in flight only without data in flight of its own.
+#: Largest read that a connection publishes without waiting for a turn, in bytes.  A read with compressed data does so
+#: only if no other connection waits for a turn; while much data is in flight, only a connection without data in flight
+#: of its own does so.
 SMALL_READ = 16 << 10
 #: How many turns of connections one iteration of the reactor runs.
 TURNS_PER_ITERATION = 4

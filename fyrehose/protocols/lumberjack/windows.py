@@ -112,7 +112,8 @@ class Windows:
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
-        # A frame that is not compressed needs no checksum: give it the ordinal of a verified compressed frame.
+        # A frame that is not compressed needs no checksum, so give the frame the ordinal of a verified compressed
+        # frame.
         frame = self._sealed - sealed
         self._pieces.append((window, count if records is None else records, count, last, frame))
         self.unverified += 0 if sealed else count

@@ -347,7 +347,7 @@ class ReceiveChannel:
     dec: int = attrs.field(default=-1, init=False)
     done: int = attrs.field(default=-1, init=False)
     consumed: int = attrs.field(default=-1, init=False)
-    #: the last message that the peer knows we hold, by any acknowledgement on this connection
+    #: the last message of which the peer knows, by any acknowledgement on this connection, that we hold it
     acknowledged: int = attrs.field(default=-1, init=False)
     #: the last message covered by a received acknowledgement on this connection
     _received_through: int | None = attrs.field(default=None, init=False)
@@ -356,7 +356,7 @@ class ReceiveChannel:
     barrier: int | None = attrs.field(default=None, init=False)
     #: ordinal of the ping whose pong shows that the peer knows our results, and the last message whose result it covers
     trim_barrier: tuple[int, int] | None = attrs.field(default=None, init=False)
-    #: whether the channel is finished and excluded from snapshots; it is forgotten as soon as that is durable
+    #: whether the channel is finished and excluded from snapshots; the channel is forgotten as soon as that is durable
     leaving: bool = attrs.field(default=False, init=False)
     #: number of results that were sent since the ping of ``trim_barrier``
     unconfirmed: int = attrs.field(default=0, init=False)

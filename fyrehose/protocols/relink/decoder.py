@@ -46,7 +46,7 @@ _TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] 
 }
 #: First byte of a unicast message that is neither long nor large.
 _SIMPLE = 1 | Format.MESSAGE << 2
-#: The bit in the first byte of a message that has no meaning; the decoder ignores it.
+#: A bit without a meaning in the first byte of a message; the decoder ignores this bit.
 _UNUSED = 1 << 7
 #: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -159,8 +159,8 @@ class Decoder:
         largest = self.limits.message_size
         end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if len(runs) > 1 and not owner.accepts([channel for channel, _, _ in runs]):
-            # One of the messages violates a rule.  From now on gather one channel at a time, so that everything before
-            # that message takes effect, and nothing behind it.
+            # One of the messages violates a rule.  From now on gather one channel at a time, so that all messages
+            # before that message take effect, and none behind it.
             self._max_channels = 1
             end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if not runs:

@@ -230,7 +230,7 @@ class Publishing(Endpoint):
         return True
 
     def _runs(self, channel: int, first: int, messages: MessageSequence) -> list[Run]:
-        # A reopened channel begins at number 0 again; its ordinal keeps (producer, producer_seq) unique.
+        # A reopened channel begins at number 0 again, so the ordinal is needed to keep (producer, producer_seq) unique.
         """Return messages of a channel as runs for the journal; *first* is the sequence number of the first message."""
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
@@ -269,8 +269,8 @@ class Subscribing(Endpoint):
     # Events of the session.
 
     def begin(self) -> None:
-        # The pong shows that the peer knows the link; then the link is kept for its full retention, even without
-        # records.
+        # Send a ping, because its pong shows that the peer knows the link; then the link is kept for its full
+        # retention, even without records.
         self.link.ping()
         self._subscribe(0)
 

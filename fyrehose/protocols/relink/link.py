@@ -538,7 +538,8 @@ class Link:
         """Report on a resumed link what has arrived on each channel; then send the resume packet (rule R5)."""
         for channel in self.receiving.values():
             # If the peer does not send forgotten messages again, this side has numbered all later messages too low.  If
-            # it kept these, the peer would take `received` as that of other messages, and send messages that have
+            # this side kept these messages, the peer would take `received` as that of other messages, and send messages
+            # that have
             # arrived again.
             if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
@@ -605,7 +606,7 @@ class Link:
                 for id_, run in packet.runs:
                     found += self.accept(id_, run, len(run.payload), run.sizes)
             case Message():
-                # The channels of a multicast share one payload: charge each channel a part of it.
+                # The channels of a multicast share one payload, so charge each channel for a part of it.
                 size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
                 for id_ in packet.channels:
                     found += self.accept(id_, (packet.parts,), size, (size,))

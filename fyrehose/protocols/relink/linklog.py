@@ -49,7 +49,8 @@ SOURCE = "relink-links"
 #: Versions of the layouts of a record and of a snapshot.
 VERSION, SNAPSHOT_VERSION = 1, 1
 NAME_SIZE = 8
-#: A checkpoint is divided into records of about this size, in bytes: a larger record is followed by another.
+#: A checkpoint is divided into records of about this size, in bytes: a record that is larger is followed by another
+#: one.
 RECORD_SIZE = 1 << 20
 
 HEADER = Struct(

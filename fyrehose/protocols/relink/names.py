@@ -129,7 +129,7 @@ def parse(terms: Terms) -> EndpointName:
     )
 
 
-#: The options of subscribers, and those of them that have a value.
+#: The options of subscribers, those that have a value, and those that workers may use.
 _OPTIONS, _VALUED = ("seq", "name", "takeover", "share", "consumer", "most"), ("name", "consumer", "most")
 _OF_WORKERS = {"name", "share", "consumer", "most"}
 

@@ -80,7 +80,7 @@ class LinkEntry:
     consumed: int = 0
     ending: bool = False
     expires: float | None = None
-    #: memory that the link took when it was last measured, in bytes
+    #: memory that the link took at the last measurement, in bytes
     weight: int = 0
     #: whether a write was refused, so that the peer has to send its messages again
     failed: bool = False

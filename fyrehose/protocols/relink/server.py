@@ -183,7 +183,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
         if self.phase is not Phase.OPEN or (place.name is not None and self.named is self.shared is None):
             return
-        # The link of a worker is never resumed: other workers may have got its records since.
+        # Never resume the link of a worker, because other workers may have leased its records since.
         entry = None if place.share else registry.find(hello, identity, self.peer)
         if entry is not None and self.named is not None and self.named.owner != entry.label:
             registry.discard(entry)  # The subscription had another consumer since, or was rewound.

@@ -77,7 +77,7 @@ REFUSALS = (
     "transactions-too-large",
     "transactions-unsupported",
 )
-#: Delay before a listener that could not write its links, because of a full disk for example, tries again, in seconds.
+#: Delay before a listener tries again to write its links, for example after the disk was full, in seconds.
 DISK_FULL_RETRY = 2.0
 
 

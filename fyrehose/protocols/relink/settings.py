@@ -28,7 +28,7 @@ class RelinkSettings(TLSSettings):
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, padding included")
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
-    #: if a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters
+    #: no value keeps messages that the policy forbids as dead letters: the link of such a peer ends, which it notices
     refused: str = option(
         letters.CLOSE, one_of(letters.CLOSE, letters.KEEP), "refused messages of plain channels: close or dead-letter"
     )
