@@ -58,7 +58,7 @@ class TLSSettings(TCPSettings):
         if wants_certificates != bool(self.tls_authorities):
             raise ConfigError(
                 f"invalid options of {protocol}: tls-authorities and "
-                "tls-client-auth=optional or required need each other"
+                "tls-client-auth=optional or required can only be set together"
             )
         if not self.tls_certificate:
             return None

@@ -53,9 +53,8 @@ UNSENT = 256 << 10
 #: Linux's ioctl for the number of bytes in the buffer of a socket that were not sent yet.
 _SIOCOUTQNSD = 0x894B
 #: Connections that are accepted in one turn of the reactor.  When a listener is full, each accepted connection closes
-#: another one,
-#: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  All
-#: listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
+#: another one, which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are
+#: descriptors.  All listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
 ACCEPTS = 8
 #: Events of sockets that are handled in one turn of the reactor; a simple one takes 0.03 to 0.1 ms.
 EVENTS = 128

@@ -154,7 +154,7 @@ def creation(fields: dict[str, Any]) -> Creation:
     numbers: dict[str, Any] = {name: number_of(fields, name, *BOUNDS[name]) for name in BOUNDS if name in fields}
     dead, key = (None if fields.get(name) is None else text_of(fields, name) for name in ("dead", "key"))
     if dead == stream:
-        raise ValueError('"dead" is the stream itself: its dead letters would be leased again')
+        raise ValueError('"dead" names the shared stream, so its dead letters would be leased again: use another')
     options = ShareOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
     return Creation(options, number_of(fields, "from", 0, LAST_SEQ) if "from" in fields else 1)
 

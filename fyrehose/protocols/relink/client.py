@@ -525,7 +525,7 @@ class RelinkClient:
         :raises LocalProtocolError: connect or close was called before
         """
         if not self.name:
-            raise ConfigError("a link belongs to one stream: select it before connect()")
+            raise ConfigError("no stream was selected; call prepare() before connect(): a link has one stream")
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
         self._service = reconnecting(self.clock, self.endpoint, partial(ConnectorConnection, self), self._delay)
@@ -583,7 +583,7 @@ class RelinkClient:
         :raises LocalProtocolError: the channels of this link have no transactions
         """
         if not self.transactional:
-            raise LocalProtocolError("the channels of this link are plain; use send()")
+            raise LocalProtocolError("the channels of this link have no transactions; use send()")
         return Transaction(self, self._channels[channel], channel)
 
     def close_channel(self, channel: int) -> Deferred[None]:

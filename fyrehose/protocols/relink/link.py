@@ -539,8 +539,7 @@ class Link:
         for channel in self.receiving.values():
             # If the peer does not send forgotten messages again, this side has numbered all later messages too low.  If
             # this side kept these messages, the peer would take `received` as that of other messages, and send messages
-            # that have
-            # arrived again.
+            # that have arrived again.
             if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
             self.emit(*channel.report(), id_size=self.peer_size)

@@ -230,7 +230,7 @@ def save_snapshot(link: Link, channels: Iterable[int] | None = None) -> bytes:
     :raises LocalProtocolError: the link keeps messages of its own, which a snapshot cannot hold
     """
     if link.kept and link.sending:
-        raise LocalProtocolError("cannot save a link that keeps messages")
+        raise LocalProtocolError("cannot save a link that keeps its own messages")
     ids = sorted(link.receiving if channels is None else set(channels))
     fields = [link.opened, len(ids)]
     for id_ in ids:
