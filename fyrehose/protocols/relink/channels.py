@@ -1,7 +1,8 @@
 """The channels of a link, one at a time: their states, messages, decisions and results.
 
 SENDING and RECEIVING map the state of a channel and an event to the next state; any other combination is an error.
-docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S7 and R1 to R7.
+docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S7 and R1 to R7.  A channel without
+transactions, and each of its messages, is *plain*.
 
 One of our own channels (rules S1-S7):
 
@@ -494,7 +495,7 @@ class ReceiveChannel:
     # Called by the owner.
 
     def stage(self, through: int, result: Ack | None) -> None:
-        """Record *result* for the messages up to *through*; the result of plain messages and rollbacks is None.
+        """Record *result* for the messages up to *through*; None: without a transaction, or rolled back.
 
         :raises LocalProtocolError: the messages are staged already, not decided, or not received
         """

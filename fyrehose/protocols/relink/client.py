@@ -254,7 +254,7 @@ class Inbox:
     """A queue that passes on messages, and waits while a Deferred that ``on_message`` returned has not fired.
 
     :ivar on_message: as for :class:`~.client.RelinkClient`
-    :ivar refused: called if a plain message could not be processed
+    :ivar refused: called if a message without a transaction could not be processed
     :ivar flush: called after messages were settled
     """
 

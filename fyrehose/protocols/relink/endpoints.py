@@ -58,7 +58,7 @@ class Publishing(Endpoint):
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
         #: commits and rollbacks of the current read, in order; the link has recorded them as decided (staged)
         self._decided: list[events.Decided] = []
-        #: why the stream has refused a message of a plain channel permanently; None: it has not
+        #: why the stream has permanently refused a message without a transaction; None: it has refused none
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
@@ -137,8 +137,8 @@ class Publishing(Endpoint):
     def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> bool:
         """Write the messages of *plain* that the stream accepts, after it has refused the batch.
 
-        On each channel, messages are written up to the first refused one.  A plain channel has no way to refuse a
-        message, so that message ends the link, unless it is kept as a dead letter.
+        On each channel, messages are written up to the first refused one.  A channel without transactions has no way to
+        refuse a message, so that message ends the link, unless it is kept as a dead letter.
 
         :return: True, because the refusal is handled
         """
