@@ -60,23 +60,24 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
 
 log = Logger()
 
-#: The largest valid ``max_streams``: a segment begins with one batch that holds the last number of every stream.
+#: The largest valid ``max_streams``; it is limited because every segment begins with a batch that holds the last number
+#: of each stream.
 MAX_STREAMS = 200_000
-#: Streams beyond ``max_streams`` for the dead letters of listeners.
+#: How many streams for dead letters of listeners may be created beyond ``max_streams``.
 RESERVED = 16
 
 
 @implementer(IBroker, IJournalObserver)
 @attrs.define(eq=False)
 class Broker:
-    """Numbers published runs, appends them to the journal, and delivers them once they are durable.
+    """The broker: it numbers published runs, appends them to the journal, and delivers them once they are durable.
 
     Calls on the broker itself are not subject to the access policy; :meth:`identified` returns a broker that is.
 
-    :ivar clock: schedules deliveries in several turns of the reactor
-    :ivar max_streams: the most streams that the server may hold
+    :ivar clock: the reactor, or a Clock: spreads deliveries over several turns of the reactor
+    :ivar max_streams: the largest number of streams that the server may hold
     :ivar limits: limits of the state that one peer may create
-    :ivar rules: limits of streams by their names
+    :ivar rules: the limits of streams, which are chosen by the name of a stream
     :ivar guard: the access policy in force
     :ivar watch: called with the new state of the journal and the reason for the change
     """
@@ -87,22 +88,22 @@ class Broker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
-    #: turns of the reactor that took too long; the server's watchdog counts them
+    #: the turns of the reactor that took too long, as counted by the server's watchdog
     stalls: Stalls = attrs.field(factory=Stalls, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
     limits: PeerLimits = attrs.field(factory=PeerLimits, kw_only=True)
     rules: StreamRules = attrs.field(default=UNLIMITED, kw_only=True)
     guard: Guard = attrs.field(factory=Guard, kw_only=True)
     watch: Callable[[JournalState, str], None] = attrs.field(default=lambda state, reason: None, kw_only=True)
-    #: whether the server will stop soon, so that new clients should go elsewhere; it still serves everything
+    #: whether the server will stop soon, so that new clients should use another server; it still answers all requests
     draining: bool = attrs.field(default=False, init=False)
     #: open listeners, for operators
     listeners: list[Listener] = attrs.field(factory=list, init=False)
-    #: totals by source; a publish counts for the source of its first run
+    #: totals of publishes, by source; a publish counts for the source of its first run
     published: dict[str, PublishTotals] = attrs.field(factory=dict, init=False)
-    #: streams that grew since an observer emptied this set; None: no observer needs them
+    #: streams that grew since an observer emptied this set; None: there is no observer
     grown: set[str] | None = attrs.field(default=None, init=False)
-    #: payload published to each of these streams, in bytes, while ``grown`` is a set; the observer empties it, too
+    #: payload published to each stream of ``grown``, in bytes; the observer empties this mapping, too
     grown_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
@@ -112,11 +113,11 @@ class Broker:
     shares: SharedSubscriptions = attrs.field(init=False)
     #: publishes with a key
     once: PublishedOnce = attrs.field(init=False)
-    #: the most named subscriptions
+    #: the largest number of named subscriptions
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
-    #: how long the keys of publishes are kept at least, in seconds
+    #: the shortest time for which the keys of publishes are kept, in seconds
     keys_kept: float = attrs.field(default=KEPT, kw_only=True)
-    #: whether the journal follows that of another server, which publishers have to use
+    #: whether the journal is a copy of another server's journal; publishers have to use that server
     follows: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
@@ -157,7 +158,7 @@ class Broker:
         return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
-        """Open the journal, and continue the numbers of its streams."""
+        """Open the journal, and continue the numbering of its streams."""
         opening: Deferred[Mapping[str, int]] = self.journal.open(self)
         return opening.addCallback(self._opened)
 
@@ -308,11 +309,11 @@ class Broker:
 
     @property
     def _most_new_streams(self) -> int:
-        """Return the most streams that one peer may create."""
+        """Return how many streams one peer may create."""
         return self.limits.streams or min(STREAMS, max(1, self.max_streams // 2))
 
     def durable(self, ends: Mapping[str, int]) -> None:
-        """Deliver the durable records: to replayed states, then to subscribers, then to shared subscriptions."""
+        """Pass the durable records first to the server's replayed states, then to all kinds of subscriptions."""
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
@@ -324,7 +325,7 @@ class Broker:
             self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Read the last numbers of the streams again after the journal changed its state, and notify the watchers."""
+        """Read the streams' last numbers again, because the journal has changed its state; notify the watchers."""
         # Appends that were not durable have failed.  Nobody has seen their numbers, and streams that began with them
         # do not exist.
         ends = self.journal.ends()
@@ -343,7 +344,7 @@ class Broker:
             leading.callback(None)
 
     def _restore(self, ends: Mapping[str, int]) -> None:
-        """Let the next number of every stream, also of retired ones, follow its last number in the journal."""
+        """Continue the numbers of every stream, even a retired one, after its last number in the journal."""
         self.sequencer.restore({**self.journal.retired(), **ends}, self.journal.floor)
 
     def _check_retirable(self, stream: str) -> None:
@@ -392,7 +393,7 @@ class Broker:
     def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]:
         """Check the streams, sizes and labels of runs, and create the streams that do not exist.
 
-        :param own: runs of the server itself, which has no limits
+        :param own: whether the server itself publishes the runs, so that no limits apply
         :param peer: the peer whose limits new streams of *runs* count against; None: the server
         :return: the streams that were created
         :raises PublishError: a run may not be published; no stream was created
@@ -431,15 +432,15 @@ class Broker:
             raise ValueError(f"a run without records was published to {run.stream!r}; expected at least one record")
 
     def _bound_to(self, stream: str) -> Listener | None:
-        """Return the listener whose settings bind it to *stream*, if any."""
+        """Return the listener that is bound to *stream* by its settings, or None."""
         return next((listener for listener in self.listeners if listener.stream == stream), None)
 
     def _max_payload(self, stream: str) -> int:
-        """Return the limit of payloads of *stream*, by :meth:`restrict` and by the configuration."""
+        """Return the largest payload that *stream* takes, in bytes, by :meth:`restrict` and by the configuration."""
         return min(self._restricted.get(stream, MAX_PAYLOAD), self.rules.max_payload(stream))
 
     def _create(self, stream: str, peer: Identity | None) -> int:
-        """Create *stream* for *peer* (None: the server), and return its limit of payloads."""
+        """Create *stream* for *peer* (None: the server), and return its limit of payloads, in bytes."""
         try:
             size = len(stream.encode())
         except UnicodeEncodeError:

@@ -47,7 +47,7 @@ import attrs
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending, within
 
-#: The most bytes that one read from a connection returns, as in :mod:`fyrehose.net.sockets`.
+#: How many bytes one read from a connection returns, at most; the same as in :mod:`fyrehose.net.sockets`.
 READ = 256 << 10
 
 
@@ -119,12 +119,12 @@ class Budget:
     """The memory budget of all connections; all sizes are in bytes.
 
     :ivar limit: the whole budget
-    :ivar each: publishes that are not durable, beyond which an account stops reading
-    :ivar held: publishes that are not durable, of all accounts
+    :ivar each: the size of its publishes that are not durable beyond which an account pauses its connection
+    :ivar held: the publishes of all accounts that are not durable
     :ivar charged: ``held``, and the arrived bytes of frames without a grant; bounded by ``pool``
     :ivar granted: the full size of all frames with a grant; bounded by ``grants``
     :ivar kept: lasting state of peers, until it is forgotten
-    :ivar aside: lasting state whose owner bounds it: an eighth of the limit at the most, of all owners
+    :ivar aside: lasting state for which its owners have limits of their own; together at most an eighth of the limit
     :ivar spare: the value of ``held`` beyond which even connections that hold very little are paused
     :ivar part: the bytes of a frame that may arrive without a grant
     :ivar lending: memory for large records that are half sent, a sixteenth of the limit
@@ -167,7 +167,8 @@ class Budget:
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:
         """Return a new account for the connection that reads from *transport*.
 
-        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: a share of its own
+        :param network: the network of the peer, from :func:`fyrehose.identity.network_of`; None: the connection gets a
+            share of its own
         :param frame: the incomplete frame of the connection; None: its frames are never dropped for being slow
         """
         share = Share(None) if network is None else self._shares.setdefault(network, Share(network))
@@ -214,7 +215,7 @@ class Budget:
             self._serve()
 
     def _serve(self, room: bool = True) -> None:
-        """Resume the connections that wait for memory, as far as there is some.
+        """Resume the connections that wait for memory, as far as memory is free.
 
         :param room: False if the pool is as full as before, so that only grants are considered
         """
@@ -247,7 +248,7 @@ class Budget:
                     resumed += READ
 
     def _grant(self) -> None:
-        """Give memory to incomplete frames that wait for it, one network after another."""
+        """Give memory to waiting incomplete frames, one network after another."""
         for growing in list(self._growing):
             if growing not in self._growing:  # its connection was closed to make room for an earlier frame of this loop
                 continue
@@ -280,7 +281,7 @@ class Budget:
     def _drop_slow(self, needed: int, share: Share | None) -> None:
         """Close connections whose frames have memory and arrive slowly, until *needed* bytes will be free.
 
-        :param share: drop only frames of this address; None: of all addresses
+        :param share: the share of the address whose frames may be dropped; None: frames of all addresses
         """
         for account in list(self._with_grant):
             if needed <= 0:
@@ -393,7 +394,7 @@ class Account:
             self.frame = self.arrived = 0
 
     def retry(self) -> None:
-        """Check again whether a paused connection may read; call this each second while its frame is incomplete.
+        """Check again whether a paused connection may read; call this every second while its frame is incomplete.
 
         Only this check notices that another frame has become slow and can be dropped to make room.
         """
@@ -424,7 +425,7 @@ class Account:
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame arrives too slowly, although the connection is read."""
+        """Return whether the frame arrives too slowly, although the server reads the connection."""
         return not self.paused and self.watch is not None and self.watch.slow
 
     # Private.

@@ -30,7 +30,7 @@ from fyrehose.records import Run
 @implementer(IBroker)
 @attrs.define(eq=False)
 class CallbackBroker:
-    """Call a function with the messages that peers publish.
+    """A broker that calls a function with the messages that peers publish.
 
     This broker serves protocols whose peers only publish: Figg, Lumberjack and HTTP.  A peer that wants to read or to
     subscribe is refused.  The numbers of each stream begin at 1 whenever the process starts.
@@ -61,7 +61,7 @@ class CallbackBroker:
         return succeed(None)
 
     def identified(self, identity: Identity) -> CallbackBroker:
-        """Return this broker for the peer *identity*; both share their numbers."""
+        """Return a view of this broker that acts for the peer *identity*; all views share the streams' numbers."""
         return attrs.evolve(self, identity=identity)
 
     def admit(self, proofs: Collection[str]) -> None:
@@ -89,7 +89,7 @@ class CallbackBroker:
                 self.check(Action.PUBLISH, run.stream)
             if len(self._ends.keys() | {run.stream for run in runs}) > self.max_streams:
                 raise TooManyStreams(
-                    f"no room for another stream: at most {self.max_streams} are allowed; publish to one of those"
+                    f"no room for another stream: the limit is {self.max_streams} streams; publish to an existing one"
                 )
         except FyrehoseError as refusal:
             return fail(refusal)
@@ -139,10 +139,10 @@ class CallbackBroker:
         return iter(())
 
     def ready(self, producer: Producer) -> None:
-        """Do nothing, because a broker without records has no answers that need turns."""
+        """Do nothing: only answers with stored records are sent in several turns, and this broker stores no records."""
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        """Refuse: there are no streams to retire."""
+        """Refuse to retire *streams*, because this broker keeps no streams."""
         return fail(Forbidden("this server keeps no messages: there is nothing to retire"))
 
     def restrict(self, stream: str, max_payload: int) -> None:

@@ -81,7 +81,8 @@ class Consuming:
     @inlineCallbacks
     def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Steps[Named]:
         """Return the subscription *name*; create it behind number *after* if it does not exist."""
-        # Checking the text of the pattern suffices: a rule that covers it covers every stream that it matches.
+        # Checking the pattern itself suffices, because a rule that covers a pattern covers every stream that the
+        # pattern matches.
         self.peer.check(Action.SUBSCRIBE, stream)
         self.peer.check(Action.CONSUME, stream)
         try:

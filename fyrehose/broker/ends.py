@@ -16,9 +16,9 @@ import attrs
 from fyrehose.errors import JournalError
 from fyrehose.interfaces import IBroker
 
-#: The most reads for one answer; each takes about as long as a delivery.
+#: How many reads one answer may make; each takes about as long as a delivery.
 READS = 24
-#: The most streams whose ends are remembered.
+#: The number of streams whose ends are remembered.
 KEPT = 2_000
 #: The records at the end of a stream, and their bytes, from which the mean size is computed.
 RECORDS = 64
@@ -29,8 +29,8 @@ BYTES = 64 << 10
 class End:
     """The times of the first and the last record of a stream, and the mean size of records.
 
-    :ivar first: the first number when ``oldest`` was read; 0: not yet
-    :ivar last: the last number when ``newest`` was read; 0: not yet
+    :ivar first: the first number of the stream when ``oldest`` was read; 0: ``oldest`` was not read yet
+    :ivar last: the last number of the stream when ``newest`` was read; 0: ``newest`` was not read yet
     :ivar oldest: when the server accepted the oldest record, in seconds since 1970 UTC
     :ivar newest: when the server accepted the newest record, in seconds since 1970 UTC
     :ivar mean: the mean size of the newest records, in bytes
@@ -45,7 +45,7 @@ class End:
 
 @attrs.define(eq=False)
 class Ends:
-    """Reads the first and the last records of the streams of *broker*, and keeps what it found."""
+    """A reader of the first and the last records of the streams of *broker*, which remembers the results."""
 
     broker: IBroker
     #: how many reads are left for the present answer
@@ -59,7 +59,7 @@ class Ends:
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
         """Return the ages and the size of *stream*, whose records are *first* to *last*, as far as known.
 
-        :param grows: the stream grows at present, so that its newest record is not looked up
+        :param grows: whether the stream grows at present; then its newest record is not looked up
         """
         end = self._known.get(stream)
         if end is None:

@@ -84,7 +84,8 @@ class FairShare(Generic[M]):
     _holder_of: dict[M, _Holder[M]] = attrs.field(factory=dict, init=False)
     #: the holders by the sum of their sizes
     _levels: dict[int, dict[str, None]] = attrs.field(factory=dict, init=False)
-    #: a heap of these sums, negative, the largest first; it may have outdated ones below the top
+    #: a heap of the sums in ``_levels``, as negative numbers, so that the largest sum comes first; outdated sums may be
+    #: left below the top
     _heap: list[int] = attrs.field(factory=list, init=False)
 
     def __len__(self) -> int:
@@ -100,7 +101,7 @@ class FairShare(Generic[M]):
         return OrderedDict() if found is None else found.members
 
     def used_by(self, holder: str) -> int:
-        """Return how much *holder* uses of the table: the sizes of its members, and what :meth:`take` has counted."""
+        """Return how much of the table *holder* uses: the sizes of its members, and what :meth:`take` has counted."""
         found = self._holders.get(holder)
         return 0 if found is None else found.used + found.taken
 
@@ -112,7 +113,7 @@ class FairShare(Generic[M]):
     def fits(self, size: int = 1, holder: str | None = None) -> bool:
         """Return whether a member of *size* can be added without displacing another.
 
-        :param holder: whose share has to have room for it, too; None: only the table
+        :param holder: the holder whose share must have room for the member, too; None: only the table must have room
         """
         return size <= self.room(holder)
 
@@ -169,7 +170,7 @@ class FairShare(Generic[M]):
         return next(iter(self.largest(holder)), None)
 
     def make_room(self, holder: str = "", size: int = 1) -> list[M]:
-        """Remove members until one of *size* fits, and return them: the first out of the table first.
+        """Remove members until a member of *size* fits, and return the removed ones in the order of their removal.
 
         If *size* exceeds the capacity, all members are removed.
         """

@@ -26,11 +26,11 @@ from fyrehose.records import Delivery, Run
 
 log = Logger()
 
-#: The most that one cursor delivers in its turn, in bytes of payload.
+#: How much one cursor delivers in its turn, in bytes of payload.
 TURN = 256 << 10
 #: How much of the latest deliveries is kept for cursors that reach the same position later, in bytes of payload.
 SHARED = 4 << 20
-#: The most deliveries that are kept: each may keep a much larger batch in memory.
+#: The number of deliveries that are kept, because each may keep a much larger batch in memory.
 SHARED_COUNT = 256
 
 
@@ -66,7 +66,7 @@ class Tally:
 
     @property
     def delivered(self) -> tuple[int, int]:
-        """Return the messages that were sent to clients since the server started, and their payload in bytes."""
+        """Return the number of messages sent to clients since the server started, and their payload in bytes."""
         messages, size = self.messages, self.bytes
         for relay in self.relays:
             messages, size = messages + relay.sent[0], size + relay.sent[1]
@@ -117,7 +117,7 @@ class Cursor:
 
     @property
     def lag(self) -> int:
-        """Return how many numbers the cursor is behind the end of its stream."""
+        """Return how many records the cursor is behind the end of its stream."""
         return max(0, self.place.last - self.position)
 
     @property
@@ -139,7 +139,7 @@ class Cursor:
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Return the messages that a relay has sent to its clients, and their payload in bytes."""
+        """Return the number of messages that a relay has sent to its clients, and their payload in bytes."""
         relay: Any = self.sink
         sent: tuple[int, int] = relay.sent
         return sent
@@ -210,7 +210,7 @@ class Cursor:
 
 @attrs.define(eq=False)
 class Fanout:
-    """Delivers records to all cursors of a server.
+    """The delivery of records to all cursors of a server.
 
     :ivar clock: lets the reactor run between two rounds of deliveries
     :ivar rounds: gives each cursor its turn, and other producers theirs
@@ -285,10 +285,10 @@ class Fanout:
             self._recent_size -= self._recent.pop(key).size
 
     def ready(self, cursor: Cursor, read_all: bool = False) -> None:
-        """Queue *cursor* for its next delivery; at the end of its stream it waits without a turn.
+        """Queue *cursor* for its next delivery, unless it is at the end of its stream, where it waits for new records.
 
-        :param read_all: whether a read has found nothing, although the cursor is not at the last number: the remaining
-            records are too old to be served
+        :param read_all: whether a read has found no record, although the cursor is not at the last number, because the
+            remaining records are too old to be served
         """
         if cursor.placed or cursor.stopped:
             return
@@ -305,7 +305,7 @@ class Fanout:
             place.waiting[cursor] = None
 
     def _stop_waiting(self, cursor: Cursor) -> bool:
-        """Remove *cursor* from those that wait at the end of a stream, and return whether it was one of them."""
+        """Remove *cursor* from the cursors that wait at the end of a stream, and return whether it was one of them."""
         place = cursor.place
         if place.waiting is None or cursor not in place.waiting:
             return False
@@ -326,7 +326,7 @@ class Fanout:
         self._end(cursor, reason)
 
     def close(self, reason: Exception) -> None:
-        """End every subscription, because of *reason*; a paused one ends when it is resumed."""
+        """End every subscription, because of *reason*; a paused subscription ends when it is resumed."""
         self._ended = reason
         cursors = [cursor for cursor in self.cursors if cursor.placed]
         for place in self._places.values():

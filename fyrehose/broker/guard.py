@@ -33,7 +33,7 @@ from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 
-#: The most cached verdicts for one identity and action; beyond that the cache is cleared.
+#: The number of verdicts that are cached for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024
 
 _VERBS = {
@@ -136,7 +136,7 @@ def _end_forbidden(broker: Unguarded) -> int:
 @implementer(IBroker)
 @attrs.define(eq=False)
 class Guarded:
-    """The broker for the peers of one identity: refuses what the access policy does not allow them."""
+    """The broker for the peers of one identity, which refuses the actions that the access policy does not allow."""
 
     identity: Identity
     broker: Unguarded
@@ -199,7 +199,7 @@ class Guarded:
 
     @property
     def publishes(self) -> Mapping[str, bool]:
-        """Return, by stream that was checked, whether the peer may publish; the mapping changes with the policy."""
+        """Return a mapping from each checked stream to whether the peer may publish to it; a new policy changes it."""
         return self._verdicts[Action.PUBLISH]
 
     @property
@@ -291,7 +291,8 @@ class Guarded:
     def _judge(self, action: Action, stream: str) -> bool:
         verdicts, rules = self._verdicts[action], self._applying()
         if action in self._everywhere and not stream.startswith("."):
-            # Once the cache is full, other streams are judged here each time, which is nearly as quick.
+            # Once the cache is full, the verdicts on other streams are computed here each time, which is nearly as
+            # quick.
             if len(verdicts) < MOST_VERDICTS:
                 verdicts[stream] = True
             return True
@@ -329,7 +330,7 @@ class Guarded:
             self._end_later()
 
     def refusal(self, action: Action, stream: str) -> Forbidden:
-        """Return the error for a peer that may not do *action* on *stream*; it says why."""
+        """Return the error for a peer that may not do *action* on *stream*; the error says why."""
         verb = _VERBS[action]
         flaw = self._guard.policy.flaw(self.identity, self._guard.now())
         if flaw:

@@ -17,7 +17,7 @@ from fyrehose.interfaces import IJournal
 
 log = Logger()
 
-#: The most streams whose oldest unacknowledged record is read in one call of :meth:`SubscriptionLags.look`.
+#: How many streams' oldest unacknowledged records are read in one call of :meth:`SubscriptionLags.look`.
 LOOKS = 20
 
 
@@ -37,7 +37,7 @@ class Lagging(Protocol):
 
 @attrs.define(eq=False)
 class SubscriptionLags:
-    """Computes how many records a subscription is behind the ends of its streams, and for how long.
+    """The computation of lags: how many records a subscription is behind the ends of its streams, and for how long.
 
     :ivar now: the time, in microseconds since 1970 UTC
     """
@@ -57,7 +57,7 @@ class SubscriptionLags:
         return total, max(ages) if ages else None if total else 0.0
 
     def of_stream(self, named: Lagging, stream: str, seq: int) -> tuple[int, float | None]:
-        """Return the lag of *named* in one of its streams, as :meth:`of` does for all of them.
+        """Return the lag of *named* in one of its streams; :meth:`of` returns the lag in all of them.
 
         :param seq: the records of *stream* up to this number are acknowledged
         """

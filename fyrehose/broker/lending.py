@@ -25,7 +25,7 @@ class Lender(Protocol):
 
 
 class Borrower(Protocol):
-    """A connection with a record that is half sent."""
+    """A connection that has sent a record in part, and borrows memory to keep the record until the rest is sent."""
 
     @property
     def network(self) -> str: ...
@@ -41,14 +41,14 @@ def within(limit: int) -> FairShare[Borrower]:
 
 @attrs.define(eq=False)
 class Lending:
-    """Lends memory to connections that have sent a large record in part; all sizes are in bytes.
+    """The memory that is lent to connections that have sent a large record in part; all sizes are in bytes.
 
-    :ivar shares: how much each network was lent, see :func:`within`
+    :ivar shares: how much memory each network was lent, see :func:`within`
     """
 
     budget: Lender
     shares: FairShare[Borrower]
-    #: borrowers whose peers do not read, the longest first
+    #: the borrowers whose peers do not read; first the one that has not read for the longest time
     _idle: OrderedDict[Borrower, None] = attrs.field(factory=OrderedDict, init=False)
 
     @property
@@ -57,7 +57,7 @@ class Lending:
         return self.shares.used
 
     def lend(self, borrower: Borrower, size: int) -> bool:
-        """Return whether *borrower* may keep its record of *size* bytes, until :meth:`release` or ``reclaim``."""
+        """Return whether *borrower* may keep its record of *size* bytes until :meth:`release` or ``reclaim``."""
         if borrower in self.shares:
             return True
         while not self._fits(borrower.network, size):
@@ -81,7 +81,7 @@ class Lending:
         self._idle.pop(borrower, None)
 
     def release(self, borrower: Borrower) -> None:
-        """Take back the memory of *borrower*, if it has any."""
+        """Take back the memory that was lent to *borrower*, if any."""
         self._idle.pop(borrower, None)
         before = self.lent
         self.shares.discard(borrower)

@@ -31,10 +31,10 @@ CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
 choice = one_of(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
-#: The most bytes of a payload that a dead letter keeps.
+#: How many bytes of a payload a dead letter keeps, at most.
 MOST = 1 << 20
 
-#: Refusals that stay the same at another attempt.
+#: Errors with which the same message would be refused again at each further attempt.
 _FINAL = (InvalidName, PayloadTooLarge, TooManyStreams, NewStreamForbidden, StreamFull)
 
 

@@ -48,7 +48,7 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: The largest valid ``named-subscriptions``: a checkpoint with all of them is one record.
+#: The largest valid ``named-subscriptions``; it is limited because a checkpoint with all subscriptions is one record.
 MOST_NAMED = 10_000
 #: Seconds between two checks whether a checkpoint is due, which also update the lags.
 CHECK = 1.0
@@ -60,8 +60,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 class NamedSubscriptions:
     """All named subscriptions of a server.
 
-    :ivar publish: publishes records of the server's own
-    :ivar room: counts subscriptions, and the streams of those of patterns
+    :ivar publish: publishes the server's own records
+    :ivar room: counts subscriptions, and the streams that match the subscriptions of patterns
     :ivar exists: whether a stream exists, or is being created
     :ivar shares: the shared subscriptions, whose names no named subscription may have; None: there are none
     :ivar now: the wall clock, in microseconds since 1970 UTC
@@ -77,7 +77,7 @@ class NamedSubscriptions:
     shares: SharedSubscriptions | None = attrs.field(default=None, init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     _patterns: PatternIndex[Named] = attrs.field(factory=PatternIndex, init=False)
-    #: the stream of the positions, and what was replayed from it
+    #: the stream of the positions, with the state that was replayed from it
     stream: StateStream = attrs.field(init=False)
     _saved: SavedPositions = attrs.field(factory=SavedPositions, init=False)
     _checks: Checks = attrs.field(init=False)
@@ -144,9 +144,10 @@ class NamedSubscriptions:
         """Create the subscription *name* of *stream* behind number *after*.
 
         :param stream: a name, or a pattern
-        :param after: of a pattern, where it begins in each stream that matches
+        :param after: for a pattern: the number behind which the subscription begins in each stream that matches
         :param creator: the network of the peer, which may create half of all subscriptions; empty: the server
-        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
+            PublishError
         """
         position = Position(stream=stream, seq=0, creator=creator, time=self.now())
         members: set[str] | None = None
@@ -183,14 +184,14 @@ class NamedSubscriptions:
         return named
 
     def stream_created(self, stream: str) -> None:
-        """Add *stream* to the subscriptions whose pattern it matches; their positions in it are 0."""
+        """Add *stream* to the subscriptions whose patterns match it, with position 0."""
         if stream.startswith("."):
             return  # see positions.takes
         for named in self._patterns.covering(stream):
             wanted, members = named.wanted, named.members
             if wanted is None or members is None or stream in members:
                 continue
-            # A position that the journal has already is kept, even if there is no room for it.
+            # A position that the journal contains already is kept, even if the limit leaves no room for another one.
             if wanted.last(stream) or self.room.has(wanted.creator, 1):
                 members.add(stream)
                 self.room.count(named)
@@ -235,7 +236,7 @@ class NamedSubscriptions:
         """Make *consumer* the consumer of *named*, and return the position from which it reads.
 
         :param owner: name of a consumer that outlives its connections; the same owner may always continue
-        :param takeover: displace the present consumer
+        :param takeover: whether to displace the present consumer
         :param holder: name of a polling consumer, which may continue while it has the lease
         :raises SubscriptionInUse: another consumer is connected, or has the lease
         """
@@ -287,9 +288,9 @@ class NamedSubscriptions:
     ) -> Deferred[Position]:
         """Move the position forward to *seq*; a number that was acknowledged already changes nothing.
 
-        :param seq: of a pattern, numbers by stream
-        :param generation: the generation that the consumer knows; None: any
-        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        :param seq: a number; for a pattern, numbers by stream
+        :param generation: the generation that the consumer knows; None: any generation is accepted
+        :return: a Deferred that fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted
         if wanted is None:
@@ -324,8 +325,8 @@ class NamedSubscriptions:
     def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Steps[Position]:
         """Set the position to *seq*, in either direction, and displace the consumer.
 
-        :param seq: None: the end of each stream; of a pattern also 0, or numbers by stream
-        :return: fires with the durable state; fails with InvalidPosition or a PublishError
+        :param seq: a number, or None for the end of each stream; for a pattern 0, numbers by stream, or None
+        :return: a Deferred that fires with the durable state; fails with InvalidPosition or a PublishError
         """
         wanted = named.wanted or named.state
         numbers = self._numbers(named, wanted, seq)
@@ -365,7 +366,7 @@ class NamedSubscriptions:
     def delete(self, named: Named) -> Deferred[None]:
         """Delete *named*, and displace its consumer.
 
-        :return: fires when that is durable; fails with a PublishError
+        :return: a Deferred that fires when the deletion is durable; fails with a PublishError
         """
         self._displace(named, NoSuchSubscription(f"subscription {named.name!r} was deleted"))
         named.wanted = None
@@ -392,7 +393,7 @@ class NamedSubscriptions:
     # Writing.
 
     def _store(self, named: Named) -> Deferred[None]:
-        """Append the wanted state of *named*, after an append that is under way; fires when it is durable."""
+        """Append the wanted state of *named* after any append under way; the Deferred fires when it is durable."""
         stored: Deferred[None] = Deferred()
         named.waiting.append(stored)
         if not named.writing:

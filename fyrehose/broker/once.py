@@ -44,12 +44,12 @@ log = Logger()
 #: The stream of the keys, and the source of its records.
 STREAM, SOURCE = ".published", "server-published"
 VERSION = 1
-#: The most keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start reads
-#: four times as many records, about 80,000 per second.
+#: The number of keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start
+#: reads four times as many records, about 80,000 per second.
 MOST = 100_000
 #: The charge of one key to the memory budget, in bytes.
 ENTRY = 1_024
-#: How long a key is kept at least, unless its holder has the largest share of a full table, in seconds.
+#: The shortest time for which a key is kept, unless its holder has the largest share of a full table, in seconds.
 KEPT = 600.0
 #: How many times ``capacity`` records a start reads.
 READ_BACK = 4
@@ -61,13 +61,13 @@ LOG_EVERY = 60.0
 class Known:
     """A publish that was sent with a key, which is remembered.
 
-    :ivar name: its stream, and its key
-    :ivar first: number of its first message
-    :ivar digest: of its messages
-    :ivar holder: the peer that it counts for; empty: the server, or unknown
-    :ivar record: number of its latest record in the stream of the keys
-    :ivar since: when it was published or recovered (monotonic, seconds)
-    :ivar waiting: the repetitions that wait until it is durable; None: it is durable
+    :ivar name: the stream and the key of the publish
+    :ivar first: the number of the first message
+    :ivar digest: the digest of the messages
+    :ivar holder: the peer for which the key counts; empty: the server, or unknown
+    :ivar record: the number of the key's latest record in the stream of the keys
+    :ivar since: when the key was published or recovered (monotonic, seconds)
+    :ivar waiting: the repetitions that wait until the publish is durable; None: it is durable
     """
 
     name: tuple[str, str]
@@ -89,7 +89,7 @@ class Known:
 class _Keyed:
     """The note of a publish with a key, which :meth:`PublishedOnce.settle` reads.
 
-    :ivar behind: a key whose old record was too far back, and which was written again with this publish, as record
+    :ivar behind: an older key that was written again with this publish because its record was too far back; now record
         *number*
     :ivar note: the note that *publisher* gave
     """
@@ -123,9 +123,11 @@ def unpack(record: Record, now: float) -> Known | None:
 class PublishedOnce:
     """The publishes that were sent with a key, by stream and key.
 
-    :ivar seconds: the monotonic clock
-    :ivar kept: how long a key is kept at least, unless its holder has the largest share of a full table, in seconds
-    :ivar capacity: the most durable keys; as many more may be on their way to the disk, half of them of one holder
+    :ivar seconds: returns the monotonic time, in seconds
+    :ivar kept: the shortest time for which a key is kept, unless its holder has the largest share of a full table, in
+        seconds
+    :ivar capacity: the largest number of durable keys; as many more may be on their way to disk, half of them for one
+        holder
     """
 
     journal: IJournal
@@ -135,7 +137,7 @@ class PublishedOnce:
     seconds: Callable[[], float]
     kept: float = KEPT
     capacity: int = attrs.field(init=False)
-    #: in the order of their latest records
+    #: the remembered publishes by stream and key, in the order of their latest records
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
     _durable: FairShare[Known] = attrs.field(init=False)
     _in_flight: FairShare[Known] = attrs.field(init=False)
@@ -149,7 +151,7 @@ class PublishedOnce:
         self.stream = StateStream(STREAM, SOURCE, self, read, bounds, content_type="application/json")
 
     def open(self) -> None:
-        """Recover the last keys from the journal, which is open, or what was appended since the last call.
+        """Recover the last keys from the journal, which is open, or the keys that were appended since the last call.
 
         :raises JournalCorrupt: their records cannot be read
         """
@@ -161,7 +163,7 @@ class PublishedOnce:
             self._forget(known)
 
     def begin(self, newest: Record) -> int:
-        """Return where a replay has to begin: it needs the last ``4 * capacity`` records."""
+        """Return the number at which a replay has to begin, which needs the last ``4 * capacity`` records."""
         return max(self.journal.bounds(STREAM)[0], newest.seq - READ_BACK * self.capacity + 1)
 
     def apply(self, record: Record) -> bool:
@@ -178,8 +180,8 @@ class PublishedOnce:
     def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None:
         """Publish *runs* by *publisher*, unless they were published with *key* before.
 
-        :param runs: of one stream
-        :param note: of the publish that *publisher* settles
+        :param runs: the messages, all of one stream
+        :param note: the note of the publish, which *publisher* gets back when it settles the publish
         :param holder: the peer that the key counts for
         :raises KeyReused: *key* belongs to other messages
         :raises NoRoomForKey: too many publishes with keys are not durable yet
@@ -283,7 +285,7 @@ class PublishedOnce:
         self.budget.set_aside(ENTRY)
 
     def _make_room(self, holder: str) -> Known | None:
-        """Forget a key if the table is full, to make room for one of *holder*.
+        """Forget a key if the table is full, to make room for a key of *holder*.
 
         :return: the forgotten key if it was not kept for ``kept`` seconds; otherwise None
         """

@@ -47,13 +47,13 @@ from fyrehose.patterns import Pattern, compiled
 
 #: The pattern of all streams but the server's own; among keys, every key.
 EVERY = "*"
-#: The most rules: each is compared with each new peer, and more are probably a mistake.
+#: The largest number of rules, because each is compared with each new peer, and more are probably a mistake.
 MAX_RULES = 1_000
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 _CONDITIONS = ("network", "certificate", "key", "token", "signed")
-#: The most keys of signed tokens: each verifies each new token.
+#: The largest number of keys of signed tokens, because each key verifies each new token.
 MAX_SIGNERS = 16
 
 
@@ -91,7 +91,7 @@ class Rule(Rights):
         return not self.networks or in_networks(identity.host, self.networks)
 
     def applied(self, identity: Identity, now: float) -> Rule | None:
-        """Return the rule limited to what the token of *identity* grants; None: it does not apply.
+        """Return the rule, limited to what the token of *identity* grants; None if the rule does not apply.
 
         :param now: in seconds since 1970 UTC
         """
@@ -103,7 +103,7 @@ class Rule(Rights):
         return None if grant is None else attrs.evolve(self, grant=grant)
 
     def grants(self, identity: Identity) -> list[Grant]:
-        """Return what the signed token of *identity* grants, once for each key of the rule that verifies it."""
+        """Return the grants of the signed token of *identity*: one for each key of the rule that verifies the token."""
         token = identity.signed
         found = [grant_of(token, key) for key in self.signers] if token is not None else []
         return [grant for grant in found if grant is not None]
@@ -134,7 +134,8 @@ class Policy:
 
     :ivar advice: appended to the errors of refused peers
 
-    Methods take the time at which signed tokens are judged, in seconds since 1970 UTC; without it, none is valid.
+    Methods take the time at which signed tokens are judged, in seconds since 1970 UTC; without that time, no token is
+    valid.
     """
 
     rules: tuple[Rule, ...]
@@ -157,7 +158,7 @@ class Policy:
         return tuple(applied for rule in self.rules if (applied := rule.applied(identity, now)) is not None)
 
     def flaw(self, identity: Identity, now: float) -> str:
-        """Return why the signed token of *identity* grants nothing; empty without a token, or if the token is valid."""
+        """Return why the signed token of *identity* is invalid; empty if it is valid, or if there is none."""
         for grant in (grant for rule in self.rules for grant in rule.grants(identity)):
             if grant.flaw or grant.expires <= now:
                 return grant.flaw or f"it ended {counted(int(now - grant.expires), 'second')} ago"
@@ -176,10 +177,10 @@ LOOPBACK = Policy(
 def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
     """Return the name under which limited tables count *identity* (:mod:`fyrehose.broker.fairness`).
 
-    It is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that no
-    rule names is no proof: a peer could make up any number of them.
+    The name is the network and, if a rule that applies asks for a proof, a digest of the proof.  A token or a key that
+    no rule names is no proof: a peer could make up any number of them.
 
-    :param rules: those that apply to *identity*
+    :param rules: the rules that apply to *identity*
     """
     network = network_of(identity.host)
     for rule in rules:
@@ -204,7 +205,7 @@ def load(path: Path) -> Policy:
 def parse(content: Mapping[str, Any], folder: Path = Path()) -> Policy:
     """Return the policy of a parsed file.
 
-    :param folder: of the file, for relative paths of keys
+    :param folder: the folder of the file, for relative paths of keys
     :raises ValueError: a rule is invalid; the message names it and says what is expected
     """
     rules = content.get("allow")

@@ -4,8 +4,8 @@
     {"v": 1, "all": true, "set": {...}}                                             a checkpoint: all subscriptions
 
 ``null`` deletes a subscription.  A subscription of a pattern also has ``"streams": {"logs.a": 7, ...}``; a change holds
-only the numbers that differ, and a stream without a number begins at 0.  ``since`` is the number of the last checkpoint
-(0: there was none), so recovery reads only the records from there on (:mod:`~fyrehose.broker.state_stream`).
+only the numbers that have changed, and a stream without a number begins at 0.  ``since`` is the number of the last
+checkpoint (0: there was none), so recovery reads only the records from there on (:mod:`~fyrehose.broker.state_stream`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ VERSION = 1
 class Position:
     """The state of a named subscription: its stream, and the last record that was acknowledged.
 
-    :ivar stream: the stream that it reads, or the pattern of the streams
+    :ivar stream: the stream of the subscription, or the pattern of its streams
     :ivar seq: number of the last acknowledged record; 0: none, or the subscription is one of a pattern
     :ivar generation: raised when the subscription is rewound or another consumer takes it over
     :ivar rewinds: how often it was rewound, so that a consumer knows that records come again on purpose
     :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
-    :ivar creator: the network of the peer that created it
+    :ivar creator: the network of the peer that created the subscription
     :ivar time: the last change, in microseconds since 1970 UTC
     :ivar streams: number of the last acknowledged record of each stream that matches the pattern, 0 for those that are
         not in it; None: ``stream`` is a name
@@ -64,7 +64,7 @@ class Position:
         return attrs.evolve(self, streams={stream: seq for stream, seq in known.items() if stream not in streams})
 
     def since(self, before: Position | None) -> Position:
-        """Return a copy with only those positions of a pattern that differ from *before*, which was written last."""
+        """Return a copy with only those positions of a pattern that differ from *before*, the last written state."""
         if self.streams is None or before is None or before.streams is None or before.stream != self.stream:
             return self
         streams = self.streams.keys() | before.streams.keys()
@@ -101,7 +101,7 @@ class SavedPositions:
 
 
 def takes(pattern: Pattern, stream: str) -> bool:
-    """Return whether a subscription of *pattern* has a position in *stream*; never in streams of the server's own."""
+    """Return whether a subscription of *pattern* has a position in *stream*; never in the server's own streams."""
     return not stream.startswith(".") and pattern.covers(stream)
 
 

@@ -1,4 +1,4 @@
-"""The way of a publish into the journal, and back to the peer that waits for it.
+"""The way of a publish into the journal, and of its result back to the peer.
 
     publish -> rights, limits, numbers, memory -> journal.submit -> durable -> settle -> the protocol acknowledges
 
@@ -27,9 +27,9 @@ from fyrehose.interfaces import IBroker, IBrokerPublisher, IJournal, ISequencer,
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 
-#: The most producers of one source that are counted.
+#: How many producers of one source are counted, at most.
 MOST_PRODUCERS = 10_000
-#: What a run is charged besides its bytes, for its objects in memory.
+#: The memory that is charged for a run besides its bytes, for its Python objects, in bytes.
 RUN_OVERHEAD = 1 << 10
 
 Settled = Callable[[Sequence[Publish], Exception | None], None]
@@ -53,19 +53,19 @@ class PublishTotals:
 
 @lru_cache(4096)
 def _without_port(producer: str | None) -> str:
-    """Return *producer* without its port: a program that connects for each publish is one publisher."""
+    """Return *producer* without its port, so that a program that connects for each publish counts as one producer."""
     host, _, port = (producer or "").rpartition(":")
     return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
 class PublishesOnce(Protocol):
-    """The table of the keys of publishes, as far as publishers use it."""
+    """The methods of the table of publishes' keys that publishers call."""
 
     def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None: ...
 
 
 class PublishingBroker(Protocol):
-    """The broker, as far as publishers use it."""
+    """The attributes and methods of the broker that publishers use."""
 
     clock: IReactorTime
     journal: IJournal
@@ -95,7 +95,7 @@ class PublishingPeer(Protocol):
 
     @property
     def ends(self) -> float | None:
-        """Return when rights of the peer end, in seconds since 1970 UTC; None: they last as long as the policy."""
+        """Return when the rights of the peer end, in seconds since 1970 UTC; None: with the policy."""
 
     @property
     def publishes(self) -> Mapping[str, bool]: ...
@@ -112,9 +112,9 @@ class PublishingPeer(Protocol):
 
 @implementer(IBrokerPublisher)
 class Publisher:
-    """Checks, numbers and submits the publishes of one peer, and settles them; see :class:`.IBrokerPublisher`.
+    """The publisher of one peer: it checks, numbers, submits and settles publishes; see :class:`.IBrokerPublisher`.
 
-    :param account: charged until a publish is settled; None: nothing is charged
+    :param account: the account that is charged for a publish until it is settled; None: nothing is charged
     :param settled: see :meth:`fyrehose.interfaces.IBroker.publisher`
     :param peer: the peer's rights; None: the server itself, which has no limits
     """
@@ -137,7 +137,7 @@ class Publisher:
     ) -> None:
         """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
 
-        :param owner: settles the publish in place of this publisher, and then passes it on to this one
+        :param owner: the object that settles the publish first, and then passes it on to this publisher
         """
         broker, peer, verdicts = self._broker, self._peer, self._verdicts
         if key is not None:
@@ -160,7 +160,7 @@ class Publisher:
         created: Sequence[str] = ()
         for run in runs:
             stream = run.stream
-            # Only a run that may create its stream, or exceed a limit of payloads or names, is checked in detail.
+            # Check a run in detail only if it may create its stream, or exceed a limit of payloads or names.
             if len(run.payload) > largest.get(stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
                 usual = False
             size += run.room
@@ -237,7 +237,7 @@ class Publisher:
 
 
 def fire(items: Sequence[Publish], error: Exception | None) -> None:
-    """Settle publishes whose note is a Deferred: fire it with the first number of each run."""
+    """Settle publishes whose note is a Deferred: fire the Deferred with the first number of each run."""
     for item in items:
         if error is None:
             item.note.callback(tuple(run.first_seq for run in item.runs))
@@ -260,7 +260,7 @@ def publish_deferred(
 @implementer(IBrokerPublisher)
 @attrs.define(eq=False)
 class DeferredPublisher:
-    """Publish by the Deferreds of a broker that is not this package's; see :class:`.IBrokerPublisher`."""
+    """A publisher for brokers of other packages, which answer with Deferreds; see :class:`.IBrokerPublisher`."""
 
     broker: IBroker
     account: Account | None

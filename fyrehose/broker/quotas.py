@@ -27,9 +27,10 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity, network_of
 
-#: The most streams that one peer may create, unless half of ``max_streams`` is less.
+#: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
-#: The most peers whose new streams are counted; beyond that, the network with the most of them loses its oldest.
+#: The number of peers whose new streams are counted; beyond that, the network with the most such peers loses its
+#: oldest.
 MOST_PEERS = 10_000
 #: The charge of one subscription to the memory budget, in bytes; measured with Figg, including the topic's name.
 SUBSCRIPTION = 768
@@ -44,10 +45,11 @@ class PeerLimits:
     The limits of streams hold for each address, and for each certificate, key or token.  The limit of subscriptions
     holds for each address.
 
-    :ivar streams: streams since the server started; 0: :data:`STREAMS`, or half of ``max_streams`` if that is less
-    :ivar burst: streams at once
-    :ivar rate: further streams per second
-    :ivar subscriptions: subscriptions at a time
+    :ivar streams: how many streams a peer may create since the server started; 0: :data:`STREAMS`, or half of
+        ``max_streams`` if that is less
+    :ivar burst: how many streams a peer may create at once
+    :ivar rate: how many further streams a peer may create per second
+    :ivar subscriptions: how many subscriptions an address may have at a time
     """
 
     streams: int = 0
@@ -71,9 +73,9 @@ class _Creator:
 
 @attrs.define(eq=False)
 class NewStreams:
-    """Counts the streams that each peer creates, and refuses those beyond its limits.
+    """The counts of the streams that each peer has created, which refuse streams beyond the limits of the peer.
 
-    :ivar most: the most streams that one peer may create
+    :ivar most: how many streams one peer may create
     :ivar seconds: the monotonic clock
     """
 
@@ -81,14 +83,14 @@ class NewStreams:
     most: int
     seconds: Callable[[], float]
     _creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
-    #: the keys of ``_creators`` by network, in the order of their last new streams
+    #: the keys of ``_creators``, by network; each network's in the order in which they last created a stream
     _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
         """Count *streams*, which the peer *identity* is about to create: all of them, or none.
 
-        A peer with its whole burst left may create more than that in one publish, or it could never succeed with it;
-        it then has to wait correspondingly longer.
+        A peer with its whole burst left may create more than that in one publish, because that publish could never
+        succeed otherwise; the peer then has to wait correspondingly longer.
 
         :raises TooManyStreamsFromPeer: the peer would exceed its limit of streams
         :raises NewStreamRateExceeded: the peer creates streams too fast, and may repeat the publish later
@@ -138,9 +140,9 @@ class NewStreams:
 
 @attrs.define(eq=False)
 class Subscriptions:
-    """Counts the subscriptions of each address, and charges them to the memory budget.
+    """The counts of the subscriptions of each address, which are charged to the memory budget.
 
-    :ivar most: the most subscriptions of one address
+    :ivar most: how many subscriptions one address may have
     """
 
     budget: Budget
@@ -179,12 +181,13 @@ class Subscriptions:
 
 @attrs.define(eq=False)
 class NamedRoom:
-    """Counts named subscriptions and the streams of those of patterns, and charges them to the memory budget.
+    """The counts of named subscriptions, and of the streams of patterns, which are charged to the memory budget.
 
-    Every change is counted when it happens, so that nothing is ever summed.
+    Every change is counted when it happens, so that the entries never have to be summed.
 
-    :ivar most: the most subscriptions and streams of patterns together; one network may create half of them
-    :ivar counts: how many there are of each creator
+    :ivar most: how many subscriptions and streams of patterns there may be together; one network may create half of
+        them
+    :ivar counts: how many entries count for each creator
     """
 
     budget: Budget

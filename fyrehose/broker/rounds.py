@@ -1,4 +1,4 @@
-"""Let output for peers, and input from peers, take turns, so that no peer delays the others.
+"""Handle the output for peers and the input from peers in turns, so that no peer delays the others.
 
     cursors of subscriptions, answers to reads, large records  -> Rounds.ready() -> take_turn() -> take_turn() ...
     received bytes, beyond INPUT_S in one round                -> Intake.wait() -> handle_more() -> handle_more() ...
@@ -22,15 +22,15 @@ from twisted.logger import Logger
 
 log = Logger()
 
-#: The most bytes that are produced for all peers before the reactor runs again.
+#: How many bytes are produced, at most, for all peers together before the reactor runs again.
 ROUND = 512 << 10
 #: How long one round may take, in seconds: a turn that reads much and finds little produces few bytes, and takes long.
 ROUND_S = 0.005
-#: What a turn counts at the least, in bytes, because a turn also takes time when it produces little.
+#: A turn counts as at least this many bytes, because a turn takes time even if it produces little.
 LEAST = 1 << 10
-#: How long input is handled before the first round, and in each round, in seconds; between two the reactor runs.
+#: How long input is handled before the first round, and in each round, in seconds; the reactor runs between two rounds.
 INPUT_S = 0.005
-#: The most turns in one round of the intake, however short they are.
+#: How many turns one round of the intake has, at most, even if they are short.
 INPUT_TURNS = 64
 
 
@@ -113,12 +113,12 @@ class Receiver(Protocol):
 class Intake:
     """The queues of connections that wait to handle what they have received, by network.
 
-    :ivar left: how long input may still be handled as it arrives, before the next round, in seconds; 0 while a
+    :ivar left: for how many seconds input may still be handled as it arrives before the next round; 0 while a
         connection waits
     """
 
     left: float = attrs.field(default=INPUT_S, init=False)
-    #: the network whose turn is next comes first
+    #: the waiting connections by network; the network whose turn is next comes first
     _waiting: OrderedDict[str, deque[Receiver]] = attrs.field(factory=OrderedDict, init=False)
     _scheduled: bool = attrs.field(default=False, init=False)
 

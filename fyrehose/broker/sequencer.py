@@ -15,7 +15,7 @@ from fyrehose.records import LAST_SEQ
 @implementer(ISequencer)
 @attrs.define
 class Sequencer:
-    """Keeps the last number of each stream in a dictionary."""
+    """The allocator of numbers, which keeps the last number of each stream in a dictionary."""
 
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _floor: int = attrs.field(default=0, init=False)

@@ -31,7 +31,7 @@ from fyrehose.patterns import Pattern, compiled
 MAX_TOKEN = 2_048
 #: The shortest key, in characters; a shorter one could be guessed from one token.
 SHORTEST_KEY = 32
-#: The most patterns of one token.
+#: How many patterns one token may have.
 MAX_PATTERNS = 64
 _HEADER = b'{"alg":"HS256","typ":"JWT"}'
 _SIGNED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}")
@@ -79,7 +79,7 @@ def is_signed(token: str) -> bool:
 def read_key(path: Path) -> bytes:
     """Return the key in the first line of the file at *path*.
 
-    :raises ValueError: it cannot be read, or is too short
+    :raises ValueError: the key cannot be read, or is too short
     """
     try:
         key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -97,7 +97,7 @@ def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> st
     """Return a token that grants *rights* until *expires*, signed with *key*.
 
     :param rights: patterns of streams, by action
-    :param expires: when it ends, in seconds since 1970 UTC
+    :param expires: when the token ends, in seconds since 1970 UTC
     :raises ValueError: the token would be longer than the server accepts
     """
     claims = {"exp": expires, **{action.value: list(patterns) for action, patterns in rights.items()}}

@@ -63,14 +63,14 @@ class Replayable(Protocol):
         """Forget the whole state, because it is about to be rebuilt from the stream."""
 
     def begin(self, newest: Record) -> int:
-        """Return the number of the record at which a replay has to begin; it may be older than the stream.
+        """Return the number of the record at which a replay has to begin; this record may be deleted already.
 
         :param newest: the last record of the stream
         :raises ValueError: the record is invalid
         """
 
     def apply(self, record: Record) -> bool:
-        """Apply *record*, and return whether it begins a checkpoint.
+        """Apply *record* to the state, and return whether the record begins a checkpoint.
 
         :raises ValueError: the record is invalid, or a newer version has written it
         """
@@ -78,12 +78,12 @@ class Replayable(Protocol):
 
 @attrs.define
 class Replayed:
-    """How far a stream was replayed, and what was missing.
+    """The result of a replay: how far the stream was replayed, and which records were missing.
 
-    :ivar last: the number up to which the stream was replayed; 0: nothing was
+    :ivar last: the number up to which the stream was replayed; 0: no record was replayed
     :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
-    :ivar missing: how many records after it are missing, so that changes may be lost
-    :ivar damage: why the replay has stopped; empty: it has not
+    :ivar missing: how many records after the checkpoint are missing, so that changes may be lost
+    :ivar damage: why the replay has stopped; empty: it has not stopped early
     """
 
     last: int = 0
@@ -163,14 +163,15 @@ def replay(
 
 @attrs.define(eq=False)
 class StateStream:
-    """A stream of state: replays it, appends to it, and writes its checkpoints.
+    """A stream of state, with the methods that replay it, append to it, and write its checkpoints.
 
     :ivar name: name of the stream, which begins with a dot
     :ivar source: the source of the server's own records
-    :ivar state: what is replayed
+    :ivar state: the state to which the records are applied
     :ivar read: the journal's ``read``
     :ivar bounds: the journal's ``bounds``
-    :ivar publish: publishes records of the server's own; None: they are only published with messages of peers, see
+    :ivar publish: publishes the server's own records; None: they are only published together with messages of peers,
+        see
         :meth:`draft`
     :ivar everything: returns the payloads of a checkpoint: all that was appended; None: the stream has none
     :ivar checkpoint_bytes: a checkpoint is due when the records behind the last one exceed this number of bytes, and
@@ -220,7 +221,7 @@ class StateStream:
     # Writing.
 
     def draft(self, *payloads: bytes) -> Run:
-        """Return records of *payloads*, to be published in one batch with the messages that they belong to."""
+        """Return records with *payloads*, to be published in one batch with the messages that they belong to."""
         self._stale = True
         self._bytes_since += sum(map(len, payloads))
         return Run(
@@ -232,7 +233,7 @@ class StateStream:
         )
 
     def append(self, payload: bytes) -> Deferred[Any]:
-        """Append one record by itself, without messages of peers; fires when it is durable."""
+        """Append one record by itself, without messages of peers; the Deferred fires when the record is durable."""
         assert self.publish is not None, "the stream publishes nothing by itself"
         return self.publish([self.draft(payload)])
 
@@ -243,13 +244,13 @@ class StateStream:
     def maintain(self, must_move: bool = False) -> None:
         """Write a checkpoint if one is due.
 
-        :param must_move: whether retention has deleted the last one, or waits for it
+        :param must_move: whether retention has deleted the last checkpoint, or waits for a new one to delete it
         """
         if (must_move or self.is_due()) and not self._checkpointing:
             self.write_checkpoint().addErrback(self._not_written)
 
     def write_checkpoint(self) -> Deferred[None]:
-        """Write a checkpoint; the Deferred fires when it is durable, and fails if it is refused."""
+        """Write a checkpoint; the Deferred fires when it is durable, and fails if the journal refuses it."""
         assert self.everything is not None, "the stream has no checkpoints"
         assert self.publish is not None, "the stream publishes nothing by itself"
         payloads = self.everything()
@@ -279,9 +280,9 @@ class StateStream:
 
 @attrs.define(eq=False)
 class Checks:
-    """Call a function periodically from :meth:`start` to :meth:`stop`, for state that ends with time.
+    """Periodic calls of a function from :meth:`start` to :meth:`stop`, for state that ends with time.
 
-    :ivar check: what is called; if it fails, that is logged, and ends the calls until the next start
+    :ivar check: the function; an error of the function is logged, and ends the calls until the next start
     :ivar seconds: the time between two calls
     :ivar what: what is checked, for the log
     """

@@ -23,7 +23,8 @@ from fyrehose.options import LONGEST, duration, size, suggestion
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import MAX_PAYLOAD
 
-#: The most tables: each is compared with the name of each new stream, and more are probably a mistake.
+#: The largest number of tables, because each is compared with the name of each new stream, and more are probably a
+#: mistake.
 MAX_RULES = 1_000
 
 _SETTINGS = ("keep-age", "max-payload", "new-streams")
@@ -37,7 +38,7 @@ class StreamRule:
     :ivar names: the patterns
     :ivar keep_age: records older than this are not served, in seconds; 0: no limit; None: not set
     :ivar max_payload: the largest payload, in bytes; None: not set
-    :ivar new_streams: True if peers may create such a stream; None: not set
+    :ivar new_streams: whether peers may create such a stream; None: not set
     """
 
     names: tuple[Pattern, ...] = attrs.field(converter=compiled)

@@ -25,7 +25,7 @@ class PollLease:
     """The lease of a polling consumer, which works on records that were sent to it, and has not acknowledged them.
 
     :ivar holder: the consumer
-    :ivar until: when another consumer may continue (monotonic, seconds)
+    :ivar until: the time from which another consumer may continue (monotonic, seconds)
     :ivar seconds: how long the lease is
     :ivar sent: number of the last record that was sent to it, by stream
     """
@@ -40,14 +40,14 @@ class PollLease:
 class Named:
     """A named subscription.
 
-    :ivar stored: its durable state; None: it is being created
-    :ivar wanted: its state when everything is written that waits; None: it is being deleted
+    :ivar stored: the durable state; None: the subscription is being created
+    :ivar wanted: the state after all changes that wait to be written; None: the subscription is being deleted
     :ivar appended: the state that was passed to the journal last
     :ivar consumer: the present consumer; None: there is none
     :ivar lease: the lease of a polling consumer between an answer and its acknowledgement; None: there is none
     :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
-    :ivar pattern: the pattern of its streams; None: it is one of a single stream
-    :ivar members: the streams that match its pattern; None: it is one of a single stream
+    :ivar pattern: the pattern of the streams; None: the subscription has a single stream
+    :ivar members: the streams that match the pattern; None: the subscription has a single stream
     :ivar oldest: number and time of the oldest record that is not acknowledged, by stream, when it was last looked up
     """
 
@@ -62,12 +62,12 @@ class Named:
     members: set[str] | None = None
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     writing: bool = False
-    #: kept by NamedRoom: the network that the subscription counts for, how many entries were counted for it, and how
-    #: many bytes of the memory budget it is charged
+    #: set by NamedRoom: the network for which the subscription counts, how many entries were counted, and how many
+    #: bytes of the memory budget were charged
     creator: str = ""
     counted: int = 0
     charged: int = 0
-    #: whether a stream that matches was left out, because there are too many
+    #: whether a stream that matches the pattern was left out, because the limit leaves no room for it
     full: bool = False
     waiting: list[Deferred[None]] = attrs.field(factory=list)
 
@@ -93,7 +93,7 @@ class Named:
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Return the durable number of the last acknowledged record of each stream; empty while it is being created."""
+        """Return the durable number of each stream's last acknowledged record; empty before the creation is durable."""
         if self.stored is None:
             return {}
         streams = (self.stored.stream,) if self.members is None else self.members
@@ -101,5 +101,5 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Return how many entries count towards the limit: 1, and 1 for each stream of its pattern."""
+        """Return how many entries of the limit the subscription takes: 1, and 1 for each stream of its pattern."""
         return 1 + len(self.members or ())

@@ -25,7 +25,7 @@ class Watchers:
     _waiting: dict[Deferred[None], Callable[[], bool]] = attrs.field(factory=dict, init=False)
 
     def when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        """Return a Deferred that fires as soon as *condition* returns True; at once if it does so now."""
+        """Return a Deferred that fires as soon as *condition* returns True, which may be at once."""
         if condition():
             return succeed(None)
         watcher: Deferred[None] = Deferred()
@@ -86,7 +86,7 @@ class _Factory(Factory):
 def reconnecting(
     clock: IReactorTime, endpoint: IStreamClientEndpoint, make: Callable[[], Protocol], retry: Callable[[int], float]
 ) -> ClientService:
-    """Start and return a service that connects to *endpoint*, again and again until it is stopped.
+    """Start and return a service that connects to *endpoint*, again and again until the service is stopped.
 
     :param make: returns the protocol of each connection
     :param retry: maps the number of failures in a row to the delay before the next attempt, in seconds
@@ -97,5 +97,5 @@ def reconnecting(
 
 
 def stopped(service: ClientService | None) -> Deferred[None]:
-    """Stop *service*, if there is one; the Deferred fires when its connection is closed."""
+    """Stop *service*, unless it is None; the Deferred fires when the connection of the service is closed."""
     return succeed(None) if service is None else service.stopService().addCallback(lambda _: None)

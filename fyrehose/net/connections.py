@@ -27,15 +27,16 @@ from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.net.twisted_private import ACCEPTS
 
-#: The most connections that are checked to find an idle one when the listener is full.
+#: How many connections are checked, at most, to find an idle one when the listener is full.
 LOOKS = 200
-#: The most refused connections that one listener keeps open for a while, see holding.py.
+#: How many refused connections one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener together read at once: each may read so much beyond its memory limit.
+#: Bytes that all connections of a listener together read at once.  Each connection reads a share of this, and may
+#: exceed its memory limit by that share.
 READS = 32 << 20
-#: The fewest bytes that a connection reads at once, however many connections there are.
+#: A connection reads at least this many bytes at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: The most connections that are being closed to make room for others: as many as two turns of the reactor accept.
+#: How many connections may be closing at a time to make room for others: as many as two turns of the reactor accept.
 CLOSING = 2 * ACCEPTS
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
 EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
@@ -57,7 +58,7 @@ REFUSALS = (
 
 
 def spare(max_connections: int) -> int:
-    """Return how many refused connections a listener may hold beyond *max_connections*, when it is full."""
+    """Return how many refused connections a full listener may hold beyond *max_connections*."""
     return 16 + max_connections // 32
 
 
@@ -72,7 +73,7 @@ def connections_within(available: int, listeners: int) -> int:
 
 
 class SessionFactory(Factory):
-    """Builds the protocols of connections within the limits of a listener, and keeps track of them.
+    """The factory that builds the protocols of connections within a listener's limits, and keeps track of them.
 
     Subclasses name their ``protocol`` and ``defaults``.
 
@@ -138,11 +139,11 @@ class SessionFactory(Factory):
         return self._delay(host, seconds) if seconds else self._admit(host)
 
     def handshake_failed(self, protocol: SessionProtocol) -> None:
-        """Count a failed handshake, so that the next connections of its network are delayed."""
+        """Count a failed handshake, so that the next connections of the peer's network are delayed."""
         self.holding.handshakes.count(protocol.network)
 
     def _delay(self, host: str, seconds: float) -> HeldConnection | None:
-        """Return a protocol that holds a connection of *host* for *seconds*, and reads nothing before its handshake."""
+        """Return a protocol that holds a connection of *host* for *seconds* before the handshake begins."""
         network, most = network_of(host), self.settings.max_connections
         waiting = len(self.connections) + len(self.holding)
         if self.holding.crowded(network) or waiting >= most + spare(most):
@@ -153,7 +154,7 @@ class SessionFactory(Factory):
         return DelayedConnection(self.holding, network, seconds, self._most_held, lambda: self._admit(host))
 
     def _admit(self, host: str) -> SessionProtocol | RefusedConnection | None:
-        """Return the protocol for a connection of *host*, or refuse it if the limits leave no room for it."""
+        """Return the protocol for a connection of *host*, or refuse the connection because of the limits."""
         network, most = network_of(host), self.settings.max_connections
         if len(self._by_network.of(network)) >= self.settings.max_per_host:
             detail = f"limit {self.settings.max_per_host}; to allow more, raise {self.protocol_name}.max-per-host"
@@ -182,7 +183,7 @@ class SessionFactory(Factory):
         protocol.same_network.move_to_end(protocol)
 
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
-        """Close the refused connection *protocol* after *seconds*; it no longer counts against the limits."""
+        """Close the refused connection *protocol* after *seconds*; from now on it does not count against the limits."""
         self._remove(protocol)
         self.holding.hold(protocol, protocol.network, seconds, self._most_held)
 
@@ -202,7 +203,7 @@ class SessionFactory(Factory):
     def drain(self) -> Deferred[None]:
         """Close every connection of the listener, each once its publishes are acknowledged.
 
-        :return: fires when all connections are closed
+        :return: a Deferred that fires when all connections are closed
         """
         self.holding.stop()
         if not self.connections and not len(self.holding):
@@ -217,7 +218,7 @@ class SessionFactory(Factory):
 
     @property
     def _most_held(self) -> int:
-        """Return how many refused connections may be kept open now: as many as are below the limit, and a few more."""
+        """Return how many refused connections may be kept open: one for each free connection, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
 

@@ -27,7 +27,7 @@ from fyrehose.net.twisted_private import path_of, tune_port
 
 @implementer(IConnected, IReloading)
 class TCPService(Service):
-    """Listens on an endpoint while the service runs.
+    """A service that listens on an endpoint while it runs.
 
     :param factory: builds the protocols of connections; a TLSFactory around it listens if its settings have a
         certificate
@@ -57,14 +57,15 @@ class TCPService(Service):
     def startService(self) -> Deferred[IListeningPort]:
         """Listen on the endpoint.
 
-        :return: fires with the port, or fails with the reason why it cannot listen
+        :return: a Deferred that fires with the port, or fails with the reason why the service cannot listen
         """
         Service.startService(self)
         if isinstance(self._endpoint, UNIXServerEndpoint):
             remove_stale_socket(path_of(self._endpoint))
         elif isinstance(self._endpoint, AdoptedStreamServerEndpoint):
             check_adopted(self._endpoint.fileno, self._endpoint.addressFamily)
-            # Give the endpoint a copy, which it closes: systemd's descriptor is needed when the listener opens again.
+            # Give the endpoint a copy of the descriptor, because the endpoint closes it, and systemd's descriptor is
+            # needed when the listener opens again.
             self._endpoint.fileno = os.dup(self._endpoint.fileno)
         listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)

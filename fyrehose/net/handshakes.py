@@ -74,7 +74,7 @@ class Handshake:
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Return the reasons from OpenSSL's error queue as text; of another error, its own text."""
+    """Return the reasons in OpenSSL's error queue as text, or the text of *error* if it is another error."""
     queue = error.args[0] if error is not None and error.args else ()
     if not isinstance(queue, list | tuple):
         return str(error)

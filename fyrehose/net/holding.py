@@ -33,9 +33,9 @@ FIRST = 0.1
 LONGEST = 3.2
 #: The time after which the refusals of a network are forgotten, in seconds.
 FORGOTTEN = 60.0
-#: The most networks whose refusals are counted; beyond that, the oldest refusal is forgotten.
+#: The number of networks whose refusals are counted; beyond that, the oldest refusal is forgotten.
 MOST_ADDRESSES = 4_096
-#: The most held connections of one network; beyond that, the oldest is closed.
+#: How many connections of one network are held; beyond that, the oldest is closed.
 MOST_OF_ONE = 250
 
 
@@ -51,14 +51,14 @@ class Holdable(Protocol):
 
 @attrs.define(eq=False)
 class Delays:
-    """Counts the recent refusals of each network, and computes the delay of its next connections.
+    """The counts of the recent refusals of each network, from which the delays of its next connections are computed.
 
     :ivar longest: the longest delay, in seconds; 0: there is none
     """
 
     clock: IReactorTime
     longest: float = LONGEST
-    #: by network, how often it was refused lately, and when it was refused last
+    #: for each network: how often it was refused lately, and when it was refused last
     _refusals: OrderedDict[str, tuple[int, float]] = attrs.field(factory=OrderedDict, init=False)
 
     def count(self, network: str) -> float:
@@ -117,7 +117,7 @@ class Holding:
         return len(self._held) + len(self._closing)
 
     def hold(self, connection: Holdable, network: str, seconds: float, most: int) -> None:
-        """Hold *connection* for *seconds*, and then end its delay; abort one if more than *most* are held."""
+        """Hold *connection* for *seconds*, and then end its delay; abort the oldest if more than *most* are held."""
         if self.stopped or seconds <= 0:
             self._closing.add(connection)
             connection.end_delay()
@@ -146,7 +146,7 @@ class Holding:
             self.emptied()
 
     def make_room(self) -> None:
-        """Abort the oldest held connection of the network with the most, if any, because its descriptor is needed."""
+        """Abort the oldest held connection of the network that has the most, because its descriptor is needed."""
         oldest = self._by_network.first_out()
         if oldest is not None:
             self._end(oldest, abort=True)
@@ -173,7 +173,7 @@ class Holding:
 
 
 class HeldConnection(TwistedProtocol):
-    """Holds a connection that was just accepted; no byte of it is read, not even for TLS."""
+    """A connection that was just accepted and is held: the server reads no byte of it, not even for TLS."""
 
     transport: Any
 
@@ -197,11 +197,11 @@ class HeldConnection(TwistedProtocol):
 
 
 class RefusedConnection(HeldConnection):
-    """A connection that was refused when it was accepted; it is closed after the delay."""
+    """A connection that the server refuses, and holds only so that its client reconnects later; then it is closed."""
 
 
 class DelayedConnection(HeldConnection):
-    """A connection that is admitted after the delay, unless the server stops.
+    """A connection that is held after failed handshakes of its network, and admitted after the delay.
 
     :ivar build: returns the protocol that takes over the connection; None: it is closed
     """
@@ -213,7 +213,7 @@ class DelayedConnection(HeldConnection):
         self.build = build
 
     def end_delay(self) -> None:
-        """Give the connection to the protocol that it would have had without the delay."""
+        """Pass the connection on to the protocol that it would have had without the delay."""
         protocol = None if self._holding.stopped else self.build()
         if protocol is None:
             super().end_delay()

@@ -19,9 +19,9 @@ from fyrehose.errors import RemoteProtocolError
 
 #: The lowest rate at which a peer may send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
-#: How far a frame may fall behind that rate before it counts as slow, in seconds.
+#: How far a frame may fall behind :data:`SLOWEST` before it counts as slow, in seconds.
 SLOW_FRAME_S = 5.0
-#: How long a frame must be observed to be behind before it is slow, in seconds: many turns of the reactor.
+#: How long a frame must be observed to be that far behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
 #: How often a frame that waits for memory checks whether other frames have become slow, in seconds.
 RETRY = 1.0
@@ -58,7 +58,7 @@ class Reading:
 
 @attrs.define(eq=False)
 class FrameWatch:
-    """Watches whether the frames of one connection arrive in time, one after the other.
+    """A watch over the frames of one connection, which have to arrive in time, one after the other.
 
     :ivar clock: the reactor, or a Clock
     :ivar timeout: how long a frame may take, in seconds
@@ -125,7 +125,7 @@ class FrameWatch:
 
     @property
     def slow(self) -> bool:
-        """Return whether the frame is slow: it has been behind the lowest rate for long enough."""
+        """Return whether the frame is slow, which means behind the lowest rate for at least :data:`CERTAINTY`."""
         if self._since is None or self._paused_at is not None:
             return False
         now = self.clock.seconds()
@@ -162,7 +162,8 @@ class FrameWatch:
             self.account.retry()
         if self._paused_at is not None:
             self._since = self.clock.seconds()
-        # The arrived bytes count, not the announced size, because announcing is cheap.
+        # Arrived bytes give the frame more time, its announced size does not, because announcing costs the peer
+        # nothing.
         left = self._since + self.timeout + self._arrived / SLOWEST - self.clock.seconds()
         if left <= 0:
             self.late(RemoteProtocolError("frame-timeout", "a frame was not complete in time"))

@@ -75,7 +75,7 @@ class Timers:
     def end(self) -> None:
         """Cancel all timers, and start no other, because the connection is lost.
 
-        What the connection has asked for may be refused later, and would then be tried again, at a closed journal.
+        A request of the connection may be refused later; a timer would then repeat the request, on a closed journal.
         """
         self.clear()
         self._ended = True

@@ -62,7 +62,7 @@ Cut = Callable[[Run, int], tuple[bytes, int | None]]
 class LargeRecord:
     """A record that is larger than a piece.
 
-    :ivar stream: the stream of the record; *seq* is its number
+    :ivar stream: the stream of the record; *seq* is the record's number
     :ivar cut: cuts a piece out of a run that holds only this record
     :ivar run: a run with only this record, while it is in memory
     :ivar position: where the next piece begins, in units of *cut*
@@ -117,7 +117,7 @@ class Outgoing:
     def pause(self, unread: int) -> None:
         """Release the memory of the record that is half sent, because the peer does not read.
 
-        :param unread: the most bytes that were written and not sent yet
+        :param unread: how many bytes at most were written and are not sent yet
         """
         if self.record is not None:
             self._lending.leave(self)
@@ -135,12 +135,12 @@ class Outgoing:
         self._owner.abort_unread()
 
     def reclaim(self) -> None:
-        """Forget the record that is half sent, because others need its memory; it is read again."""
+        """Forget the record that is half sent, because others need its memory; it is read again for its next piece."""
         if self.record is not None:
             self.record.run = None
 
     def close(self) -> None:
-        """Forget everything, because the connection has ended."""
+        """Forget all unsent data, because the connection has ended."""
         self.record = None
         self._behind.clear()
         self._lending.release(self)

@@ -16,7 +16,7 @@ from fyrehose.records import MAX_NAME
 
 #: Addresses with a host and a port.
 INET = (IPv4Address, IPv6Address)
-#: The most names of one certificate that are considered, so that a certificate with very many cannot cost much time.
+#: How many names of one certificate are considered, so that a certificate with very many cannot cost much time.
 MOST_NAMES = 100
 #: The kinds of proof that a peer may send after it was accepted: a certificate, with TLS.
 PROOFS = frozenset({"certificate"})
@@ -28,7 +28,7 @@ def host_of(address: IAddress | None) -> str:
 
 
 def port_of(address: IAddress | None) -> int | None:
-    """Return the port of a peer's address; None if it has none."""
+    """Return the port of a peer's address; None if the address has no port."""
     return address.port if isinstance(address, INET) else None
 
 
@@ -69,7 +69,7 @@ def certificate_names(transport: Any) -> tuple[str, ...]:
     peer = certificate_of(transport)
     if peer is None:
         return ()
-    # Imported here, because it is slow to import and only TLS needs it.
+    # Import this module here, because its import is slow, and only TLS needs it.
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

@@ -25,7 +25,7 @@ CONNECT_TIMEOUT = 5.0
 class AnyServer:
     """An endpoint that connects to one server after the other.
 
-    :param endpoints: of the servers; at least one
+    :param endpoints: the endpoints of the servers; at least one
     :param addresses: ``HOST:PORT`` of each endpoint, in the same order, for :meth:`prefer`; may be left out
     """
 
@@ -41,7 +41,7 @@ class AnyServer:
         return len(self._endpoints)
 
     def connect(self, factory: IProtocolFactory) -> Deferred[Any]:
-        """Connect to the next server, or to the one after it if that fails; fail if none can be reached."""
+        """Connect to the next server that can be reached; the Deferred fails if no server can be reached."""
         return Deferred.fromCoroutine(self._connect(factory))
 
     async def _connect(self, factory: IProtocolFactory) -> Any:
@@ -58,7 +58,7 @@ class AnyServer:
         raise failed
 
     def prefer(self, url: str) -> bool:
-        """Choose the server of *url* for the next connection; return False if it is none of the given servers.
+        """Choose the server of *url* for the next connection; return False if *url* is not one of the given servers.
 
         :param url: the address of the leader, as a server names it
         """
@@ -88,7 +88,7 @@ def client_endpoint(
 
 
 def follow_leader(endpoint: Any, url: str) -> bool:
-    """Connect to the leader at *url* next, as a server has named it, if that is one of the servers of *endpoint*."""
+    """Let *endpoint* connect next to the leader at *url*, as a server has named it, if *endpoint* has that server."""
     return isinstance(endpoint, AnyServer) and endpoint.prefer(url)
 
 

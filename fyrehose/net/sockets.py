@@ -20,7 +20,7 @@ WAITING = 1_024
 
 
 def remove_stale_socket(path: str) -> None:
-    """Remove the Unix socket at *path*, and its lock, if a killed process left them and no process listens there.
+    """Remove the Unix socket at *path*, and its lock, if no process listens there, because a killed process left them.
 
     Twisted checks only the process id in the lock, which in a container may by now belong to this or another process.
     """

@@ -60,7 +60,7 @@ Handlers = dict[type, Callable[[Any, Any], object]]
 CLOSE_TIMEOUT_S = 5.0
 #: How long a publisher waits before it is disconnected because the disk is full, in seconds.
 FULL_GRACE = 5.0
-#: The most bytes of replies that a peer may leave unread.
+#: How many bytes of replies a peer may leave unread.
 MOST_UNREAD = 256 << 10
 
 
@@ -77,11 +77,11 @@ class Session(Protocol):
 
     @property
     def out(self) -> list[bytes]:
-        """Return the data for the peer that is pending; the connection clears it."""
+        """Return the data that waits to be sent to the peer; the connection removes the data once it is sent."""
 
     @property
     def more(self) -> bool:
-        """Return whether :meth:`next_events` can return events of bytes that were received already."""
+        """Return whether :meth:`next_events` can return further events from bytes that were received already."""
 
     def receive_data(self, data: bytes) -> list[Any]: ...
 
@@ -93,7 +93,8 @@ class Session(Protocol):
 class ReceivedMessages(Protocol):
     """An event of a session that has messages to publish, and nothing else.
 
-    :ivar last: for :meth:`SessionProtocol.durable`, as ``Publish.note``: the number that acknowledges all of them
+    :ivar last: the number that acknowledges all of these messages; when all are durable,
+        :meth:`SessionProtocol.durable` gets it as ``Publish.note``
     """
 
     runs: list[Run]
@@ -231,7 +232,7 @@ class SessionProtocol(TwistedProtocol):
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
-        """Take *data* now, or in turns with the connections of other networks; ignored once the connection closes."""
+        """Take *data* now, or in turns with the connections of other networks; ignore it once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._silent:
                 self._silent = False
@@ -249,7 +250,7 @@ class SessionProtocol(TwistedProtocol):
                 self._wait_for_turn()
 
     def readConnectionLost(self) -> None:
-        """Handle the end of the peer's data, after the data before it."""
+        """Handle the end of the peer's data, after all data that arrived before the end."""
         if self._queued and self.phase is Phase.OPEN:
             self.eof_arrived = True
         else:
@@ -259,7 +260,7 @@ class SessionProtocol(TwistedProtocol):
         """Do nothing: the server itself has closed the writing side."""
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        """End everything that this connection has: its calls of the broker, its memory and its timers."""
+        """End what belongs to this connection: its calls of the broker, its memory and its timers."""
         if self.phase is not Phase.GONE:
             self._enter(Phase.GONE)
         if self._handshake.lost(reason):
@@ -318,7 +319,7 @@ class SessionProtocol(TwistedProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return whether the session has further events of data that it has received, and they can be handled now."""
+        """Return whether the session has further events, from data that it has received, that can be handled now."""
         return self.session.more
 
     def take(self, data: bytes) -> None:
@@ -335,7 +336,7 @@ class SessionProtocol(TwistedProtocol):
     # Called by subclasses.
 
     def received(self, events: Sequence[object]) -> None:
-        """Handle *events* of the session, and write the data that it sends.
+        """Handle *events* of the session, and write the data that the session sends.
 
         If the session has further events, they are handled in turns with the connections of other networks.
         """
@@ -382,7 +383,7 @@ class SessionProtocol(TwistedProtocol):
         Everything that the peer sends after a refused publish is ignored, so an acknowledgement covers all publishes
         before it.
 
-        :param note: for :meth:`durable`, as ``Publish.note``
+        :param note: passed to :meth:`durable` as ``Publish.note`` when *runs* are durable
         :param key: see :meth:`.IBrokerPublisher.publish`
         """
         self.unsettled += 1
@@ -470,8 +471,8 @@ class SessionProtocol(TwistedProtocol):
     def refused(self, error: FyrehoseError) -> None:
         """Count and log a refused publish, and close once earlier publishes are settled; a hook for subclasses."""
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-        # Without an acknowledgement the peer will reconnect, and should not do so at once, unless it is to reconnect to
-        # another server.
+        # The peer reconnects because it gets no acknowledgement.  Delay that, unless the peer has to connect to another
+        # server.
         waits = isinstance(error, ReadOnly) and not isinstance(error, Following)
         self._finish_late(FULL_GRACE if waits else 0.0)
 
@@ -486,7 +487,7 @@ class SessionProtocol(TwistedProtocol):
         self.abort()
 
     def attach(self, subscription: ISubscription) -> None:
-        """Deliver *subscription* to the peer, as fast as it reads."""
+        """Deliver *subscription* to the peer, as fast as the peer reads."""
         self._subscriptions[subscription] = None
         if not self.write_paused and self.outgoing.record is None:
             subscription.resumeProducing()
@@ -497,7 +498,7 @@ class SessionProtocol(TwistedProtocol):
         subscription.stopProducing()
 
     def flush(self, *more: bytes) -> None:
-        """Write the data that the session has to send, and *more* behind it."""
+        """Write the data that the session has to send, and then *more*."""
         data = [*self.session.out, *more]
         self.session.out.clear()
         if not data or not self.writable:
@@ -532,7 +533,7 @@ class SessionProtocol(TwistedProtocol):
             self._resume_subscriptions()
 
     def record_lost(self, reason: Exception) -> None:
-        """Abort the connection, because the rest of a record cannot be read, and nothing else can follow its part."""
+        """Abort the connection, because the rest of a half-sent record cannot be read, so no other data may follow."""
         self.log.warn(
             "{protocol}: closing the connection of {peer} within a record: {reason}",
             protocol=self.protocol_name,
@@ -565,7 +566,7 @@ class SessionProtocol(TwistedProtocol):
         self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:
-        """Count and log a forbidden action, and close once earlier publishes are settled."""
+        """Count and log an action that the policy forbids, and close once earlier publishes are settled."""
         self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
         self._finish_late()
 
@@ -584,7 +585,7 @@ class SessionProtocol(TwistedProtocol):
             self.timers.start(CLOSE_TIMEOUT_S, self.abort)
             return
         self.transport.unregisterProducer()
-        # A peer with unread data still counts as connected: it has time to read that.
+        # Do not keep only the socket while the peer has unread data, so that the peer has time to read the data.
         if self._delay and not self.write_paused:
             self._hold_socket()
         else:
@@ -620,7 +621,8 @@ class SessionProtocol(TwistedProtocol):
     def end_delay(self) -> None:
         """Close the connection, at most one turn of the reactor later, even if the peer does not read."""
         self._close()
-        # Closing normally would wait until the peer has read its data and ended TLS.
+        # Abort if the peer does not read or uses TLS, because closing would wait until the peer has read its data and
+        # ended TLS.
         waits = self.write_paused or self.outgoing.record is not None
         if waits or ISSLTransport.providedBy(self.transport):
             self.abort()
@@ -628,7 +630,7 @@ class SessionProtocol(TwistedProtocol):
     # Private.
 
     def _wait_for_turn(self) -> None:
-        """Queue the connection for a turn to handle what it has received.
+        """Queue the connection for a turn in which it handles the data that it has received.
 
         It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
         while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
@@ -685,12 +687,12 @@ class SessionProtocol(TwistedProtocol):
         self.use_rights()
 
     def use_rights(self) -> None:
-        """Use a broker with the rights of :attr:`identity`; call this after the identity has changed."""
+        """Switch to a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
         self.publisher = self.broker.publisher(self.account, self.settle)
 
     def _check_admitted(self) -> None:
-        """Refuse a peer that no rule of the policy allows anything, even after further proofs."""
+        """Refuse the peer if no rule of the policy allows it anything, even with the proofs that it may send later."""
         proofs = self.factory.proofs
         try:
             if proofs is not None:
@@ -753,7 +755,7 @@ class SessionProtocol(TwistedProtocol):
             self.drop(error)
 
     def _give_way(self, error: RemoteProtocolError) -> None:
-        """Drop the connection, because others wait for its memory; abort it if it has no publish to acknowledge."""
+        """Drop the connection, because others wait for its memory; abort it if all publishes are acknowledged."""
         self._late(error)
         if self.phase is Phase.LINGERING:
             self.abort()

@@ -58,7 +58,7 @@ class TLSSettings(TCPSettings):
         if wants_certificates != bool(self.tls_authorities):
             raise ConfigError(
                 f"invalid options of {protocol}: tls-authorities and "
-                "tls-client-auth=optional or required need each other"
+                "tls-client-auth=optional or required can only be set together"
             )
         if not self.tls_certificate:
             return None
@@ -94,7 +94,7 @@ class TLSSettings(TCPSettings):
         context.use_certificate_chain_file(self.tls_certificate)
         context.use_privatekey(self._key())
         context.check_privatekey()
-        # No session is resumed: that would skip the verification of the client's certificate.
+        # Resume no TLS session, because resuming would skip the verification of the client's certificate.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
@@ -118,7 +118,7 @@ class TLSSettings(TCPSettings):
 @implementer(IOpenSSLServerConnectionCreator)
 @attrs.define(eq=False)
 class TLS:
-    """Creates the server side of TLS connections, by the settings and the certificate of a listener."""
+    """The creator of the server side of TLS connections, with the settings and the certificate of a listener."""
 
     settings: TLSSettings
     protocol: str
@@ -153,7 +153,7 @@ class TLSFactory(TLSMemoryBIOFactory):
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))
 
     def _with_tls(self, protocol: IProtocol | None) -> IProtocol | None:
-        """Wrap *protocol* into TLS, unless the connection was refused; a delayed one is wrapped after its delay."""
+        """Wrap *protocol* into TLS, unless the connection was refused; wrap a delayed connection after its delay."""
         if isinstance(protocol, DelayedConnection):
             build = protocol.build
             protocol.build = lambda: self._with_tls(build())

@@ -16,7 +16,7 @@ log = Logger()
 
 
 class TurnEnds:
-    """Calls functions at the end of the turns of *reactor*.
+    """A queue of functions that are called at the end of the turns of *reactor*.
 
     A reactor whose main loop is not that of ``ReactorBase``, such as that on asyncio, never calls ``doIteration``, so
     that every function becomes a delayed call there.

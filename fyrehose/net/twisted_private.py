@@ -47,14 +47,14 @@ log = Logger()
 EPOLLIN = 1
 #: Bytes that are written at once.
 WRITE = 128 << 10
-#: The most unsent bytes of a connection in the kernel's buffer.  That would take megabytes, and an answer to a slow
-#: subscriber, such as a PONG, would have to wait behind all of them.
+#: Limit of the unsent bytes of a connection in the kernel's buffer.  The buffer would take megabytes, and an answer to
+#: a slow subscriber, such as a PONG, would have to wait behind all of them.
 UNSENT = 256 << 10
 #: Linux's ioctl for the number of bytes in the buffer of a socket that were not sent yet.
 _SIOCOUTQNSD = 0x894B
-#: Connections that are accepted in one turn of the reactor.  When a listener is full, each of them closes another one,
-#: which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are descriptors.  All
-#: listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
+#: Connections that are accepted in one turn of the reactor.  When a listener is full, each accepted connection closes
+#: another one, which takes until the next turn; Twisted would meanwhile accept hundreds, more than there are
+#: descriptors.  All listeners accept in the same turn, which takes 0.1 to 0.2 ms for each connection.
 ACCEPTS = 8
 #: Events of sockets that are handled in one turn of the reactor; a simple one takes 0.03 to 0.1 ms.
 EVENTS = 128
@@ -72,7 +72,7 @@ class PromptServer(Server):
         self, sock: socket.socket, protocol: Any, client: Any, server: Port, sessionno: int, reactor: Any
     ) -> None:
         super().__init__(sock, protocol, client, server, sessionno, reactor)
-        # The reactor is told that the socket is writable only when less than this is unsent.
+        # Let the kernel report the socket as writable only when less than UNSENT bytes are unsent.
         with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
 
@@ -214,7 +214,7 @@ class ReopeningLogFile(LogFile):
     def reopen(self) -> None:
         """Open the file of that name, and close the one that was open.
 
-        :raises OSError: it cannot be opened; the other one stays open
+        :raises OSError: the file cannot be opened; the other one stays open
         """
         before = self._file
         self._openFile()  # type: ignore[no-untyped-call]

@@ -807,7 +807,7 @@ TestBudgetMachine = BudgetMachine.TestCase
 TestBudgetMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
-def test_memory_grant_is_released_when_the_rest_of_its_frame_is_small() -> None:
+def test_reserved_memory_is_released_when_the_next_frame_is_smaller() -> None:
     budget = Budget(limit=64 * MIB)
     peer = Peer(budget, size=4 * MIB)
     peer.send(MIB)
@@ -816,7 +816,7 @@ def test_memory_grant_is_released_when_the_rest_of_its_frame_is_small() -> None:
     assert (budget.granted, budget.used) == (0, 8)
 
 
-def test_memory_grant_of_a_frame_with_a_small_rest_is_given_to_a_waiting_frame() -> None:
+def test_a_waiting_frame_gets_the_memory_that_a_smaller_next_frame_releases() -> None:
     budget = Budget(limit=64 * MIB)
     first, second = Peer(budget, "a", size=12 * MIB), Peer(budget, "b", size=4 * MIB)
     first.send(MIB)

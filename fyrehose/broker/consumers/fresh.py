@@ -64,12 +64,12 @@ class FreshRanges:
         return self._ranges[at] if at >= 0 and seq <= self._ranges[at].last else None
 
     def cut(self, first: int, last: int) -> list[FreshRange]:
-        """Return the ranges of the records from *first* to *last*; split ranges that reach beyond these records."""
+        """Return the ranges of the records from *first* to *last*; first split ranges that reach beyond them."""
         begin = self._split(first)
         return self._ranges[begin : self._split(last + 1)]
 
     def _split(self, seq: int) -> int:
-        """Let a range begin at *seq*, if one includes it; return the index of the first range from *seq* on."""
+        """Split the range around *seq*, if any, before *seq*; return the index of the first range from *seq* on."""
         at = bisect_right(self._firsts, seq - 1)
         if at and self._ranges[at - 1].last >= seq:
             before = self._ranges[at - 1]

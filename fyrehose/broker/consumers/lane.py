@@ -18,7 +18,7 @@ a *dead letter* is a copy of a record that workers failed to handle.  The rules,
 11. A record is leased for the first time only when a durable ``reach`` includes it.
 12. After a start, records up to ``reach`` wait for one lease time.  A worker of the epoch before can settle or extend
     them meanwhile, if the number of its token is the next one after those that were written.
-13. A server leases and extends only while no other can have taken over.
+13. A server leases and extends only while no other server can have taken over.
 14. Leases count on a clock that does not step.
 15. A record waits while an earlier one of its key is not final, durably.
 16. A new record is leased while fewer than ``window`` records at or below it are not final.
@@ -47,12 +47,13 @@ from fyrehose.broker.consumers.progress import (
     packed_ranges,
 )
 
-#: How many times ``limit`` a record may be returned as not tried before that counts as a failure.
+#: A record may be returned as not tried this many times its ``limit``; then each further return counts as a failure.
 UNTRIED = 10
-#: The delay after the first failure, in seconds; each further failure doubles it, up to the longest one.
+#: The delay after the first failure, in seconds; each further failure doubles the delay, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 
-#: A heap of times is rebuilt without outdated entries when it has more than two for each record, and this many more.
+#: A heap of times is rebuilt without outdated entries when it has more than two entries for each record, and this many
+#: more.
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
@@ -117,7 +118,7 @@ class Leased:
 
 @attrs.define(eq=False)
 class LaneChange:
-    """A change of a lane, to be appended as one record: all of it becomes durable, or nothing.
+    """A change of a lane that is appended as one record, so that all of the change becomes durable, or nothing.
 
     :ivar ended: the leases that end without a settling, see :attr:`OpenRecord.ended`, by the number of the record
     :ivar epoch: the epoch that begins; 0: none does
@@ -154,9 +155,9 @@ class Group:
 
     :ivar append: appends changes that are to become durable together; the caller then calls :meth:`committed` or
         :meth:`undone` with each change, in the order of appends
-    :ivar now: the monotonic clock, in seconds
-    :ivar trusted: whether no other server can have taken over
-    :ivar wall: the time for people, in microseconds since 1970 UTC
+    :ivar now: returns the monotonic time, in seconds
+    :ivar trusted: returns whether no other server can have taken over
+    :ivar wall: returns the time of day, which is shown to people, in microseconds since 1970 UTC
     :ivar epoch: the epoch of this server; *before* is the epoch of the server that led before
     :ivar hold_until: until when records that may have been leased before the start wait (rule 12)
     :ivar open: how many records of all lanes are not final, of those that were leased or may have been
@@ -224,7 +225,7 @@ class Group:
         return self.now() < self.hold_until
 
     def room(self) -> int:
-        """Return how many records that were never leased the window still allows to lease (rule 16)."""
+        """Return how many more records may be leased for the first time within the window (rule 16)."""
         return max(0, self.options.window - self.open)
 
     def committed(self, batch: LaneChange) -> None:
@@ -291,12 +292,12 @@ class Lane:
         self._tick_at(self.group.hold_until)
 
     def stir(self) -> None:
-        """Mark this lane as one that may have records to lease, so that the next requests look here."""
+        """Mark this lane as one that may have records to lease, so that the next requests for records ask this lane."""
         if not self._abandoned:
             self.group.stirred.setdefault(self.stream, self)
 
     def has_more(self) -> bool:
-        """Return whether the lane has records to lease, as soon as window and reach allow it."""
+        """Return whether the lane has records that can be leased as soon as the window and the reach allow that."""
         return bool(self._ready) or self.seen < self.bounds()[1]
 
     def _tick_at(self, when: float) -> None:
@@ -307,7 +308,7 @@ class Lane:
     # Leasing.
 
     def lease(self, consumer: str, most: int) -> list[Leased]:
-        """Lease up to *most* records to *consumer*: new ones, and for up to a half of them those that were returned."""
+        """Lease up to *most* records to *consumer*: half of them returned, half new, if there are enough of both."""
         self.tick()
         unknown = self._blind or (
             self.keys is not None and (self._expiring or self._unwritten)
@@ -380,7 +381,7 @@ class Lane:
         self._tick_at(end)
 
     def is_waiting(self, entry: OpenRecord) -> bool:
-        """Return whether the record of *entry* may be leased, apart from its delay (rules 2, 5, 8, 12, 15)."""
+        """Return whether the record of *entry* may be leased as soon as its delay is over (rules 2, 5, 8, 12, 15)."""
         if entry.lease is not None or entry.ending is not None or entry.closing:
             return False
         return not self._is_held(entry) and self._is_first(entry)
@@ -389,11 +390,11 @@ class Lane:
         return entry.seq <= self.hold and self.group.in_grace()
 
     def _is_first(self, entry: OpenRecord) -> bool:
-        """Return whether no earlier record of its key is open (rule 15)."""
+        """Return whether no earlier record with the key of *entry* is open (rule 15)."""
         return entry.key is None or self._queues[entry.key][0] == entry.seq
 
     def _next_ready(self) -> OpenRecord | None:
-        """Return the next record whose wait is over: it was returned, or waited after a start or for its key."""
+        """Return the next record that waits no longer: it was returned, or had to wait by rule 12 or 15."""
         while self._ready:
             entry = self.entries.get(heappop(self._ready))
             if entry is None or not entry.queued:
@@ -475,7 +476,7 @@ class Lane:
             seq = end + 1
 
     def why_not(self, seq: int, token: Token) -> str:
-        """Return why *seq* cannot be settled with *token* (rules 3, 4, 5 and 12); empty if it can."""
+        """Return why record *seq* cannot be settled with *token* (rules 3, 4, 5 and 12); empty if it can be settled."""
         if self.group.rewinding:
             return "rewound"
         if seq in self.progress.final:
@@ -528,7 +529,7 @@ class Lane:
         return [entry for seq, entry in self.entries.items() if first <= seq <= last]
 
     def _single(self, seq: int) -> OpenRecord:
-        """Return the entry of record *seq*; take the record out of its range, if it is in one."""
+        """Return the entry of record *seq*; if the record belongs to a range, take it out of the range."""
         for fresh in self.fresh.remove(seq, seq):
             lease = fresh.lease
             self.entries[seq] = OpenRecord(seq, lease=Lease(1, lease.end, lease.consumer))
@@ -538,7 +539,7 @@ class Lane:
     def give_back(
         self, seq: int, batch: LaneChange, *, failed: bool, delay: float | None = None, why: str = ""
     ) -> None:
-        """End the lease of *seq*, which :meth:`holds`, without settling it.
+        """End the lease of record *seq*, for which :meth:`holds` is true, without settling the record.
 
         :param batch: the end of the lease is added to it; a dead letter or an expired record is appended by itself
         :param failed: whether the end of the lease counts as a failure
@@ -564,7 +565,7 @@ class Lane:
         return 0 < self.group.options.limit <= failures
 
     def extend(self, seq: int, token: Token, consumer: str) -> Token | None:
-        """Extend a lease, perhaps one of the epoch before, by a lease time from now; return its token, or None."""
+        """Extend a lease, even of the previous epoch, to one lease time from now; return its token, or None."""
         if not self.group.may_lease():
             return None
         entry = self.entries.get(seq)
@@ -579,7 +580,7 @@ class Lane:
         return self.group.epoch, entry.lease.number
 
     def renew(self, leased: Leased, consumer: str) -> Iterator[Leased]:
-        """Extend the leases of *leased* that have not ended by a lease time from now, and yield their records."""
+        """Extend the leases of *leased* that have not ended to one lease time from now, and yield their records."""
         if not self.group.may_lease():
             return
         for fresh in self.fresh.cut(leased.first, leased.last):
@@ -609,7 +610,7 @@ class Lane:
             self._release(entry)
 
     def abandon(self) -> None:
-        """Forget everything, because the subscription is rewound or deleted."""
+        """Forget all records and leases of this lane, because the subscription is rewound or deleted."""
         for entry in self.entries.values():
             self._end_lease(entry)
             self.group.open -= not entry.closing
@@ -624,7 +625,7 @@ class Lane:
         self._abandoned = True  # committed() or undone() may still be called for changes that are being written.
 
     def leases(self) -> Iterator[tuple[str, int, str, float, int]]:
-        """Yield stream, number, consumer, end and failures of each record that is leased."""
+        """Yield the stream, number, consumer, end of the lease and failures of each record that is leased."""
         for entry in self.entries.values():
             if entry.lease is not None:
                 yield self.stream, entry.seq, entry.lease.consumer, entry.lease.end, entry.ended[1]
@@ -767,7 +768,7 @@ class Lane:
         return [self.entries[seq] for seq in numbers if seq in self.entries]
 
     def _reopen(self, entry: OpenRecord) -> None:
-        """Make *entry* as it was before a change of it that could not be written."""
+        """Restore the state that *entry* had before a change that could not be written."""
         if entry.ending is not None:
             entry.ending = None
         elif entry.closing:
@@ -800,7 +801,7 @@ class Lane:
             del held[consumer]
 
     def _forget(self, entry: OpenRecord) -> None:
-        """Forget a record that is final, and let the next one of its key be leased (rule 15)."""
+        """Forget a record that is final, and let the next record with the same key be leased (rule 15)."""
         seq = entry.seq
         del self.entries[seq]
         self._end_lease(entry)

@@ -29,14 +29,14 @@ from fyrehose.records import LAST_SEQ, Record
 #: The stream of shared subscriptions, and the source of its records.
 STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
-#: A checkpoint begins a new record when the last one is larger than this, in bytes.
+#: A checkpoint begins another record when its last record is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
 #: The ways in which a record becomes final.
 FINAL = ("settled", "dead", "expired")
-#: The most dead letters of one stream whose details are kept; of older ones only the count.
+#: How many of the latest dead letters of one stream are kept with their details; older ones are only counted.
 KEPT_LETTERS = 20
 
-#: json.dumps() would make an encoder for each call, because these options are not its defaults.
+#: One encoder for all calls, because json.dumps() makes a new one for each call with other options than the defaults.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
@@ -106,8 +106,8 @@ class ShareOptions:
     :ivar stream: the stream that is shared, or, with *pattern*, the pattern of the streams
     :ivar lease: how long a worker has a record, in seconds
     :ivar limit: the failure that makes a record a dead letter; 0: none does
-    :ivar window: the most records that are not final at or below the highest leased one
-    :ivar most: the most records that one consumer may hold
+    :ivar window: how many records up to the highest leased one may be not final at a time
+    :ivar most: how many records one consumer may hold
     :ivar dead: the stream of the dead letters; None: they are only counted
     :ivar key: records of the same key are handled in order: ``topic``, ``producer``, a member of JSON objects, or None
     :ivar creator: the network of the peer that created it
@@ -168,7 +168,7 @@ class StreamProgress:
         self.counts[how] += self.final.add(first, last)
 
     def packed(self) -> dict[str, Any]:
-        """Return the progress as an object for JSON, as a checkpoint stores it."""
+        """Return the progress as an object for JSON, in the form that a checkpoint stores."""
         return {
             "floor": self.final.floor,
             "above": self.final.above(),
@@ -243,7 +243,7 @@ class SavedShares:
         try:
             begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"it is invalid: {error!r}") from error
+            raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
         if not isinstance(begin, int):
             raise ValueError(f'invalid "since" {begin!r}: expected the number of the last checkpoint')
         return begin
@@ -253,7 +253,7 @@ class SavedShares:
         try:
             return self._apply(fields)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"it is invalid: {error!r}") from error
+            raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
 
     def _apply(self, fields: dict[str, Any]) -> bool:
         if "all" in fields:
@@ -342,7 +342,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(data)
         version = fields["v"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is invalid: {error!r}") from error
+        raise ValueError(f"expected a JSON object with a version: {error!r}") from error
     if version != VERSION:
         raise ValueError(f"the record has version {version!r}; this Fyrehose reads version {VERSION}")
     if not any(key in fields for key in ("all", "name")):

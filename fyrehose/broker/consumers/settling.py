@@ -17,9 +17,9 @@ from fyrehose.broker.consumers.progress import packed_ranges
 from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run
 
-#: The most records that one request settles or returns.
+#: How many records one request may settle or return.
 MOST_SETTLED = 10_000
-#: The most results of one request.
+#: How many results one request may have.
 MOST_RESULTS = 1_000
 #: The longest time that a record waits after it was returned, in seconds.
 LONGEST_DELAY = 86_400
@@ -53,7 +53,7 @@ class Settling:
 def settling(fields: dict[str, Any]) -> Settling:
     """Return the request to settle that a peer sent as the JSON object *fields*.
 
-    :raises ValueError: it is invalid
+    :raises ValueError: the request is invalid
     """
     only(fields, {"publish", "consumer", *KINDS})
     items: list[Item] = []
@@ -155,7 +155,7 @@ def _result(fields: Any) -> Result:
 def only(fields: dict[str, Any], known: set[str]) -> None:
     """Check that a JSON object has no fields but the *known* ones.
 
-    :raises ValueError: it has another one
+    :raises ValueError: the object has an unknown field
     """
     unknown = sorted(fields.keys() - known)
     if unknown:
@@ -181,7 +181,7 @@ def text_of(fields: dict[str, Any], name: str) -> str:
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
     """Return the field *name* of a JSON object, which has to be a number from *least* to *most*.
 
-    :raises ValueError: it is not
+    :raises ValueError: the field is not such a number
     """
     value = fields[name]
     if not (is_number(value) and least <= value <= most):
@@ -192,7 +192,7 @@ def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:
 def seconds_of(value: object, name: str, most: int) -> float:
     """Return *value*, the field *name* of a JSON object, which has to be seconds from 0 to *most*.
 
-    :raises ValueError: it is not
+    :raises ValueError: the value is not such a number of seconds
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f'expected seconds from 0 to {most} for "{name}"')
@@ -200,5 +200,5 @@ def seconds_of(value: object, name: str, most: int) -> float:
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Return whether *value*, which was parsed from JSON, is a whole number; true and false are none."""
+    """Return whether *value*, which was parsed from JSON, is a whole number; true and false do not count."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -40,7 +40,7 @@ class PeerBroker(Protocol):
 
 @attrs.frozen(eq=False)
 class Sharing:
-    """The shared subscriptions as one peer may use them: checks the rights of the peer.
+    """The shared subscriptions as one peer may use them, after each request was checked against the peer's rights.
 
     :ivar network: the network of the peer; empty: the server itself
     """
@@ -65,7 +65,8 @@ class Sharing:
     def create(self, name: str, options: ShareOptions, first: int) -> Steps[SharedSubscription]:
         """Create the subscription *name*, which begins with record *first* of each stream.
 
-        :return: fires when it is durable; fails with a SubscriptionError, a PublishError or Forbidden
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError, a PublishError
+            or Forbidden
         """
         for right in (Right.SUBSCRIBE, Right.CONSUME):
             self.peer.check(right, options.stream)
@@ -109,7 +110,7 @@ class Sharing:
         return self.act(shared, held, consumer)
 
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
-        """Set the position to *seq* in every stream (None: the end), or to a number for each stream."""
+        """Set the position in every stream to *seq* (None: to the stream's end), or to its number in *seq*."""
         lanes, bounds = shared.work.lanes, self.table.journal.bounds
         numbers = seq if isinstance(seq, Mapping) else {each: bounds(each)[1] if seq is None else seq for each in lanes}
         for stream, number in numbers.items():
@@ -141,7 +142,7 @@ class Sharing:
         return {**describe(self.table, shared), **details(shared)}
 
     def listed(self) -> list[dict[str, object]]:
-        """Return the subscriptions that the peer may consume, for JSON; none if another server leads, or may lead."""
+        """Return the subscriptions that the peer may consume, for JSON; no subscriptions if another server may lead."""
         if isinstance(self.table.refusal(), Following | Unreplicated):
             return []
         permits: Callable[[Right, str], bool] = self.peer.permits

@@ -58,7 +58,7 @@ ENTRY_BYTES = 256
 READ_BYTES = 256 << 10
 #: The largest payload of one answer with several records, in bytes.
 ANSWER_BYTES = 4 << 20
-#: The most dead letters that one request publishes again, and the size of what it reads for that, in bytes.
+#: The largest number of dead letters that one request publishes again, and how many bytes it reads for that.
 MOST_REDRIVEN = 1_000
 REDRIVE_BYTES = 1 << 20
 
@@ -128,8 +128,8 @@ class SharedSubscriptions:
 
     :ivar publish: publishes runs, and records of the server's own, in one batch
     :ivar refusal: returns why nothing can be leased at present, or None
-    :ivar taken: returns whether a named subscription that is not shared has a name
-    :ivar most: the most subscriptions
+    :ivar taken: returns whether the given name belongs to a named subscription that is not shared
+    :ivar most: the largest number of shared subscriptions
     """
 
     clock: IReactorTime
@@ -145,10 +145,10 @@ class SharedSubscriptions:
     lags: SubscriptionLags = attrs.field(init=False)
     _saved: SavedShares = attrs.field(factory=SavedShares, init=False)
     _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
-    #: how many changes of whole subscriptions are being written: a checkpoint now would not contain them
+    #: how many changes of whole subscriptions are being written; a checkpoint has to wait, because it would miss them
     _changing: int = attrs.field(default=0, init=False)
     _lanes: int = attrs.field(default=0, init=False)
-    #: by the name of a subscription that is being written: the requests for the same name, which wait
+    #: by the name of a subscription that is being created: the waiting requests for the same name
     _creating: dict[str, list[Deferred[None]]] = attrs.field(factory=dict, init=False)
     #: streams that were created while subscriptions are being written
     _appeared: dict[str, None] = attrs.field(factory=dict, init=False)
@@ -218,7 +218,8 @@ class SharedSubscriptions:
         """Create the subscription *name*, unless it exists with the same options.
 
         :param floors: by stream, the number behind which it begins
-        :return: fires when it is durable; fails with a SubscriptionError or a PublishError
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
+            PublishError
         """
         self._check_leading()
         while name in self._creating:
@@ -237,7 +238,8 @@ class SharedSubscriptions:
             raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
         if len(self.entries) + len(self._creating) >= self.most:
             raise TooManyNamedSubscriptions(
-                f"the server has its {self.most} shared subscriptions; delete some, or raise server.named-subscriptions"
+                f"the server has reached its limit of {self.most} shared subscriptions; delete some, or raise "
+                "server.named-subscriptions"
             )
         if not self.budget.keep(ENTRY_BYTES * options.window):
             raise NoRoomForSubscription(
@@ -246,7 +248,7 @@ class SharedSubscriptions:
             )
         self.budget.forget(ENTRY_BYTES * options.window)  # Only a check: _add() charges it for good.
         self._creating[name] = []
-        # Higher than the epochs of an earlier subscription of this name: each of them took a record of this stream.
+        # Begin above the epochs of an earlier subscription of this name: each epoch took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1]
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
         begun = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
@@ -309,8 +311,8 @@ class SharedSubscriptions:
     def _add_lane(self, shared: SharedSubscription, stream: str, done: StreamProgress) -> None:
         if shared.pattern is not None and self._lanes >= self.most:
             log.warn(
-                "shared subscription {name!r} leaves out stream {stream!r}: the server has its {most} streams of "
-                "shared subscriptions; raise server.named-subscriptions",
+                "shared subscription {name!r} leaves out stream {stream!r}: the server has reached its limit of {most} "
+                "streams of shared subscriptions; raise server.named-subscriptions",
                 name=shared.name,
                 stream=stream,
                 most=self.most,
@@ -329,7 +331,7 @@ class SharedSubscriptions:
             del self._by_stream[stream]
 
     def stream_created(self, stream: str) -> None:
-        """Add *stream* to the subscriptions whose pattern it matches; they begin with its first record."""
+        """Add *stream* to the subscriptions whose patterns match it, beginning with its first record."""
         if self._creating:
             self._appeared[stream] = None
         for shared in self.entries.values():
@@ -338,7 +340,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def delete(self, shared: SharedSubscription) -> Steps[None]:
-        """Delete *shared*; fires when that is durable."""
+        """Delete *shared*; the Deferred fires when the deletion is durable."""
         yield self._forget_records(shared, [progress.pack(shared.name, self.stream.checkpoint, set=None)])
         self._forget(shared)
 
@@ -355,14 +357,14 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def pause(self, shared: SharedSubscription, paused: bool) -> Steps[None]:
-        """Stop leasing (*paused*), or lease again; fires when that is durable."""
+        """Stop leasing (*paused*), or lease again; the Deferred fires when the change is durable."""
         yield self._change(progress.pack(shared.name, self.stream.checkpoint, paused=paused))
         shared.group.paused = paused
         self.wake(shared)
 
     @inlineCallbacks
     def rewind(self, shared: SharedSubscription, seqs: Mapping[str, int]) -> Steps[None]:
-        """Forget everything about the streams in *seqs*, and continue behind these numbers, in a new epoch."""
+        """Forget the progress in the streams of *seqs*, and continue behind these numbers, in a new epoch."""
         if not seqs:
             return
         group, epoch = shared.group, shared.group.epoch + 1
@@ -385,7 +387,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def _forget_records(self, shared: SharedSubscription, payloads: Sequence[bytes]) -> Steps[None]:
-        """Append a rewind or a deletion; fires when it is durable, and until then no change of a record is appended."""
+        """Append a rewind or deletion, and no change of a record until it is durable; then the Deferred fires."""
         if shared.gone or shared.group.rewinding:
             why = "was deleted" if shared.gone else "is being rewound or deleted already; try again"
             raise SubscriptionConflict(f"shared subscription {shared.name!r} {why}")
@@ -401,11 +403,11 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def redrive(self, shared: SharedSubscription, publish: Publish) -> Steps[tuple[int, int]]:
-        """Publish the next dead letters to the streams that they come from, and note that in the same commit.
+        """Publish the next dead letters to the streams that they come from, and record that in the same commit.
 
         :param publish: publishes with the rights of the peer
-        :return: fires with the number of dead letters that were published, and about how many are left, when that is
-            durable; fails with a SubscriptionError or a PublishError
+        :return: a Deferred that fires with the number of dead letters that were published, and about how many are left,
+            when that is durable; fails with a SubscriptionError or a PublishError
         """
         dead = self._redrivable(shared)
         runs, seq, last = [], shared.redriven, self.journal.bounds(dead)[1]
@@ -454,7 +456,7 @@ class SharedSubscriptions:
 
     @inlineCallbacks
     def _change(self, *payloads: bytes, runs: Sequence[Run] = (), publish: Publish | None = None) -> Steps[None]:
-        """Append a change of a whole subscription, such as its deletion, and publish *runs* in the same commit."""
+        """Append a change of a whole subscription, such as a deletion, and publish *runs* in the same commit."""
         self._changing += 1
         try:
             yield (publish or self.publish)(runs, [self.stream.draft(*payloads)])
@@ -469,7 +471,8 @@ class SharedSubscriptions:
         """Lease up to *most* records, waiting up to *wait* seconds for the first one.
 
         :param request: see :meth:`.work.Work.lease`
-        :return: fires with the leased records; cancelling it ends the request, so that nothing is leased
+        :return: a Deferred that fires with the leased records; cancelling it ends the request, so that nothing is
+            leased
         """
         try:
             self._check_durable()
@@ -529,7 +532,7 @@ class SharedSubscriptions:
                 run = self._reader.holding(lane.stream, first)
                 if run is None:
                     lane.missing(first, first)
-                    # A gap may have any number of records, so its end is looked up.
+                    # Look up the end of the gap instead of trying each number, because a gap may have any length.
                     lane.expire_unseen(self._reader.behind(first) - 1)
                     first += 1
                     continue
@@ -573,7 +576,8 @@ class SharedSubscriptions:
         :param publish: publishes *runs* with the rights of the peer
         :param proven: whether an append has just begun the epoch, and shown that no other server has taken over
             (rules 10 and 13)
-        :return: fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails with a
+        :return: a Deferred that fires when all is durable.  With *runs*, nothing is done if any item is refused.  Fails
+            with a
             PublishError, or if the subscription was deleted meanwhile.
         """
         if shared.gone:
@@ -581,7 +585,8 @@ class SharedSubscriptions:
         ready = shared.group.trusted() and shared.group.stored_epoch == shared.group.epoch
         if not proven and not ready and any(item.kind == "extend" or shared.work.refusals(item) for item in items):
             # Another server may have taken over and leased the record again.  Until an append shows that it has not,
-            # extend no lease, and refuse no token: it may be one of that server.  Also wait until the epoch is durable.
+            # extend no lease, and refuse no token, because the token may be one of that server.  Also wait until the
+            # epoch is durable.
             written = self._append(shared, [shared.group.begin()])
             return written.addCallback(lambda _: self.act(shared, items, consumer, runs, publish, proven=True))
         outcome = shared.work.act(items, consumer, whole=bool(runs))
@@ -688,7 +693,7 @@ class SharedSubscriptions:
 
 @attrs.define
 class RunReader:
-    """Reads single records, and keeps the runs of the last read, which often have the next ones, too."""
+    """A reader of single records, which keeps the runs of its last read, because they often have the next records."""
 
     journal: IJournal
     _stream: str = ""
@@ -705,7 +710,7 @@ class RunReader:
         return found
 
     def behind(self, seq: int) -> int:
-        """Return the first number behind the missing record *seq* whose record exists, or may come later."""
+        """Return the first number after the missing record *seq* whose record exists, or may still be written."""
         later = (max(seq + 1, run.first_seq) for run in self._runs if run.last_seq > seq)
         return min(later, default=max(seq, self._end) + 1)
 
@@ -718,7 +723,7 @@ class RunReader:
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> dict[int, str]:
-    """Return the keys of the records from *first* to *last*; a record without a key gets one of its own."""
+    """Return the keys of the records from *first* to *last*; a record without a key gets a key of its own."""
     found: dict[int, str] = {}
     for run in journal.read(stream, first, 1 << 20):
         for record in run.records():

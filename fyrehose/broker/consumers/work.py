@@ -43,7 +43,7 @@ class Item:
 
 @attrs.define
 class WorkOutcome:
-    """What a request of a worker has changed, and which of its items were refused.
+    """The outcome of a worker's request: what the request has changed, and which of its items were refused.
 
     :ivar batches: what is to be appended together, with the results of the request
     :ivar settled: the records that are done, by stream
@@ -59,7 +59,7 @@ class WorkOutcome:
 
 @attrs.define(eq=False)
 class Work:
-    """Handles the requests of workers to a shared subscription, which has a lane for each stream.
+    """The handler of workers' requests to a shared subscription, which has a lane for each stream.
 
     :ivar lanes: by stream
     """
@@ -138,7 +138,7 @@ class Work:
     def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
         """Apply the verdicts *items*, and return what to append for them; dead letters were appended already.
 
-        :param whole: do nothing if one of *items* is refused
+        :param whole: whether to do nothing if one of *items* is refused
         """
         lanes = [self.lane_of(item) for item in items]
         for lane in dict.fromkeys(lanes):

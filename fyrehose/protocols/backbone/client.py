@@ -73,10 +73,11 @@ class BackboneClient(TrainProtocol):
 
     :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
     :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
-    :ivar on_alive: called with True when the backbone answers (again), with False when it has not answered for 5 s
-    :ivar persistent: wait for a backbone that does not answer at first, instead of failing after 5 s
+    :ivar on_alive: called with True when the backbone answers, for the first time or again, and with False when it has
+        not answered for 5 s
+    :ivar persistent: whether to wait for a backbone that does not answer at first, instead of failing after 5 s
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
-    :ivar open_port: makes a port, which is not bound yet
+    :ivar open_port: returns a new port, which is not bound yet
     :ivar counters: counts the datagrams that were dropped, by cause
     """
 
@@ -123,12 +124,13 @@ class BackboneClient(TrainProtocol):
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Receive records; the client has one subscription, and this replaces it.
+        """Receive records; the client has only one subscription, so a second call replaces the first.
 
         :param take: called with runs of records in order, each record once; ``run.payloads()`` yields the payloads
-        :param after: start after this sequence (0: from the oldest record), without publishing; None: with the first
-            DELIVER that arrives
-        :param lost: called with the first and last sequence of a range that was requested in vain and is skipped
+        :param after: start after this sequence (0: from the oldest record), and publish nothing; None: start with the
+            first DELIVER that arrives
+        :param lost: called with the first and last sequence of each range that is skipped, because requests for it were
+            in vain
         :raises ConfigError: *stream* is given
         """
         self.prepare(stream)
@@ -140,7 +142,8 @@ class BackboneClient(TrainProtocol):
     def connect(self) -> Deferred[None]:
         """Connect to the backbone.
 
-        :return: fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then on.  Fails with
+        :return: a Deferred that fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then
+            on.  Fails with
             :class:`BackboneUnreachable` after 5 s without an answer, unless the client is ``persistent``, and with
             CannotListenError if ``bind`` is in use; the client is closed then
         :raises LocalProtocolError: the client was connected before
@@ -155,8 +158,9 @@ class BackboneClient(TrainProtocol):
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
         """Publish a message.
 
-        :return: fires with the sequence of *payload* when its DELIVER arrives, so that it is durable on the server;
-            fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if the client is closed
+        :return: a Deferred that fires with the sequence of *payload* when its DELIVER arrives, so that *payload* is
+            durable on the server; fails with :class:`PushUnconfirmed` if none arrives after ``options.retries``, or if
+            the client is closed
         :raises LocalProtocolError: *payload* does not fit into a datagram, the client is not connected, its options
             exclude publishing, or too many messages wait
         :raises ConfigError: *stream* is given
@@ -220,7 +224,7 @@ class BackboneClient(TrainProtocol):
 
         With UDP, a record that is no longer kept cannot be distinguished from a lost answer.
 
-        :param complete: whether the program received all records that it waited for
+        :param complete: whether the program has received all records that it waited for
         """
         ranges = self._given_up if complete else [*self._given_up, *self.missing]
         reasons = []
@@ -250,7 +254,7 @@ class BackboneClient(TrainProtocol):
         self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
 
     def turn_over(self) -> None:
-        """Send the datagrams of the session, and schedule :meth:`_tick` for when it is due."""
+        """Send the datagrams of the session, and schedule the next call of :meth:`_tick`."""
         session = self._session
         if session is None:
             return

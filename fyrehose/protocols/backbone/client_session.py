@@ -46,7 +46,7 @@ KEEPALIVE = 1.0
 LOST = 5.0
 #: Number of recent KEEPALIVEs whose tokens an ACK may repeat.
 TOKENS = 5
-#: REQUESTs per second; neighbouring gaps share a REQUEST.
+#: How many REQUESTs the client sends per second; neighbouring gaps share a REQUEST.
 REQUESTS = 8
 #: After a lost backbone answers again, a missed record that has the same bytes as a new push would confirm that push.
 #: So new pushes wait for the missed records: until none has arrived for HOLD seconds, or MOST_HOLD seconds at most.
@@ -60,8 +60,9 @@ SOON = 0.05
 class BackboneOptions:
     """The options of a client: whether it subscribes and stores records, and its limits.
 
-    :ivar subscribe: receive DELIVERs; without them no push can be confirmed
-    :ivar store: bytes of records to store for other clients; 0: store none, and tell the backbone so (flag NOJOURNAL)
+    :ivar subscribe: whether the client receives DELIVERs; without them no push can be confirmed
+    :ivar store: how many bytes of records the client stores for other clients; 0: none, and the flag NOJOURNAL tells
+        the backbone so
     :ivar window: maximum number of unconfirmed pushes
     :ivar window_bytes: maximum size of unconfirmed pushes together, in bytes
     :ivar pace: pushes per second; a server accepts 50,000 from one address
@@ -118,7 +119,7 @@ class BackboneClientSession(
     :param random: generates tokens
     :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.
         With ``after`` the client cannot publish, because an old record with the same bytes would confirm the push
-    :ivar found: the backbone acknowledges KEEPALIVEs
+    :ivar found: whether the backbone acknowledges KEEPALIVEs at present
     :ivar repair: the order of the received records, and what is missing
     :ivar pushes: the pushes that are not confirmed
     """
@@ -156,7 +157,7 @@ class BackboneClientSession(
     # For the owner.
 
     def tick(self, now: float) -> list[Event]:
-        """Run everything that is due at *now*."""
+        """Run all actions that are due at *now*: KEEPALIVEs, REQUESTs, repeated pushes."""
         events: list[Event] = []
         if now >= self._next_keepalive:
             self._keep_alive(now)
@@ -204,7 +205,7 @@ class BackboneClientSession(
         self.pushes.add(payload, handle)
 
     def abandon(self) -> list[Event]:
-        """Forget every unconfirmed push, and return a PushTimedOut for each."""
+        """Forget all unconfirmed pushes, and return a PushTimedOut for each of them."""
         return [PushTimedOut(handle=push.handle) for push in self.pushes.abandon()]
 
     # Received datagrams.
@@ -265,7 +266,7 @@ class BackboneClientSession(
             self._push_now(now)
 
     def _forward(self, frame: Forward) -> None:
-        """Answer a FORWARD: send the stored records that it names to the requester (rule 4 of the client)."""
+        """Answer a FORWARD: send the stored records that *frame* names to the requester (rule 4 of the client)."""
         if frame.address == self._address or not can_receive(frame.address):
             raise RemoteProtocolError("impossible-address")
         last = min(frame.last, frame.first + MAX_SEQUENCES - 1)

@@ -153,14 +153,14 @@ class Request(_Range):
 
 
 class Forward(_Range):
-    """FORWARD MESSAGE: the backbone asks a client to send the messages that it stores to another client."""
+    """FORWARD MESSAGE: the backbone asks a client to send some of its stored messages to another client."""
 
     type = FrameType.FORWARD
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class KeepAlive:
-    """KEEPALIVE: a client at ``address`` is alive; host 0.0.0.0 stands for the source address of the datagram."""
+    """KEEPALIVE: a client at ``address`` is alive; the host 0.0.0.0 stands for the source address of the datagram."""
 
     address: Address
     flags: Flags

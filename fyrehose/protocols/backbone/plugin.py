@@ -49,7 +49,7 @@ def parse_endpoint(endpoint: str) -> Address:
 
 @implementer(IConnected, IReloading)
 class BackboneService(Service):
-    """Serve one stream at one UDP port while the service runs."""
+    """A service that serves one stream at one UDP port while it runs."""
 
     def __init__(self, port: UDPPort, protocol: BackboneProtocol) -> None:
         self._port = port
@@ -58,7 +58,7 @@ class BackboneService(Service):
     def startService(self) -> Deferred[UDPPort]:
         """Bind the port and serve.
 
-        :return: fires with the port, or fails with CannotListenError
+        :return: a Deferred that fires with the port, or fails with CannotListenError
         """
         Service.startService(self)
         try:
@@ -73,7 +73,7 @@ class BackboneService(Service):
         return self._protocol.subscribers
 
     def fixed(self, settings: BackboneSettings) -> Collection[str]:
-        """Return the options that cannot change while the server runs: clients are subscribed to the stream."""
+        """Return the options that a running server cannot change: the stream, because clients are subscribed to it."""
         return ("stream",)
 
     def prepare(self, settings: BackboneSettings) -> Callable[[], None]:
@@ -83,7 +83,7 @@ class BackboneService(Service):
     def stopService(self) -> Deferred[None]:
         """Stop serving.
 
-        :return: fires when accepted messages are durable and delivered, and the port is closed
+        :return: a Deferred that fires when accepted messages are durable and delivered, and the port is closed
         """
         Service.stopService(self)
         if not self._port.connected:

@@ -52,7 +52,7 @@ class Pushes:
     pace: Rates
     _unsent: deque[PendingPush] = attrs.field(factory=deque, init=False)
     _sent: dict[PendingPush, None] = attrs.field(factory=dict, init=False)
-    #: the sent pushes with these bytes
+    #: the sent pushes, by their bytes
     _equal: dict[bytes, deque[PendingPush]] = attrs.field(factory=dict, init=False)
     #: sizes of the pushes in _unsent and in _sent, in bytes
     unsent: int = attrs.field(default=0, init=False)

@@ -82,8 +82,8 @@ class Ranges:
         return tuple(parts)
 
 
-#: Maximum number of ranges for one destination, and the number that all destinations share: each may queue an equal
-#: part of it, and always LEAST_EACH.  Further REQUESTs are dropped, and clients repeat them.
+#: Maximum number of ranges for one destination, and for all destinations together.  Each destination may queue an equal
+#: part of the total, and always LEAST_EACH.  Further REQUESTs are dropped, and clients repeat them.
 MOST_EACH = 1_024
 MOST = 16_384
 LEAST_EACH = 8

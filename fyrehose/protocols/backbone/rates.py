@@ -53,7 +53,7 @@ class Rates:
         return granted
 
     def spend(self, key: Hashable, size: int, now: float) -> bool:
-        """Take *size* tokens if any is left, even if fewer than *size* are; return whether they were taken."""
+        """Take *size* tokens if any token is left; the balance may become negative.  Return whether they were taken."""
         bucket = self._bucket(key, now)
         if bucket.tokens <= 0:
             return False
@@ -61,7 +61,7 @@ class Rates:
         return True
 
     def charge(self, key: Hashable, size: int, now: float) -> None:
-        """Take *size* tokens whatever is left; a negative balance is a debt that the rate repays."""
+        """Take *size* tokens, however many are left; a negative balance is a debt that the rate repays."""
         self._bucket(key, now).tokens -= size
 
     def _bucket(self, key: Hashable, now: float) -> _Bucket:

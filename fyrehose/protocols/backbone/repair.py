@@ -45,9 +45,9 @@ _first_seq = attrgetter("first_seq")
 class MissingRange:
     """The records ``first`` to ``last`` are missing.
 
-    :ivar due: when to request them, or give them up
-    :ivar requests: number of requests since any of them arrived
-    :ivar requested_to: the last sequence that the answer to the last request can have
+    :ivar due: when to request the records, or give them up
+    :ivar requests: number of requests since one of the records has arrived
+    :ivar requested_to: the highest sequence that the answer to the last request can contain
     """
 
     first: int
@@ -67,7 +67,7 @@ class RecordsSkipped:
 
 @attrs.define(eq=False)
 class Repair:
-    """The repair of one stream.
+    """The repair of one stream: the order of its records, and the gaps.
 
     :ivar position: the last sequence that was delivered or given up; None: start with the first record that arrives
     :ivar reorder: how long to wait for a datagram that arrives out of order, in seconds
@@ -100,7 +100,7 @@ class Repair:
         return [(gap.first, gap.last) for gap in self._gaps]
 
     def was_requested(self, first: int, last: int) -> bool:
-        """Return whether any of these sequences was requested; if not, only the server may send them."""
+        """Return whether any of these sequences was requested; if not, only the server may send their records."""
         if first <= self._tail_requested_to and last > self.highest:
             return True
         at = max(bisect_right(self._gaps, first, key=_first) - 1, 0)
@@ -129,7 +129,7 @@ class Repair:
         return new, self._drain()
 
     def due(self, now: float, most: int) -> list[tuple[int, int]]:
-        """Return at most *most* ranges (first, last) to request now."""
+        """Return the ranges (first, last) to request now, at most *most* of them."""
         ready = [gap for gap in self._gaps if gap.due <= now and not self._exhausted(gap)]
         ranges = []
         for group in _group(ready, most):
@@ -182,7 +182,7 @@ class Repair:
         if not self._tail_requested_to:
             self._tail_due = now + self.probe
         elif last >= self._tail_requested_to:
-            # The answer was as large as an answer can be, so most likely there are more records.
+            # The answer was as large as an answer can be, so there are most likely more records: request them now.
             self._tail_due, self._tail_requested_to = now, 0
         else:
             self._tail_due = now + STREAMING

@@ -84,7 +84,7 @@ SLICE_RANGES = 64
 REPLAY_WAIT = 0.01
 #: How long :meth:`BackboneProtocol.drain` waits until accepted messages are durable and delivered, in seconds.
 DRAIN_TIMEOUT = 10.0
-#: Answers (ACKs and FORWARDs) are dropped while this many trains wait to be sent.
+#: Answers (ACKs and FORWARDs) are dropped while this many trains of datagrams wait to be sent.
 MOST_WAITING = 4_096
 #: Number of hosts whose permissions are cached.
 HOSTS = 4_096
@@ -92,7 +92,7 @@ HOSTS = 4_096
 
 @implementer(IRelay)
 class BackboneProtocol(TrainProtocol):
-    """Publishes PUSHes, delivers the records of the stream, and answers REQUESTs from the journal.
+    """The server's protocol: it publishes PUSHes, delivers the stream's records, and answers REQUESTs from the journal.
 
     It works with any ``reactor.listenUDP(port, BackboneProtocol(broker))``; over a :class:`~.udp.UDPPort` it moves many
     datagrams per system call.  One instance serves one port.
@@ -145,9 +145,9 @@ class BackboneProtocol(TrainProtocol):
         self._session.change(settings)
 
     def drain(self) -> Deferred[None]:
-        """Ignore datagrams from now on; call it before the port stops listening, to lose nothing that was accepted.
+        """Ignore datagrams from now on; call this before the port stops listening, so that no accepted message is lost.
 
-        :return: fires when accepted messages are durable and delivered, or after DRAIN_TIMEOUT
+        :return: a Deferred that fires when accepted messages are durable and delivered, or after DRAIN_TIMEOUT
         """
         self.turn_over()
         self._draining = Deferred()
@@ -242,7 +242,7 @@ class BackboneProtocol(TrainProtocol):
         return self._sent
 
     def deliver(self, delivery: Delivery) -> None:
-        """Send DELIVERs to all live subscribers, and to a subscriber with a ration no more bytes than that."""
+        """Send DELIVERs to all live subscribers; to one with a ration, only as many bytes as the ration allows."""
         now = self.reactor.seconds()
         receivers = self._session.subscribers.receivers(now)
         if receivers:

@@ -52,7 +52,7 @@ MERGE = 0.1
 MERGED = 4_096
 #: Bytes that a client with a ration may be sent for each byte received from it.
 AMPLIFICATION = 3
-#: A REQUEST counts as this many records more than it asks for, because of the work for the request itself.
+#: A REQUEST counts as this many more records than it asks for, because the REQUEST itself causes work.
 REQUEST_COST = 20
 #: A destination may receive at once what its rate permits in this time, in seconds; a receive buffer can hold that.
 BURST = 1 / 16
@@ -60,7 +60,7 @@ BURST = 1 / 16
 
 @attrs.frozen(kw_only=True, slots=True)
 class Pushed(Column):
-    """Messages to publish.
+    """Received messages, which the server has to publish.
 
     :ivar large: number of messages that IP had to fragment
     """
@@ -188,7 +188,7 @@ class BackboneServerSession(BackboneSession[Pushed | Replay]):
         credit = None if trusted else AMPLIFICATION * KEEPALIVE - len(ack)
         seen = self.subscribers.keep_alive(client, frame.flags, now, credit)
         if not seen.admitted:
-            # No ACK, because the client would believe that it is subscribed.
+            # Send no ACK, because the client would take it for a successful subscription.
             why = self._places_taken("its own address holds as many as any other")
             raise RemoteProtocolError("too-many-subscribers", why)
         self._to_send.append((single(ack), client))

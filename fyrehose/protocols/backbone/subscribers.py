@@ -23,7 +23,7 @@ from fyrehose.protocols.backbone.ranges import Ranges
 
 #: How long a client is alive after a KEEPALIVE, in seconds, the end included (rule 2 of the backbone).
 ALIVE = 5.0
-#: A KEEPALIVE raises the allowance only if the last one that did is at least this old, in seconds.  Honest clients send
+#: A KEEPALIVE raises the allowance only if the last raise was at least this long ago, in seconds.  Honest clients send
 #: one each second, and a flood of KEEPALIVEs earns no more.
 INTERVAL = 0.5
 #: The allowance: how many bytes the server may send from one KEEPALIVE to the next to a client that has sent KEEPALIVEs
@@ -47,7 +47,7 @@ class KnownClient:
     :ivar flags: the FLAGS of the last KEEPALIVE
     :ivar credit: bytes that the client may be sent until its next KEEPALIVE; None: it has no ration
     :ivar trusted: the client has never had a ration, because its network is trusted
-    :ivar held: the records that the credit did not cover
+    :ivar held: the records that were held back because the credit did not cover them
     """
 
     last: float
@@ -71,7 +71,7 @@ class KnownClient:
             self.held.add(first, last, MOST_HELD)
 
     def renew(self, now: float, credit: int) -> Ranges:
-        """Record another KEEPALIVE; return the records that were held back.
+        """Record another KEEPALIVE, and return the records that were held back.
 
         :param credit: bytes that may be sent for it
         """
@@ -119,7 +119,7 @@ class Places:
     def add(self, address: Address, client: KnownClient) -> tuple[bool, Address | None]:
         """Add *client* if a place is free, or if it may displace a client of another network.
 
-        :return: whether it got a place, and the address of the client that it displaced, if any
+        :return: whether *client* got a place, and the address of the client that it displaced, if any
         """
         network, displaced = network_of(address[0]), None
         if not self._places.fits():
@@ -188,7 +188,7 @@ class Subscribers:
     def keep_alive(self, address: Address, flags: Flags, now: float, credit: int | None) -> KeepAliveResult:
         """Process a KEEPALIVE of the client at *address*.
 
-        :param credit: bytes that may be sent for it; None: the client has no ration
+        :param credit: how many bytes the client may be sent until its next KEEPALIVE; None: it has no ration
         """
         self._table.expire(now)
         self._quiet.expire(now)
@@ -229,7 +229,7 @@ class Subscribers:
 
 @attrs.define(eq=False)
 class Rotation:
-    """Choose who answers a REQUEST: each member once in a random order, then each once again in another order.
+    """The order in which members answer REQUESTs: each once in a random order, then each once in another order.
 
     That satisfies both rule 4 of the backbone ("randomly") and the specification's introduction ("round-robin").
     """
@@ -261,5 +261,5 @@ class Rotation:
         return self._turns.pop(turn)
 
     def _first(self, wanted: set[Address | None]) -> int | None:
-        """Return the index of the next turn that belongs to one of *wanted*; turns are taken from the end."""
+        """Return the index of the last entry of the queue that is one of *wanted*; the queue is served from its end."""
         return next((i for i in range(len(self._turns) - 1, -1, -1) if self._turns[i] in wanted), None)

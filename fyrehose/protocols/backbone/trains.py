@@ -18,7 +18,7 @@ from fyrehose.kernels import backbone
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import Buffer, Run
 
-#: The kernel's limits for one call: the size of an IPv4 UDP payload in all, and the number of segments.
+#: The kernel's limits for one call: the bytes of all datagrams together (one IPv4 UDP payload), and their number.
 MOST_BYTES = 65_507
 MOST_SEGMENTS = 64
 
@@ -31,7 +31,7 @@ _PAYLOAD: Callable[[Run], Buffer] = attrgetter("payload")
 class Train:
     """Datagrams of ``segment`` bytes each in ``data``; the last may be shorter.
 
-    :ivar size: of all datagrams, in bytes
+    :ivar size: the size of all datagrams together, in bytes
     :ivar count: number of datagrams
     """
 
@@ -122,7 +122,7 @@ def _consecutive(runs: tuple[Run, ...]) -> list[tuple[int, Buffer, Buffer]]:
 
 
 def _fitting(run: Run) -> Iterator[Run]:
-    """Yield the parts of *run* without records too large for a datagram, which are older than the stream's limit."""
+    """Yield the parts of *run* without records too large for a datagram, written before the stream's limit."""
     start = 0
     for fits, group in groupby(run.sizes, lambda size: size <= MAX_DATA):
         stop = start + len(list(group))

@@ -137,14 +137,14 @@ READ_TURN = 2_048
 READ_BYTES = 1 << 20
 #: Upper bound of calls of sendmsg in one turn.
 SEND_TURN = 128
-#: Buffer size of one call, in bytes; UDP_GRO joins less than this.
+#: Buffer size of one call, in bytes; UDP_GRO joins datagrams to less than this size.
 READ_SIZE = 1 << 16
 #: Size of the ancillary data of one call, in bytes: the segment, and the datagrams that the kernel dropped.
 ANCILLARY = socket.CMSG_SPACE(4) * 2
 #: Maximum segment size for UDP_SEGMENT, in bytes: larger datagrams do not fit into an Ethernet frame.
 MAX_SEGMENT = 1_472
 
-#: Errors by which kernels refuse UDP_SEGMENT and UDP_GRO.
+#: The errors with which kernels refuse UDP_SEGMENT and UDP_GRO.
 _REFUSED = {errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP}
 _AGAIN = {errno.EAGAIN, errno.EWOULDBLOCK}
 
@@ -176,7 +176,7 @@ class UDPPort(udp.Port):
     """A UDP port of Twisted that also moves trains; :meth:`startListening` binds it.
 
     :param receive_buffer: size of the socket's receive buffer, in bytes
-    :param batching: use UDP_SEGMENT and UDP_GRO
+    :param batching: whether to use UDP_SEGMENT and UDP_GRO, which move several datagrams per system call
     """
 
     protocol: TrainProtocol
@@ -300,7 +300,8 @@ class UDPPort(udp.Port):
             except OSError as error:
                 if error.errno in _AGAIN:
                     break
-                # Most likely an ICMP error for a datagram that was sent earlier; its destination is unknown here.
+                # This is most likely an ICMP error for a datagram that was sent earlier; its destination is unknown
+                # here.
                 protocol = self.protocol
                 protocol.counters.refuse(
                     log, protocol.name, "receive-error", "{}:{}".format(*self.socket.getsockname()), str(error)
@@ -322,7 +323,7 @@ class UDPPort(udp.Port):
             self._call(self.protocol.datagrams_received, self._buffer[start:end], segment, source)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call *function* while the port is open; log its exceptions, so that no datagram stops the port."""
+        """Call *function* if the port is open; log its exceptions, so that no datagram stops the port."""
         try:
             if self.connected:
                 function(*arguments)
@@ -330,7 +331,7 @@ class UDPPort(udp.Port):
             log.failure("{name}: processing datagrams failed; please report this bug", name=self.protocol.name)
 
     def _segment(self, ancillary: list[tuple[int, int, bytes]], size: int) -> int:
-        """Return the size of each datagram from the ancillary data, and count the datagrams that the kernel dropped."""
+        """Read *ancillary*: return the size of each datagram, and count the datagrams that the kernel dropped."""
         segment = size
         for level, kind, value in ancillary:
             if level == SOL_UDP and kind == UDP_GRO:

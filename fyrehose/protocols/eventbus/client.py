@@ -63,7 +63,7 @@ HIGH_WATER_MARK = 1_000
 #: How long a closed socket keeps sending what is queued, in milliseconds.  It must not be 0: if the connection breaks
 #: in the middle of a message of a socket that was closed with 0, libzmq (4.3.5, its issue 3442) aborts the process.
 LINGER = 200
-#: A client that publishes to more topics than this subscribes to all topics, instead of to each of its own.
+#: A client that publishes to more topics than this number subscribes to all topics, not to each of its own.
 MOST_TOPICS = 1_000
 #: The connections that a subscriber needs.
 NEEDED = {"publisher", "snapshot"}
@@ -104,10 +104,11 @@ class EventBusClient:
     :ivar reactor: provides timers, readers, and the thread in which the sockets are closed
     :ivar port: the port of SNAPSHOT; PUBLISHER and COLLECTOR are the next two
     :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
-    :ivar on_late: called with events that arrive after greater sequences, each once; default: ``on_events``
+    :ivar on_late: called with events that arrive after events with greater sequences, each once; default: ``on_events``
     :ivar on_lost: called with the first and last sequence of a range that the server no longer keeps
     :ivar on_restart: called when the server has another journal; all events of that journal follow
-    :ivar on_alive: called with True when the server answers (again), with False when it stops answering
+    :ivar on_alive: called with True when the server answers, for the first time or again, and with False when it stops
+        answering
     :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
     :ivar producer: the producer unique id of published events
     :ivar server_key: the server's public key (Z85), if the server uses CURVE
@@ -140,8 +141,8 @@ class EventBusClient:
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
-    #: the SYNCSTART to send, and the PUBs to send, by their identity: the session may repeat a PUB that still waits
-    #: here
+    #: the SYNCSTART that waits to be sent, and the waiting PUBs by their identity, because the session may repeat a PUB
+    #: that still waits here
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)
@@ -186,7 +187,8 @@ class EventBusClient:
     def connect(self) -> Deferred[None]:
         """Connect to the server.
 
-        :return: fires when the first state synchronization has ended and its events were passed to ``on_events``
+        :return: a Deferred that fires when the first state synchronization has ended and its events were passed to
+            ``on_events``
         :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid, or the client was connected or closed
             before
         """
@@ -225,9 +227,9 @@ class EventBusClient:
         :param producer: producer unique id; default: the client's
         :param timestamp: ISO 8601 text; default: the current time
         :param uuid: default: a new UUID of version 4
-        :return: fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is durable on the
-            server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if the client is
-            closed
+        :return: a Deferred that fires with the sequence of the event when its BROADCAST or SYNC arrives, so that it is
+            durable on the server; fails with :class:`PubUnconfirmed` if none arrives after ``options.retries``, or if
+            the client is closed
         :raises LocalProtocolError: a label or the data is too long, the client is not connected, or more than twice
             ``options.window`` events are unconfirmed
         """
@@ -275,13 +277,13 @@ class EventBusClient:
 
     @property
     def position(self) -> int | None:
-        """Return the sequence up to which the program has every event; to resume, pass it as option ``after``."""
+        """Return the sequence up to which the program has every event; the option ``after`` resumes there."""
         return None if self._session is None else self._session.position
 
     def close(self) -> Deferred[None]:
         """Close the client; unconfirmed events fail with :class:`PubUnconfirmed`.
 
-        :return: fires when all sockets are closed
+        :return: a Deferred that fires when all sockets are closed
         """
         closed, self._closed = self._closed, True
         if closed or self._context is None:
@@ -330,7 +332,7 @@ class EventBusClient:
         self._ports["publisher"].schedule_turn()
 
     def _subscribe_own(self, topic: str) -> None:
-        """Subscribe to *topic*, unless a subscription covers it: published events are confirmed by their BROADCASTs."""
+        """Subscribe to *topic*, unless a subscription covers it, because BROADCASTs confirm the published events."""
         everything = self.options.subscribe and not self.options.subtrees
         if everything or topic in self._own_topics or len(self._own_topics) > MOST_TOPICS:
             return

@@ -80,7 +80,7 @@ class Confirmations:
 
     timeout: float
     retries: int
-    #: in the order in which they were sent
+    #: the events by UUID, in the order in which they were sent
     _pending: OrderedDict[bytes, _Pending] = attrs.field(factory=OrderedDict, init=False)
 
     def __len__(self) -> int:
@@ -146,11 +146,11 @@ class ServerPort(Enum):
 class EventBusOptions:
     """Options of a client.
 
-    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all
-    :ivar subscribe: deliver events; without it the client only publishes
+    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all topics
+    :ivar subscribe: whether events are delivered; otherwise the client only publishes
     :ivar after: start after this sequence (0: with the oldest event); None: with events published from now on
     :ivar dialect: encoding of the sequence in SYNCSTART, which the server uses for SYNC and SYNCEND, too
-    :ivar window: events that may be unconfirmed at a time
+    :ivar window: how many events may be unconfirmed at a time
     :ivar confirm: seconds until an unconfirmed event is sent again
     :ivar retries: how often an unconfirmed event is sent again before it fails
     :ivar quiet: seconds without a broadcast after which the client asks for missed events
@@ -172,7 +172,7 @@ class EventBusOptions:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Events:
-    """Events to deliver, in order, each once; ``late`` if events with greater sequences were delivered before."""
+    """Events to deliver, in order, each once; ``late``: whether events with greater sequences were delivered before."""
 
     events: tuple[Broadcast, ...]
     late: bool = False
@@ -200,7 +200,7 @@ class Restarted:
 
 @attrs.frozen(slots=True, kw_only=True)
 class SyncUnanswered:
-    """The server has not answered a SYNCSTART in time; the client repeats it."""
+    """The server has not answered a SYNCSTART in time; the client repeats the SYNCSTART."""
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -239,14 +239,14 @@ class EventBusClientSession:
         # Broadcasts are held back from the beginning, because the events before them have to be delivered first.
         self._syncing = True
         self._unanswered = False
-        #: sequence of the last SYNCSTART, and the last broadcast that arrived before it
+        #: the sequence in the last SYNCSTART, and that of the last broadcast that arrived before that SYNCSTART
         self._requested = 0
         self._covered = 0
         #: time of the last message, and of the last SYNCEND
         self._progressed = self._checked = now
         self._spread = self._jitter()
         self._now = now
-        #: events to return, and broadcasts to deliver after them
+        #: the events to return next, and the broadcasts to deliver after these events
         self._events: list[Event] = []
         self._out: list[Broadcast] = []
         self._to_send: list[tuple[ServerPort, list[Buffer]]] = []
@@ -307,7 +307,7 @@ class EventBusClientSession:
         return self._take()
 
     def tick(self, now: float) -> list[Event]:
-        """Run everything that is due at *now*."""
+        """Run all actions that are due at *now*: requests for missed events, and repeated PUBs."""
         self._now = now
         if self._syncing:
             if now - self._progressed >= self.options.answer:
@@ -319,8 +319,8 @@ class EventBusClientSession:
             if self.position is None:
                 self._resend()
             else:
-                # Late events may be published nevertheless: the synchronization confirms these, and _end_sync sends the
-                # others again.
+                # An event without a timely confirmation may be published nevertheless.  The synchronization confirms
+                # such events, and _end_sync sends the others again.
                 self._request_sync()
         return self._take()
 
@@ -378,7 +378,7 @@ class EventBusClientSession:
             self._sync(Sync.parse(frames))
 
     def _sync(self, sync: Sync) -> None:
-        """Process a SYNC: confirm an own event, and deliver the event if it is new, late if it is out of order."""
+        """Process a SYNC: confirm an own event, and deliver a new event; mark it as late if it is out of order."""
         self._confirm(sync)
         if not self._syncing or self.position is None:
             return
@@ -458,7 +458,7 @@ class EventBusClientSession:
             self._events.append(confirmed)
 
     def _emit(self, event: Event) -> None:
-        """Report *event*, after the events that were delivered before it."""
+        """Report *event*, but first all events that were delivered and are not reported yet."""
         self._flush()
         self._events.append(event)
 
@@ -476,7 +476,7 @@ class EventBusClientSession:
     # Requests.
 
     def _request_sync(self, to: ServerPort = ServerPort.SNAPSHOT) -> None:
-        """Send a SYNCSTART for everything after ``position``.
+        """Send a SYNCSTART for all events after ``position``.
 
         A client without a position sends the largest possible sequence: the answer has no events, and only shows that
         the server is alive.

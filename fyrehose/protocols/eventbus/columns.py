@@ -123,7 +123,7 @@ class RunBuilder:
         self._count += 1
 
     def take(self) -> EventBatch | None:
-        """Return everything that was added, or None, and start with the next turn."""
+        """Return the events of this turn, or None if there are none, and start with the next turn."""
         if not self._count:
             return None
         runs = [
@@ -200,7 +200,7 @@ def msgpack_bytes(payload: Buffer) -> bytes:
 
 
 def unpack_msgpack_bytes(data: bytes) -> bytes:
-    """Return the content of a msgpack byte string; *data* unchanged if it is anything else."""
+    """Return the content of the msgpack byte string *data*; return *data* unchanged if it is not one."""
     size = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(data[0] if data else 0, 0)
     if size and int.from_bytes(data[1:size], "big") == len(data) - size and len(data) >= size:
         return data[size:]

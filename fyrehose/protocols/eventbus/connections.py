@@ -64,7 +64,7 @@ class AcceptedConnection:
     :ivar peer: the address and the port of the peer
     :ivar after: the last number that the ZAP handler had given when the connection was accepted; the connection's own
         number is greater
-    :ivar refused: the connection is refused, and will be closed soon
+    :ivar refused: whether the connection is refused, and will be closed soon
     :ivar ending: the call that closes a refused connection which is kept open for a while
     """
 
@@ -81,7 +81,7 @@ class AcceptedConnection:
         return self.peer[0]
 
     def close(self) -> bool:
-        """Close the connection, if it is still open; return whether it was."""
+        """Close the connection if it is still open, and return whether it was open."""
         # The descriptor may be that of another file or connection by now.
         with suppress(OSError, IndexError, TypeError), socket_of(self.descriptor) as found:
             if _ends(found) == (self.port, self.peer):
@@ -102,8 +102,8 @@ class Connections:
     """
 
     most: int = sys.maxsize
-    #: by port and descriptor: another port may use a descriptor again before the monitor reports that the first has
-    #: ended
+    #: the connections by port and descriptor, because another port may use a descriptor again before the monitor
+    #: reports the end of the first connection
     _open: dict[tuple[int, int], AcceptedConnection] = attrs.field(factory=dict, init=False)
     _number: int = attrs.field(default=0, init=False)  #: the last number that was given to a connection
     _counts: Counter[int] = attrs.field(factory=Counter, init=False)  #: open connections by port
@@ -138,7 +138,7 @@ class Connections:
         return [each for each in self._open.values() if each.port == port]
 
     def number(self) -> int:
-        """Return a number for a connection that is being admitted, which no other connection has."""
+        """Return a number that no other connection has, for a connection that is being admitted."""
         self._number += 1
         return self._number
 
@@ -309,8 +309,8 @@ class Handshakes:
         """Record that the handshake of the next connection that ends has failed.
 
         :param number: errno, or the number of the protocol error
-        :param protocol: the peer violated the protocol
-        :param refused: the ZAP handler refused the peer and has counted that already
+        :param protocol: whether the peer violated the protocol
+        :param refused: whether the ZAP handler refused the peer, and has counted that already
         """
         if refused:
             self._failure = ""

@@ -87,7 +87,8 @@ class Subtrees:
     def parse(cls, spec: bytes, *, lenient: bool = False) -> Subtrees:
         """Parse a subtree specification such as ``/a/;/b/c/``.
 
-        :param lenient: accept the syntax of the reference program: commas as separators, too, and any prefix of a topic
+        :param lenient: whether to accept the syntax of the reference program: commas as separators, too, and any prefix
+            of a topic
         :raises RemoteProtocolError: there are too many subtrees, one is too long, or one is not ``/.../``
         """
         if not spec:
@@ -110,7 +111,7 @@ class Subtrees:
     def of(cls, prefixes: Sequence[str]) -> Subtrees:
         """Return the subtrees with these *prefixes*.
 
-        :raises LocalProtocolError: a server would refuse them
+        :raises LocalProtocolError: a server would refuse the subtrees
         """
         try:
             return cls.parse(";".join(prefixes).encode())

@@ -50,7 +50,7 @@ Label = Callable[[int], bytes]
 
 
 class Labels(NamedTuple):
-    """The labels of one event as a run stores them."""
+    """The labels of one event, in the form in which a run stores them."""
 
     producer: str
     content_type: str
@@ -105,7 +105,7 @@ class WireLabels:
 
 
 def derived_uuid(stream: str, seq: int) -> bytes:
-    """Return the UUID of a record that was published without one; always the same for the same record."""
+    """Return the UUID of a record that was published without one; it is always the same for the same record."""
     digest = sha256(f"{stream}\0{seq}".encode()).digest()
     return str(UUID(bytes=digest[:16], version=4)).encode()
 

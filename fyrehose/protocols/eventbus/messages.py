@@ -33,13 +33,13 @@ NOWHERE: Origin = ("", -1, 0)
 
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-# The calls of the backend: the wrappers that pyzmq puts around them double the cost.
+# Use the calls of pyzmq's backend directly, because the wrappers around them double the cost.
 _recv: Any = Backend.recv
 _send: Any = Backend.send
 
 
 class Messages:
-    """Read and write the messages of one socket with pyzmq; not thread-safe.
+    """A reader and writer of the messages of one socket, with pyzmq; not thread-safe.
 
     :param kept: number of frames of a message that are kept; further frames are only counted
     """
@@ -89,7 +89,7 @@ class Messages:
     def send(self, frames: Sequence[Buffer], more: bool = False) -> None:
         """Send a copy of *frames*.
 
-        :param more: *frames* lack the last frame of the message, which the caller sends
+        :param more: whether *frames* lack the last frame of the message, which the caller sends later
         :raises zmq.Again: the socket is full; if *frames* begin a message, none of it was sent
         :raises zmq.ZMQError: the socket refuses the message
         """

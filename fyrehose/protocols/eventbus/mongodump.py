@@ -36,12 +36,12 @@ from fyrehose.records import LAST_SEQ, Run
 
 #: The largest document of BSON, in bytes: the 16 MiB that MongoDB permits, and what MongoDB itself may add.
 LARGEST = (16 << 20) + (16 << 10)
-#: The longest line of JSON, in bytes: a document of that size in base64, with room for its names.
+#: The longest line of JSON, in bytes: a document of LARGEST bytes in base64, with room for its field names.
 LONGEST = 32 << 20
-#: How far documents may be out of order: the events that are sorted at a time, and the bytes of their data.
+#: How far documents may be out of order: the number of events that are sorted at a time, and the bytes of their data.
 SORTED = 10_000
 SORTED_BYTES = 64 << 20
-#: The most events of one run, and the bytes of their data.
+#: How many events one run may have, and how many bytes of data.
 RUN_EVENTS = 1_000
 RUN_BYTES = 1 << 20
 
@@ -70,7 +70,7 @@ class DumpedEvent:
 
 @attrs.define(eq=False)
 class Dump:
-    """The events of a file.
+    """The events of a dump file.
 
     :ivar refuse: called with the place of each unusable document in the file, and the reason; it may raise an error
     :ivar progress: called with the bytes of the file that were read, and its size
@@ -121,7 +121,7 @@ class Dump:
         size, last = 0, None
 
         def pop() -> Iterator[DumpedEvent]:
-            """Yield the event with the lowest number if it is new; count it if it repeats the last one.
+            """Yield the event with the lowest number if it is new; only count the event if it repeats the last one.
 
             :raises FyrehoseError: a higher number was yielded already
             """
@@ -212,7 +212,7 @@ def _text(raw: dict[str, Any], name: str) -> bytes:
 
 
 def _data(value: Any) -> bytes:
-    """Return the data as the reference program sends it: buffers as they are, anything else as text."""
+    """Return the data in the form that the reference program sends: buffers unchanged, any other value as text."""
     if value is None:
         return b"null"
     if isinstance(value, bytes):

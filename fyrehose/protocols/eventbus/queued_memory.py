@@ -26,7 +26,7 @@ LEAST_EVENTS = 32
 PART = 32
 #: Memory of a message besides its data, for its other frames and the bookkeeping of the socket, in bytes.
 OVERHEAD = 512
-#: A message is tracked after so many bytes of untracked messages, because tracking every message costs too much.
+#: After this many bytes of untracked messages the next message is tracked; tracking each message would cost too much.
 TRACKED = 16 << 10
 
 
@@ -39,7 +39,7 @@ class MemoryFull(Full):
 
 
 class Tracker(Protocol):
-    """Reports whether the socket has released a message; pyzmq's MessageTracker."""
+    """pyzmq's MessageTracker, which tells whether the socket has released a message."""
 
     @property
     def done(self) -> bool: ...
@@ -49,7 +49,7 @@ class Tracker(Protocol):
 class BroadcastMemory:
     """Events that a PUB socket holds for its subscribers: their bytes once, and a reference for each subscriber.
 
-    :ivar limit: upper bound of their memory, in bytes; a single event may exceed it
+    :ivar limit: upper bound of the events' memory, in bytes; a single event may exceed it
     :ivar held: returns the number of events that the socket holds for any subscriber, and the bytes of their frames
     """
 
@@ -60,7 +60,7 @@ class BroadcastMemory:
     _taken: int = attrs.field(default=0, init=False)
 
     def take(self, size: int, subscribers: int) -> bool:
-        """Return whether an event of *size* bytes may be sent now; if so, count its memory.
+        """Return whether an event of *size* bytes may be sent now; if so, count the event's memory.
 
         :param subscribers: number of subscribers.  The socket does not report which of them receive the event, so it
             counts for all
@@ -105,7 +105,7 @@ class QueuedMessages:
     _trackers: deque[tuple[Tracker, int]] = attrs.field(factory=deque, init=False)
 
     def tracks(self, size: int) -> bool:
-        """Return whether a message with *size* bytes of data has to be tracked: pass it to :meth:`add` or :meth:`skip`.
+        """Return whether to track a message of *size* bytes: if so, pass it to :meth:`add`, otherwise to :meth:`skip`.
 
         :raises MemoryFull: there is no memory for the message now
         """
@@ -148,7 +148,7 @@ class Pool:
     """Messages that a ROUTER socket holds for all clients; the clients of one network may take half of the memory.
 
     :ivar limit: upper bound of the memory, in bytes
-    :ivar memory: what is in use
+    :ivar memory: the memory in use, by network
     """
 
     limit: int

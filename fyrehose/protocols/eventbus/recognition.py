@@ -2,9 +2,9 @@
 
 Nothing else shows the dialect: a SUB socket sends only its subscriptions, and no frame connects them with the SYNCSTART
 of the same client.  A subscriber is of the reference program if one of its subscriptions is no subtree as specified,
-such as ``/example`` without a slash at its end.  Subtrees, and the subscription to everything, are in use by both:
-these subscribers get the *usual* dialect, that of the option ``dialect``.  A subscription to one of :data:`MARKS`
-names the dialect, whatever the other subscriptions are.
+such as ``/example`` without a slash at its end.  Clients of both dialects use subtrees, and the subscription to
+everything: subscribers with only these get the *usual* dialect, which is that of the option ``dialect``.  A
+subscription to one of :data:`MARKS` names the dialect, whatever the other subscriptions are.
 
 A XPUB socket passes each message to all subscribers of a prefix of its first frame.  In its manual mode the server says
 what a subscriber is subscribed to.  So the server subscribes a subscriber of the *other* dialect to a *key* in place of
@@ -34,12 +34,12 @@ from fyrehose.protocols.eventbus.frames import Dialect, is_subtree
 
 #: Subscriptions by which a client names its dialect.
 MARKS = {b"\0binary": Dialect.BINARY, b"\0decimal": Dialect.DECIMAL}
-#: The first byte of keys; no UTF-8 has it, and so no topic.
+#: The first byte of keys; UTF-8 never contains it, so no topic begins with it.
 OTHER = b"\xff"
 #: The first bytes of all topics: a subscription to everything in the usual dialect.  An empty prefix would match keys.
 FIRST_BYTES = tuple(bytes((byte,)) for byte in (*range(0x80), *range(0xC2, 0xF5)))
-#: Upper bound of the memory of all subscriptions, in bytes; one network may take half of it.  Most subscriptions of one
-#: subscriber.
+#: Upper bound of the memory of all subscriptions, in bytes, of which one network may take half; and the largest number
+#: of subscriptions of one subscriber.
 MEMORY = 256 << 20
 MOST = 65_536
 #: Memory of a subscription besides its prefix, of each byte of its prefix, and of a subscription to everything, in
@@ -55,8 +55,8 @@ class _Subscriber:
     dialect: Dialect
     marked: bool = False
     prefixes: set[bytes] = attrs.field(factory=set, init=False)
-    #: the keys of its prefixes, with the number of prefixes that have each; the subscription to everything does not
-    #: count
+    #: the keys of the subscriber's prefixes, each with the number of prefixes that have it; the subscription to
+    #: everything does not count
     keys: Counter[bytes] = attrs.field(factory=Counter, init=False)
 
 
@@ -91,7 +91,7 @@ class RecognizedSubscribers:
         return self._others
 
     def dialect(self, connection: Hashable) -> Dialect:
-        """Return the dialect of a subscriber; the usual one if its subscriptions do not show another."""
+        """Return the dialect of a subscriber, which is the usual one if its subscriptions do not show another."""
         found = self._all.get(connection)
         return self.usual if found is None else found.dialect
 
@@ -161,7 +161,7 @@ class RecognizedSubscribers:
         return FIRST_BYTES if b"" in found.prefixes and found.dialect is self.usual else ()
 
     def _change(self, found: _Subscriber, dialect: Dialect) -> Resubscribed:
-        """Change the dialect of a subscriber, and so the keys of all that it has subscribed to."""
+        """Change the dialect of a subscriber, and so the keys of all its subscriptions."""
         if dialect is found.dialect:
             return Resubscribed()
         removed = (*found.keys, *self._everything(found))
@@ -185,5 +185,5 @@ def _cost(prefix: bytes) -> int:
 
 
 def unclear(prefixes: Iterable[bytes]) -> bool:
-    """Return whether subscriptions to these *prefixes* leave the dialect open: both dialects use each of them."""
+    """Return whether subscriptions to *prefixes* leave the dialect open, because both dialects use each prefix."""
     return all(is_subtree(prefix) for prefix in prefixes)

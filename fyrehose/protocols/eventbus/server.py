@@ -53,7 +53,7 @@ EVENTS_TURN = 500
 BYTES_TURN = 256 << 10
 BROADCASTS_TURN = 64
 COPIES_TURN = 4_096
-#: Bytes that an active snapshot may send before a waiting one takes its place.
+#: How many bytes an active snapshot may send before a waiting snapshot takes its place.
 SNAPSHOT_SHARE = 1 << 20
 #: Bytes that are read from the journal for a snapshot at a time.
 PIECE = 64 << 10
@@ -77,7 +77,7 @@ STOP_TIMEOUT = 10.0
 
 @implementer(IRelay)
 class EventBusServer:
-    """Publishes PUBs, broadcasts the records of the stream, and answers SYNCSTARTs.
+    """The server of an event bus, which publishes PUBs, broadcasts the stream's records, and answers SYNCSTARTs.
 
     :param clock: schedules calls; the reactor
     :param connections: lists and closes connections; default: there are none
@@ -142,7 +142,7 @@ class EventBusServer:
 
         The server still publishes events that have arrived, and cancels snapshots, which clients request again.
 
-        :return: fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
+        :return: a Deferred that fires when all accepted events are durable and broadcast, or after STOP_TIMEOUT
         """
         self._stopping = True
         stopped = self._stopped = Deferred()
@@ -235,7 +235,7 @@ class EventBusServer:
         self._subscribers.left(connection)
 
     def serve_snapshots(self) -> None:
-        """Send snapshots: a turn of SNAPSHOT is over, or its socket has room again."""
+        """Send snapshots, because a turn of SNAPSHOT is over, or its socket has room again."""
         if len(self._session.snapshots):
             self._timers.start(0, self._serve)
 
@@ -260,7 +260,7 @@ class EventBusServer:
         self.take_turn()
 
     def _broadcasts(self, run: Run) -> Iterator[tuple[bytes | None, Frames]]:
-        """Return the events of *run* in each dialect that subscribers use, with the key that chooses its receivers.
+        """Return the events of *run* in each dialect that subscribers use, each with the key that selects receivers.
 
         The key is None for the usual dialect: the topic itself then chooses the receivers.
 
@@ -312,13 +312,14 @@ class EventBusServer:
             log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
             return
         if isinstance(error, PayloadTooLarge | InvalidName) and batch.count > 1:
-            # One event that is refused must not affect the others: publish them separately.
+            # Publish the events separately, because a refused event must not affect the others.
             for part in batch.parts():
                 self._publish(part)
             return
         self._broker.counters.refuse(log, PROTOCOL, type(error).__name__, f"{batch.count} events", str(error))
         if isinstance(error, ReadOnly) and not self._stopping:
-            # Plain clients do not resend: keep the batch, pause COLLECTOR, and retry until the disk has room.
+            # Clients of the reference program do not resend, so keep the batch, pause COLLECTOR, and retry until the
+            # disk has room.
             self._account.hold(batch.size)
             self._unwritten.append(batch)
             self._timers.start(FULL_WAIT, self._retry)
@@ -363,7 +364,7 @@ class EventBusServer:
                 self._timers.start(BROADCAST_LOOK, self.take_turn)
                 break
             else:
-                # No slow subscriber can be found, so no subscriber is sent the event; all have to request it.
+                # No slow subscriber can be found, so send the event to no subscriber; all have to request it.
                 detail = f"an event of {length} bytes is not broadcast; subscribers have to request it"
                 self._broker.counters.refuse(log, PROTOCOL, "broadcast-memory-full", "subscribers", detail)
             sent += 1

@@ -45,9 +45,9 @@ FOR_REFERENCE = "--option eventbus.dialect=decimal"
 class Requested:
     """A client has requested a snapshot.
 
-    :ivar replaced: the request replaces an earlier one of the same client
-    :ivar wrong_dialect: the client sends decimal sequences and broadcasts have binary ones.  It is the reference
-        program, which cannot read binary sequences and drops every broadcast
+    :ivar replaced: whether the request replaces an earlier one of the same client
+    :ivar wrong_dialect: whether the client sends decimal sequences, while broadcasts have binary ones.  It is the
+        reference program, which cannot read binary sequences and drops every broadcast
     """
 
     replaced: bool
@@ -70,7 +70,7 @@ class EventBusServerSession:
         self._settings = settings
 
     def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
-        """Process a message of COLLECTOR; its sequence is ignored, because the server assigns its own.
+        """Process a message of COLLECTOR; ignore its sequence, because the server itself assigns sequences.
 
         :param message: the first frames of the message, at most 16
         :param count: number of frames of the whole message
@@ -122,7 +122,7 @@ class EventBusServerSession:
     def _parse(self, frames: Sequence[bytes]) -> SyncStart:
         """Parse a SYNCSTART; an error about its subtrees names the option that would accept them.
 
-        A decimal sequence, which only the reference program sends, also means its syntax of subtrees.
+        A decimal sequence, which only the reference program sends, means that the subtrees have its syntax, too.
         """
         dialect = parse_sequence(frames[2])[1] if len(frames) == 3 else None
         lenient = (dialect or self._settings.dialect) is Dialect.DECIMAL
@@ -136,7 +136,7 @@ class EventBusServerSession:
             raise RemoteProtocolError(error.cause, f"{detail}; {advice}") from None
 
     def take(self) -> EventBatch | None:
-        """Return the events since the last call, or None if there are none."""
+        """Return the events that were received since the last call, or None if there are none."""
         return self._builder.take()
 
     def failed(self, batch: EventBatch) -> None:

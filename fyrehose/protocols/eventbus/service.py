@@ -67,11 +67,11 @@ FIXED = ("stream", "server_key", "dialect", "max_payload")
 NAMES = ("SNAPSHOT", "PUBLISHER", "COLLECTOR")
 #: How long a refused connection is kept open, in seconds, because its client reconnects as soon as it is closed.
 HOLD = 1.0
-#: How long after that the delayed ZAP requests are answered, one of which may be the refused connection's, in seconds.
+#: Delayed ZAP requests are answered this long after the refused connection was closed, in seconds; one may be its own.
 MARGIN = 0.01
 #: The cause that counts refused connections.
 TOO_MANY = "too-many-connections"
-#: Why a handshake has failed, for the log, by the cause that is counted.
+#: The texts that the log gives for failed handshakes; the keys are the names of the counters.
 FAILURES = {
     TIMEOUT: f"it has not completed the handshake within {HANDSHAKE // 1000} s",
     BAD: "it does not speak ZeroMQ 3 or later, or has the wrong type of socket or the wrong server key",
@@ -145,7 +145,7 @@ class ListeningPorts:
 
 @implementer(IConnected, IReloading)
 class EventBusService(Service):
-    """Serve one stream at three consecutive ports while the service runs.
+    """A service that serves one stream at three consecutive ports while it runs.
 
     :param port: the port of SNAPSHOT; 0: any three consecutive free ports
     :raises ConfigError: by the constructor, if the keys cannot be read
@@ -171,12 +171,12 @@ class EventBusService(Service):
     def startService(self) -> Deferred[ListeningPorts]:
         """Bind the ports and serve.
 
-        :return: fires with the listening ports, or fails with CannotListenError
+        :return: a Deferred that fires with the listening ports, or fails with CannotListenError
         """
         Service.startService(self)
         self._context = zmq.Context()
         self._connections = Connections(self._settings.max_connections)
-        # The ZAP handler first: without one, ZeroMQ would admit every connection.
+        # Start the ZAP handler first, because without one ZeroMQ would admit every connection.
         # The handler is a ROUTER, which may answer one request while others wait, and need not answer a request whose
         # connection has ended.
         handler = self._context.socket(zmq.ROUTER)
@@ -202,7 +202,7 @@ class EventBusService(Service):
     def stopService(self) -> Deferred[None]:
         """Stop serving.
 
-        :return: fires when accepted events are durable and broadcast, and the ports are closed
+        :return: a Deferred that fires when accepted events are durable and broadcast, and the ports are closed
         """
         Service.stopService(self)
         server, self._server = self._server, None
@@ -255,8 +255,8 @@ class EventBusService(Service):
         snapshot = make(zmq.ROUTER, largest=REQUEST_SIZE, received=REQUESTS_WAITING, sent=SYNCS_WAITING)
         publisher = make(zmq.XPUB, largest=SUBSCRIPTION_SIZE, received=REQUESTS_WAITING, sent=BROADCASTS_WAITING)
         waiting = min(max(PUBS_MEMORY // payload, PUBS_WAITING_LEAST), PUBS_WAITING_MOST)
-        # ZeroMQ cuts the connection when a frame is too large for it and does not report why, so its limit is higher,
-        # and the session refuses events that exceed max-payload by up to a quarter with a counter and a log line.
+        # ZeroMQ cuts the connection when a frame exceeds its limit, and does not report why.  So its limit is higher
+        # than max-payload: the session itself then refuses, counts and logs events that are up to a quarter too large.
         largest = payload + max(payload // 4, REQUEST_SIZE)
         collector = make(zmq.ROUTER, largest=largest, received=waiting, sent=1)
         for socket in (snapshot, publisher, collector):

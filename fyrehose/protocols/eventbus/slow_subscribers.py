@@ -24,7 +24,7 @@ from fyrehose.protocols.eventbus.connections import AcceptedConnection, socket_o
 #: How long the other subscribers wait before the send queues are looked at, in seconds.  Most waits are shorter,
 #: because only ZeroMQ is busy; and looking at thousands of queues takes long.
 SOON = 0.125
-#: How long slow subscribers may then delay the others until they are disconnected, in seconds.
+#: How long after that slow subscribers may delay the others until they are disconnected, in seconds.
 WAIT = 1.0
 #: A subscriber that acknowledges less than this while others wait is slow, in bytes per second.
 LEAST_RATE = 4 << 20
@@ -57,7 +57,7 @@ class SlowSubscribers:
         self._waiting = self._since = None
 
     def slow(self, now: float, released: int = 0) -> list[AcceptedConnection] | None:
-        """Return the subscribers to disconnect, so that the others can continue; call it often while they wait.
+        """Return the subscribers to disconnect, so that the others can continue; call this often while the others wait.
 
         :param released: number of events that all subscribers have received, or left, so far
         :return: None if no subscriber is known to be behind, and waiting does not help

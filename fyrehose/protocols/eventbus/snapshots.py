@@ -34,7 +34,7 @@ class SnapshotAnswer:
     """The snapshot of one client.
 
     :ivar identity: routing id of the client
-    :ivar request: its SYNCSTART
+    :ivar request: the client's SYNCSTART
     :ivar delimiter: whether messages have an empty delimiter frame in front
     :ivar dialect: encoding of sequences
     :ivar account: memory that the socket holds for the client
@@ -45,9 +45,9 @@ class SnapshotAnswer:
     :ivar highest: the greatest sequence sent, or that of the request; never beyond the end of the stream
     :ivar progressed: time of the last progress, in seconds
     :ivar held: memory that the socket held for the client at the last check, in bytes
-    :ivar starved: messages cannot be sent because the socket holds too much for other clients
+    :ivar starved: whether messages cannot be sent because the socket holds too much for other clients
     :ivar turn_bytes: bytes sent since the snapshot last became active
-    :ivar ended: SYNCEND was sent
+    :ivar ended: whether SYNCEND was sent
     """
 
     identity: bytes
@@ -98,7 +98,7 @@ class SnapshotAnswer:
         return COST + COST_BYTE * len(self.request.subtrees.spec)
 
     def drop(self) -> None:
-        """Free the piece of the journal in memory; it is read again from the first unsent message."""
+        """Free the piece of the journal in memory; later, reading continues with the first unsent message."""
         if self._started and self.peek() is not None and not self._ending:
             assert self._peeked is not None
             self.next = self._peeked[0]
@@ -122,7 +122,7 @@ class SnapshotAnswer:
         self._peeked, self.progressed = None, now
 
     def feed(self, runs: Sequence[Run], now: float) -> None:
-        """Add the records from :attr:`next` on; no runs: the journal has no more."""
+        """Add the records from :attr:`next` on; if *runs* is empty, the journal has no more."""
         self.next = runs[-1].last_seq + 1 if runs else self.last + 1
         self._messages = self._select(runs)
         if self.peek() is None:
@@ -191,7 +191,7 @@ class Snapshots:
         return replaced
 
     def wait(self, snapshot: SnapshotAnswer) -> None:
-        """Append *snapshot* to the queue of its network; it may have been active or parked."""
+        """Append *snapshot* to the queue of its network, although it was active or parked before."""
         self._leave(snapshot)
         self._rows.setdefault(snapshot.network, OrderedDict())[snapshot.identity] = snapshot
 
@@ -212,7 +212,7 @@ class Snapshots:
             self.active[identity] = snapshot
 
     def next(self, served: Collection[bytes] = ()) -> SnapshotAnswer | None:
-        """Return the next active snapshot whose routing id is not in *served*; it becomes the last."""
+        """Return the next active snapshot whose routing id is not in *served*, and move it to the end of the queue."""
         found = next((identity for identity in self.active if identity not in served), None)
         if found is None:
             return None

@@ -15,7 +15,7 @@ HEARTBEAT = 15_000
 SILENCE = 45_000
 #: Time limit of a handshake, in milliseconds.
 HANDSHAKE = 10_000
-#: Connections that the kernel queues until they are accepted.
+#: How many connections the kernel queues until they are accepted.
 BACKLOG = 4_096
 #: Delay of a client before it reconnects, in milliseconds: initial and maximum.
 RECONNECT = 100
@@ -80,7 +80,7 @@ def make_socket(context: Context, kind: int, host: str, *, largest: int, receive
     """Return a new socket with all limits set.
 
     :param kind: type of the socket, for example ``zmq.ROUTER``
-    :param host: the address that it will bind to or connect to
+    :param host: the address that the socket will bind to or connect to
     :param largest: maximum size of a frame, in bytes; ZeroMQ disconnects a peer that sends a larger one
     :param received: number of messages from each peer that may wait to be read
     :param sent: number of messages to each peer that may wait to be sent

@@ -47,7 +47,7 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Authenticator:
-    """Decides which connections are admitted.
+    """The authenticator of a server, which decides which connections are admitted.
 
     :ivar permits: returns whether the access policy permits an identity an action
     :ivar clients: public keys (Z85) of clients that may connect; None: a client may have any key

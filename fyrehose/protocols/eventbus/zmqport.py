@@ -127,19 +127,19 @@ class ZMQPort:
     def send(self, frames: Sequence[Buffer], account: QueuedMessages | None = None) -> None:
         """Send one message, completely or not at all.
 
-        :param account: accounts for the memory of some messages, which are tracked; None: of none
+        :param account: accounts for the memory of those messages that are tracked; None: no message is tracked
         :raises MemoryFull: *account* has no room for the message
         :raises Full: the queue of the peer (ROUTER), or the queues of all peers (DEALER), are full
         :raises Gone: no such peer is connected to the ROUTER
         """
         data = frames[-1]
         size = len(data)
-        # Most messages are small and need no tracking: this comparison saves a call.
+        # Most messages are small and need no tracking, so this comparison saves a call.
         tracked = account is not None and size >= account.free and account.tracks(size)
         try:
             if account is not None and tracked:
                 self._messages.send(frames[:-1], True)
-                # A copy of the data: a view would keep its whole piece of the journal in memory.
+                # Copy the data, because a view would keep the whole piece of the journal in memory.
                 frame = zmq.Frame(bytes(data), track=True, copy=False, copy_threshold=0)
                 account.add(self.socket.send(frame, zmq.NOBLOCK, copy=False, track=True), size)
             else:
@@ -261,7 +261,7 @@ class ZMQPort:
                 return
             if not messages and left > 0:
                 return
-            # More messages may have arrived in the meantime; they belong to the same turn.
+            # Read again, because more messages may have arrived in the meantime; they belong to the same turn.
 
     def _hand_out(self, frames: Message, count: int) -> None:
         if self._closed:  # by the handler of an earlier message that was read in the same call
@@ -286,7 +286,8 @@ class Monitor(ZMQPort):
             happened(int.from_bytes(frames[0][:2], "little"), int.from_bytes(frames[0][2:6], "little"))
 
         self._watched = watched
-        # No address from id(self): ZeroMQ frees an address some time after its monitor was closed and forgotten.
+        # Do not make the address from id(self), because ZeroMQ frees an address some time after its monitor was closed
+        # and forgotten.
         address = f"inproc://monitor-{next(_monitors)}"
         watched.monitor(address, events)
         pair = watched.context.socket(zmq.PAIR)
@@ -295,6 +296,6 @@ class Monitor(ZMQPort):
         self.start()
 
     def close(self, linger: int = 0) -> None:
-        """Stop reporting; call it before the socket is closed."""
+        """Stop reporting; call this before the watched socket is closed."""
         self._watched.disable_monitor()
         super().close(linger)

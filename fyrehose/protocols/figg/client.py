@@ -55,8 +55,8 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 class Subscription:
     """A topic that the client subscribes to.
 
-    :ivar offset: offset of the last message passed to ``take``, before that the requested start; None: new messages
-        only, until ATTACHED arrives
+    :ivar offset: offset of the last message passed to ``take``; before the first one, the offset that was requested
+        (None: only new messages), until ATTACHED arrives
     :ivar take: called with each run of messages, in order and without repetition
     :ivar on_attached: called with the offset at which the server starts, and with the requested one
     """
@@ -110,7 +110,7 @@ class FiggClient:
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close`.
 
-        :return: fires when the first connection is made, however long that takes
+        :return: a Deferred that fires when the first connection is made, however long that takes
         :raises LocalProtocolError: ``connect`` was called before, or the client is closed
         """
         if self._service is not None or self._closed:
@@ -132,7 +132,7 @@ class FiggClient:
     def publish(self, stream: str | None, payload: Buffer) -> Deferred[None]:
         """Publish one message to a topic; messages published in one turn of the reactor are written together.
 
-        :return: fires when the server has acknowledged the message
+        :return: a Deferred that fires when the server has acknowledged the message
         :raises LocalProtocolError: the client is closed, the topic or the message is invalid, or more than
             ``window_bytes`` are unacknowledged (see :meth:`ready`)
         """
@@ -141,7 +141,7 @@ class FiggClient:
     def publish_many(self, stream: str | None, messages: Iterable[Buffer]) -> Deferred[None]:
         """Publish several messages, in order.
 
-        :return: fires when the server has acknowledged all of them
+        :return: a Deferred that fires when the server has acknowledged all messages
         :raises LocalProtocolError: as for :meth:`publish`
         """
         if self._closed:
@@ -171,7 +171,7 @@ class FiggClient:
         lost: Callable[[int, int], object] | None = None,
         on_attached: Callable[[int, int | None], object] | None = None,
     ) -> Subscription:
-        """Subscribe to the messages of the topic *stream* after *after*: 0 is its start, None means new messages only.
+        """Subscribe to the messages of the topic *stream* after offset *after*: 0: its start; None: only new messages.
 
         Subscribing again to a topic moves the subscription.  Exceptions that callbacks raise are logged.
 
@@ -234,7 +234,7 @@ class FiggClient:
     def close(self) -> Deferred[None]:
         """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
 
-        :return: fires when the connection is closed
+        :return: a Deferred that fires when the connection is closed
         """
         self._closed = True
         self._window.fail(Closed("the client was closed before the server acknowledged the message"))

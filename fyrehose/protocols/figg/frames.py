@@ -24,7 +24,7 @@ from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import figg as kernel
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Column, Run
 
-#: The name of the protocol, and the source of what is published by it.
+#: The name of the protocol, and the source of the records that are published with it.
 PROTOCOL = "figg"
 VERSION = 1
 
@@ -107,7 +107,7 @@ def decode_topic(encoded: bytes) -> str:
 
 
 class Fields:
-    """Parses the fields of a payload one after the other.
+    """A parser of the fields of a payload, one after the other.
 
     :raises RemoteProtocolError: from every method, if the next field is missing, truncated or too large
     """
@@ -154,7 +154,7 @@ class Frame(ABC):
     """Base class of the frames; sessions return received frames as events."""
 
     type: ClassVar[FrameType]
-    #: Smallest and largest payload in bytes; the data of PUBLISH and DATA is not included.
+    #: The smallest and the largest size of the payload in bytes, without the data of PUBLISH and DATA.
     sizes: ClassVar[tuple[int, int]]
 
     @classmethod
@@ -237,7 +237,7 @@ class _MessageFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Attach(Frame):
-    """Subscribe to the messages that follow ``offset``, or to new messages if it is None.  Client to server."""
+    """A request for the messages that follow ``offset``, or for new messages if it is None.  Client to server."""
 
     type = FrameType.ATTACH
     sizes = (FLAGS.size + _TOPIC_MIN + NUMBER.size, FLAGS.size + _TOPIC_MAX + NUMBER.size)
@@ -257,7 +257,7 @@ class Attach(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Attached(Frame):
-    """Confirm a subscription to the messages that follow ``offset``.  Server to client."""
+    """The confirmation of a subscription to the messages that follow ``offset``.  Server to client."""
 
     type = FrameType.ATTACHED
     sizes = (_TOPIC_MIN + NUMBER.size, _TOPIC_MAX + NUMBER.size)
@@ -275,49 +275,49 @@ class Attached(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Detach(_TopicFrame):
-    """Unsubscribe from ``topic``.  Client to server."""
+    """The end of the subscription to ``topic``.  Client to server."""
 
     type = FrameType.DETACH
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Detached(_TopicFrame):
-    """Confirm that no more messages of ``topic`` follow.  Server to client."""
+    """The confirmation that no more messages of ``topic`` follow.  Server to client."""
 
     type = FrameType.DETACHED
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Publish(_MessageFrame):
-    """Publish one message to ``topic``; ``number`` is its ``seq_num``.  Client to server."""
+    """One message that is published to ``topic``; ``number`` is its ``seq_num``.  Client to server."""
 
     type = FrameType.PUBLISH
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ack(_NumberFrame):
-    """Acknowledge the messages up to the ``seq_num`` that ``number`` holds.  Server to client."""
+    """The acknowledgement of the messages up to the ``seq_num`` that ``number`` holds.  Server to client."""
 
     type = FrameType.ACK
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Data(_MessageFrame):
-    """Deliver one message of ``topic``; ``number`` is its ``offset``.  Server to client."""
+    """One message of ``topic`` that is delivered; ``number`` is its ``offset``.  Server to client."""
 
     type = FrameType.DATA
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ping(_NumberFrame):
-    """Request a PONG with the same ``number``.  Client to server."""
+    """A request for a PONG with the same ``number``.  Client to server."""
 
     type = FrameType.PING
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Pong(_NumberFrame):
-    """Answer a PING, echoing its ``number``.  Server to client."""
+    """The answer to a PING, with the same ``number``.  Server to client."""
 
     type = FrameType.PONG
 
@@ -359,7 +359,7 @@ class DataRun(MessageRun):
 
 @attrs.define(slots=True)
 class Published:
-    """Consecutive PUBLISH frames with rising numbers, grouped by topic; never changed once made.
+    """Consecutive PUBLISH frames with rising numbers, grouped by topic; the object is never changed.
 
     :ivar last: the number of the last frame; its ACK covers all of them
     :ivar runs: one run for each topic, without stream numbers: its messages in the order of arrival, with their

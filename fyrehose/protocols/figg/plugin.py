@@ -19,7 +19,7 @@ from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 @implementer(IClientPlugin)
 @attrs.frozen
 class FiggPlugin:
-    """Builds the clients, and the service of a Figg listener."""
+    """The protocol plugin of Figg, which builds clients, and the service of a listener."""
 
     name: str = PROTOCOL
     description: str = "Figg: publish, and subscribe from any offset, over TCP"

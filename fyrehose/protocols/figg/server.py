@@ -125,7 +125,7 @@ class FiggProtocol(SessionProtocol):
             return
         attachment = self._attachments[event.topic] = Attachment(self, event.topic)
         attachment.subscription = self.broker.subscribe(event.topic, event.offset, attachment)
-        # Clients drop DATA before ATTACHED, so it goes first; nothing is delivered before attach() resumes.
+        # Send ATTACHED first, because clients drop DATA before it; nothing is delivered before attach() resumes.
         self.session.send_attached(event.topic, attachment.subscription.position)
         self.attach(attachment.subscription)
 
@@ -163,8 +163,8 @@ class FiggProtocol(SessionProtocol):
         if isinstance(error, ReadOnly | Closed) or sum(map(len, runs)) == 1:
             super().not_published(runs, note, error)
             return
-        # One message makes the broker refuse all.  Publish halves, so that the messages before it are stored, as they
-        # would be if they had arrived alone.
+        # The broker refuses all messages because of one.  Publish them in halves, so that the messages before it are
+        # stored, as they would be if they had arrived alone.
         for part, last in _split_in_half(runs):
             if self.phase is Phase.OPEN:
                 self.publish(part, last)
@@ -234,7 +234,7 @@ def _split_in_half(runs: list[Run]) -> list[tuple[list[Run], int]]:
 
 
 class FiggFactory(SessionFactory):
-    """Listens for Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
+    """The factory of connections of Figg clients: ``endpoint.listen(FiggFactory(broker))``."""
 
     protocol = FiggProtocol
     defaults = FiggSettings()

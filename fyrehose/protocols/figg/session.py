@@ -44,7 +44,7 @@ from fyrehose.sessions import PIECE, ByteSession, Encoded, fitting
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
-#: The most events that a server handles in one turn; a run of messages counts for each of its topics.
+#: How many events a server handles in one turn at most; a run of messages counts for each of its topics.
 MOST_EVENTS = 32
 #: Size of a DATA frame without its topic and its data, in bytes.
 DATA_HEAD = HEADER.size + SIZE.size + NUMBER.size + SIZE.size
@@ -59,7 +59,7 @@ class _Session(ByteSession):
     _accepted: ClassVar[frozenset[FrameType]]
     #: the class of the frames that the kernels parse many at a time: PUBLISH or DATA
     _message: ClassVar[type[Frame]]
-    #: the most events that one turn returns
+    #: how many events one turn returns at most
     _most_events: ClassVar[int] = sys.maxsize
     #: whether the last turn stopped at that limit
     more: bool = False
@@ -100,7 +100,8 @@ class _Session(ByteSession):
                 if left <= 0:
                     self.more = True
                     break
-                # Nearly all frames are whole messages, whose headers the kernel checks, too.
+                # Nearly all frames are whole messages; the compiled function that parses them checks their headers as
+                # well.
                 end_of_run, event, cost = self._parse_messages(source, position)
                 if event is None:
                     end_of_run, event = self._parse_frame(source, position, end)
@@ -127,7 +128,7 @@ class _Session(ByteSession):
         return self.receive_data(b"") if self.more else []
 
     def receive_eof(self) -> list[Event]:
-        """Handle the end of the peer's data: ``Broken`` if it ends within a frame, otherwise no event."""
+        """Handle the end of the peer's data: return ``Broken`` if the data ends within a frame, otherwise no event."""
         if self._broken or not self.expected:
             return []
         return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
@@ -139,7 +140,7 @@ class _Session(ByteSession):
         return Broken(error=error)
 
     def _parse_frame(self, source: bytes | bytearray, position: int, end: int) -> tuple[int, Event | None]:
-        """Parse the frame at *position*, which is no whole message; return its end and its event, or None."""
+        """Parse the frame at *position*, which is not a whole message; return its end, and its event or None."""
         kind = self._check_header(source, position, end)
         if end - position < self.expected:
             return position, None
@@ -248,9 +249,9 @@ class FiggServerSession(_Session):
         self.out.append(Detached(topic=topic).serialize())
 
     def send_acks(self, numbers: Sequence[int]) -> None:
-        """Acknowledge every PUBLISH up to each of *numbers*, at least one.
+        """Acknowledge every PUBLISH up to each of *numbers*, of which there is at least one.
 
-        They become one ACK, unless a number is lower than the one before it: an ACK does not cover higher numbers.
+        All are sent as one ACK, unless a number is lower than the one before it: an ACK does not cover higher numbers.
         """
         last = numbers[0]
         for number in numbers:

@@ -54,18 +54,18 @@ class PublishWindow:
 
     @property
     def has_room(self) -> bool:
-        """True if a message that is published now can be sent immediately."""
+        """Whether a message that is published now can be sent immediately."""
         return not self._waiting and self._in_flight < self.max_messages and self._held < self.max_bytes
 
     @property
     def empty(self) -> bool:
-        """True if every published message is acknowledged."""
+        """Whether every published message is acknowledged."""
         return not self._sent and not self._waiting
 
     def add(self, run: Run) -> Deferred[None]:
         """Append messages, and number them.
 
-        :return: fires when all of them are acknowledged
+        :return: a Deferred that fires when all of these messages are acknowledged
         :raises LocalProtocolError: more than ``max_bytes`` are unacknowledged; wait for :meth:`when_room`
         """
         if self._held > self.max_bytes:

@@ -29,7 +29,7 @@ log = Logger()
 CLOSE_TIMEOUT = 5.0
 #: How names that are not UTF-8 are encoded.
 ESCAPED = "surrogateescape"
-#: The most streams that one request acknowledges, so that its body is small enough for the longest names.
+#: How many streams one request acknowledges at most, so that its body stays small even with the longest names.
 MOST_STREAMS = 30
 
 
@@ -59,7 +59,7 @@ class Marks:
 
 @attrs.define(eq=False)
 class Acknowledger:
-    """Acknowledges records of one named subscription; after a lost connection it repeats requests without an answer.
+    """A client that acknowledges records of one named subscription, and repeats requests that were not answered.
 
     :ivar authority: the value of the ``Host`` header
     :ivar name: the named subscription
@@ -79,7 +79,7 @@ class Acknowledger:
     _closing: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
-        """Acknowledge the records up to number *seq*, which the server delivered under this *generation*.
+        """Acknowledge the records up to number *seq*, which the server delivered with this *generation*.
 
         :param stream: the stream, if the subscription is to a pattern
         """
@@ -97,7 +97,7 @@ class Acknowledger:
             self._send(self._connection)
 
     def _send(self, connection: Connection) -> None:
-        """Send the waiting acknowledgements; if a request has no answer yet, they are sent after it."""
+        """Send the waiting acknowledgements, but first wait for the answer to an earlier request."""
         if connection.idle:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"

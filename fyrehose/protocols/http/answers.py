@@ -3,7 +3,7 @@
     ReadAnswer  broker.read, a piece in each turn -> one JSON object per line
     LiveAnswer  broker.subscribe -> server-sent events, until the peer disconnects
 
-The transport pauses both, and a paused answer keeps nothing but its position.
+The transport pauses both kinds of answer, and a paused answer keeps nothing but its position.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fyrehose.sessions import PIECE, Encoded
 
 #: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
 KEEPALIVE = 15.0
-#: The most records that an answer sends in one turn: small records cost more than their bytes.
+#: How many records an answer sends in one turn at most, because small records cost more time than their bytes.
 TURN_RECORDS = 2_000
-#: The bytes that each record counts in a turn besides its own, because encoding takes time for each record.
+#: Each record counts as this many more bytes in a turn, because encoding takes time for each record.
 RECORD_COST = 512
 
 
@@ -85,7 +85,7 @@ class HttpConnection(Protocol):
 
 @attrs.frozen
 class Form:
-    """How a record is written into an answer: as a line, or as a server-sent event with or without its number.
+    """The form of records in an answer: a line, or a server-sent event with or without the record's number.
 
     :ivar before: the text before the record's JSON object
     :ivar after: the text after the record's JSON object
@@ -140,14 +140,14 @@ EVENT = Form(b"data: ", b"\n\n", numbered=True)
 #: The form of events from many streams: they have no id, because the streams have no common numbers.
 UNNUMBERED = Form(b"data: ", b"\n\n")
 
-# Function objects of the module, because a delivery is encoded only once for each function object.
+# Make these function objects once, because a delivery is encoded only once for each function object.
 events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
 
 @attrs.define(eq=False)
 class _JoinedEvent:
-    """An event larger than a record, whose parts are sent one after another as one JSON object.
+    """An event that is larger than a record, whose parts are sent one after another as one JSON object.
 
     :ivar numbers: the numbers of the records that hold its parts and are not sent yet
     :ivar unchecked: the numbers of its parts that were not checked yet for UTF-8
@@ -158,12 +158,13 @@ class _JoinedEvent:
     unchecked: list[int]
     check: TextCheck = attrs.field(factory=TextCheck, init=False)
     begun: bool = attrs.field(default=False, init=False)
-    #: the last bytes of the part before, to be encoded with the next part: an incomplete character, or group of base64
+    #: the last bytes of the previous part, which are encoded with the next part: an incomplete character or base64
+    #: group
     _rest: bytes = attrs.field(default=b"", init=False)
 
     @property
     def text(self) -> bool:
-        """Return whether the event is UTF-8; call it when all parts are checked."""
+        """Return whether the event is UTF-8; call this only after all parts were checked."""
         return bool(self.check.text)
 
     def check_part(self, part: Run) -> None:
@@ -284,7 +285,7 @@ class ReadAnswer:
         return tuple(wanted)
 
     def _send_or_join(self, runs: tuple[Run, ...]) -> int:
-        """Send the records of *runs* before the first part of an event; send the event at its last part."""
+        """Send the records of *runs* before the first part of an event; send the event when its last part has come."""
         first = next((at for at, run in enumerate(runs) if is_part(run)), None)
         if first != 0:
             return self._send(runs[:first])
@@ -303,7 +304,7 @@ class ReadAnswer:
         return self._send_part() + cost
 
     def _send_part(self) -> int:
-        """Send the next part of the event that is being joined, or check one: all are checked before any is sent."""
+        """Check or send the next part of the event that is being joined: all parts are checked before any is sent."""
         event = self._joining
         assert event is not None
         if event.unchecked:

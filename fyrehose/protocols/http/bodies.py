@@ -1,7 +1,7 @@
-"""Split the body of a POST into messages: the whole body is one, or each line is one, or a length precedes each one.
+"""Split the body of a POST into messages: the whole body, each line, or each part after a length.
 
-Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.  Of messages that
-are said to be JSON, only those that a reader can parse are stored as ``application/json``.
+Bodies arrive in pieces of any size.  A message is refused as soon as it is known to exceed the limit.  A message that
+is said to be JSON is stored as ``application/json`` only if a reader can parse it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LENGTH = Struct(">I")
 class TooLarge(Exception):
     """A message exceeds the limit.
 
-    :ivar before: the messages before it, which are published nevertheless, so that the result does not depend on how
-        the body was split into pieces
+    :ivar before: the messages before the large one, which are published nevertheless, so that the result does not
+        depend on how the body was split into pieces
     """
 
     def __init__(self, before: list[bytes] | None = None) -> None:
@@ -170,7 +170,7 @@ def split_lengths(data: bytes, largest: int) -> list[bytes]:
 
 
 def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> Iterator[tuple[str | None, Column]]:
-    """Yield groups of consecutive *messages* with their content type; None for messages said to be JSON that are not.
+    """Yield groups of consecutive *messages* with their content type; None: said to be JSON, but not valid JSON.
 
     A message is JSON if it is one JSON text in UTF-8 (RFC 8259) of at most :data:`MOST_PARSED` bytes.
 

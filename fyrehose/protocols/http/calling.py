@@ -27,7 +27,7 @@ LONGEST_RETRY, ANSWER_TIMEOUT = 10.0, 30.0
 
 @attrs.define(eq=False)
 class Caller:
-    """Sends requests to the server at *endpoint*.
+    """A client that sends requests to the server at *endpoint*.
 
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
@@ -43,7 +43,7 @@ class Caller:
     _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
     async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
-        """Send a request, and again while no answer comes or the answer asks to try later (status 429 or 503).
+        """Send a request; repeat it while no answer comes, or the answer asks to try later (status 429 or 503).
 
         :param wait: how long the server may wait before it answers, in seconds
         :return: status and JSON object of the answer; {} for an answer without a body
@@ -92,7 +92,7 @@ class Caller:
 
 
 def _parsed(answer: bytes) -> dict[str, Any]:
-    """Return the JSON object *answer*; if it is not one, an object with an ``error`` that says so."""
+    """Return the JSON object in *answer*, or an object with an ``error`` that says that there is none."""
     try:
         found = json.loads(answer or b"{}")
     except (ValueError, RecursionError):

@@ -45,7 +45,7 @@ MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
 @implementer(ITailer)
 @attrs.define(eq=False)
 class HttpTailer:
-    """Reads one stream, or all streams that match a pattern.
+    """A client that reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
     :ivar absent: whether the stream did not exist when the server began to send records
@@ -93,10 +93,10 @@ class HttpTailer:
 
         :param stream: a name, or a pattern, in which ``*`` stands for any text
         :param take: if it returns a Deferred, records of a named subscription are acknowledged when that fires: all of
-            the run, or those up to the number that is its result
+            the run, or those up to the number that is the Deferred's result
         :param lost: called with the first and the last number and, with a pattern, the stream
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins
-        :param takeover: displace its consumer when connecting for the first time
+        :param takeover: whether to displace the subscription's consumer when connecting for the first time
         :raises ConfigError: no stream was given, or the pattern cannot be used with *after*
         """
         if stream is None:
@@ -121,7 +121,8 @@ class HttpTailer:
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close`.
 
-        :return: fires when the server begins to send records; fails with FyrehoseError if it refuses the request
+        :return: a Deferred that fires when the server begins to send records; fails with FyrehoseError if the server
+            refuses the request
         """
         self._connected = Deferred(lambda _: None)
         self._service = reconnecting(self.clock, self.endpoint, lambda: _Connection(self), backoffPolicy(1.0, 30.0))
@@ -168,7 +169,7 @@ class HttpTailer:
 
     @property
     def question(self) -> tuple[str, str] | None:
-        """Return method and target of the request that finds the end of the stream; None: no such request is needed."""
+        """Return the method and target of the request that finds the end of the stream; None: none is needed."""
         if self._acknowledger is not None:
             return None
         if self._pattern is not None:
@@ -207,8 +208,8 @@ class HttpTailer:
     def begun(self, generation: int | None = None) -> None:
         """Record that the server sends records from now on.
 
-        :param generation: the generation of the named subscription; if it has changed, the position that the server
-            keeps counts
+        :param generation: the generation of the named subscription; if it has changed, the client continues at the
+            position that the server keeps
         """
         self._problem = self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
@@ -219,7 +220,7 @@ class HttpTailer:
             self._connected.callback(None)
 
     def refused(self, status: int, reason: str) -> None:
-        """Handle a refusal: fail if it is permanent and the first answer; otherwise log it, and try again later."""
+        """Handle a refusal: fail if it is permanent and the first answer; otherwise log *reason*, and retry later."""
         if self._connected is not None and not self._connected.called and status not in TEMPORARY:
             service, self._service = self._service, None
             if service is not None:
@@ -254,7 +255,7 @@ class HttpTailer:
     def missing(self, first: int, last: int, stream: str | None = None) -> None:
         """Report records that the stream no longer has, or that were published while there was no connection.
 
-        :param stream: their stream, if the client follows a pattern
+        :param stream: the stream of the records, if the client follows a pattern
         """
         self.positions[stream or self._stream] = last
         if self._lost is not None:
@@ -319,7 +320,7 @@ def _payload(record: dict[str, Any]) -> bytes:
 
 
 class _Connection(HttpClient):
-    """One connection: asks for the end of the stream, if the client begins there, and then follows the stream."""
+    """One connection, which asks for the end of the stream, if the client begins there, and then follows the stream."""
 
     def __init__(self, tailer: HttpTailer) -> None:
         super().__init__(tailer.endpoint, tailer.authority)

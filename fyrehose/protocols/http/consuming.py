@@ -26,7 +26,7 @@ from fyrehose.records import Delivery
 @implementer(INamedSink)
 @attrs.define(eq=False)
 class Consumption:
-    """One request that consumes a named subscription; no other consumer may have that until the request is answered.
+    """One request that consumes a named subscription, which no other consumer may have until the answer is sent.
 
     :ivar event: the request; its ``subscription`` is not None
     """

@@ -23,7 +23,7 @@ def carry_out(event: Manage, named: Any, producer: str) -> Any:
 
     :param named: the broker's named subscriptions, with the permissions of the peer
     :param producer: the producer of the results that the request publishes
-    :return: the answer, or a Deferred of it; cancelling that of a request for records ends the request
+    :return: the answer, or a Deferred of the answer; cancelling the Deferred of a request for records ends the request
     """
     try:
         shared = named.sharing.find(event.name)
@@ -49,7 +49,7 @@ def carry_out(event: Manage, named: Any, producer: str) -> Any:
 
 
 def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str) -> Any:
-    """Carry out a request about the subscription *shared*; None: no shared subscription has its name."""
+    """Carry out a request about the subscription *shared*; None: no shared subscription has the requested name."""
     work = event.work
     done: Deferred[Any]
     if event.action == "create":
@@ -93,7 +93,7 @@ def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
         epoch, number = part.lease.token
         begin = f'"token": "{epoch}.{number}", "failures": {part.lease.failures}, '
         records.append(ndjson.joined(part.run, b", ", begin))
-    # Rounded down, or the worker would count on the lease for longer than it lasts.
+    # Round the time down, because the worker would otherwise count on the lease for longer than it lasts.
     return b'{"lease": %d, "waited": %.3f, "records": [%b]}\n' % (
         lease,
         int(waited * 1_000) / 1_000,

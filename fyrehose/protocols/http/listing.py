@@ -17,7 +17,7 @@ from fyrehose.interfaces import IBroker
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern
 
-#: The most names that are compared with a pattern in one turn: the worst pattern of a peer needs about 1 us for each.
+#: How many names are compared with a pattern in one turn; the worst pattern of a peer needs about 1 us for each name.
 MOST_COMPARED = 2_000
 
 
@@ -45,7 +45,7 @@ async def matching(timers: Timers, pattern: Pattern, streams: Collection[str]) -
 async def described(
     broker: IBroker, timers: Timers, ends: Ends, names: Sequence[str], now: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Return an object for each stream of *names*: its numbers, its size and its ages.
+    """Return a JSON object for each stream of *names*: the stream's numbers, its size and its ages.
 
     :param broker: the broker with the peer's permissions
     :param now: returns the time, in seconds since 1970 UTC

@@ -12,7 +12,7 @@
     POST   /subscriptions/S/pause       {"paused": true}: lease nothing more
     POST   /subscriptions/S/redrive     {}: publish its dead letters again
 
-Each of these paths may begin with ``/streams/NAME``; the subscription must then be one to that stream.
+Each of these paths may begin with ``/streams/NAME``; the subscription must then be a subscription to that stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LARGEST = 64 << 10
 #: The permitted methods of each path, by the last part of the path.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
 METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
-#: The most records that one request leases.
+#: How many records one request leases at most.
 MOST_LEASED = 1_000
 #: The longest time that a request waits for a record, in seconds.
 LONGEST_WAIT = 300
@@ -52,7 +52,7 @@ class Manage:
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, or for a pattern the position in each stream; None: the end of the stream
-    :ivar generation: the generation that the consumer knows; None: any
+    :ivar generation: the generation that the consumer knows; None: any generation is accepted
     :ivar work: the parsed body of a request about a shared subscription, see :data:`BODIES`
     """
 
@@ -137,7 +137,7 @@ class LeaseRequest:
 def creation(fields: dict[str, Any]) -> Creation:
     """Parse a request to create a shared subscription, whose body is the JSON object *fields*.
 
-    :raises ValueError: it is invalid; the message says what is expected
+    :raises ValueError: the request is invalid; the message says what is expected
     """
     known = {"stream", "match", "shared", "dead", "key", "from", *BOUNDS}
     only(fields, known)
@@ -154,7 +154,7 @@ def creation(fields: dict[str, Any]) -> Creation:
     numbers: dict[str, Any] = {name: number_of(fields, name, *BOUNDS[name]) for name in BOUNDS if name in fields}
     dead, key = (None if fields.get(name) is None else text_of(fields, name) for name in ("dead", "key"))
     if dead == stream:
-        raise ValueError('"dead" is the stream itself: its dead letters would be leased again')
+        raise ValueError('"dead" names the shared stream, so its dead letters would be leased again: use another')
     options = ShareOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
     return Creation(options, number_of(fields, "from", 0, LAST_SEQ) if "from" in fields else 1)
 
@@ -162,7 +162,7 @@ def creation(fields: dict[str, Any]) -> Creation:
 def lease_request(fields: dict[str, Any]) -> LeaseRequest:
     """Parse a request for records to lease, whose body is the JSON object *fields*.
 
-    :raises ValueError: it is invalid
+    :raises ValueError: the request is invalid
     """
     only(fields, {"consumer", "request", "most", "wait"})
     request = number_of(fields, "request", 0, LAST_SEQ) if fields.get("request") is not None else None

@@ -24,14 +24,14 @@ from fyrehose.records import Delivery
 
 log = Logger()
 
-#: The most streams that one answer follows.
+#: How many streams one answer follows at most.
 MOST_STREAMS = 1_000
 
 
 @implementer(IConnectedSink)
 @attrs.frozen(eq=False)
 class _Part:
-    """The sink of one stream in an answer about many: passes its deliveries on to the answer."""
+    """The sink of one stream in an answer about many streams, which passes the deliveries on to the answer."""
 
     answer: PatternAnswer
     stream: str
@@ -56,7 +56,7 @@ class _Part:
 
 @implementer(ISubscription)
 class PatternAnswer(LiveAnswer):
-    """Sends the new records of every stream that matches *pattern*; it is its own subscription to all of them."""
+    """The answer with the new records of every stream that matches *pattern*; it manages all its subscriptions."""
 
     form, encode = UNNUMBERED, staticmethod(unnumbered)
 

@@ -26,7 +26,7 @@ from fyrehose.protocols.http.acknowledging import ESCAPED
 from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
 from fyrehose.protocols.http.session import KEYED, NDJSON
 
-#: The most bytes of lines in one request, in bytes; the server accepts up to KEYED bytes of lines with a key.
+#: How many bytes of lines one request has at most; the server accepts up to KEYED bytes of lines with a key.
 MOST_LINES = KEYED // 2
 
 
@@ -48,17 +48,17 @@ class _Batch:
 
 
 def _is_line(payload: bytes) -> bool:
-    """Return whether *payload* can share a request with other messages, one on each line."""
+    """Return whether *payload* can be a line, so that it can share a request with other messages."""
     return bool(payload) and len(payload) <= MOST_LINES and b"\n" not in payload and not payload.endswith(b"\r")
 
 
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class HttpPublisher:
-    """Publishes messages to any streams of one server.
+    """A client that publishes messages to any streams of one server.
 
     :ivar authority: the value of the ``Host`` header
-    :ivar window: the most messages that are not acknowledged yet
+    :ivar window: how many messages may be unacknowledged at a time
     """
 
     clock: IReactorTime

@@ -24,7 +24,7 @@ log = Logger()
 
 #: Statuses of refusals after which the same request may succeed later.
 TEMPORARY = (429, 503)
-#: The errors of a connection that cannot be made, or is lost.
+#: The errors with which a connection cannot be made, or is lost.
 LOST = (ConnectError, ConnectionClosed, ConnectionDone, ConnectionLost, defer.TimeoutError, OSError)
 #: The largest answer, in bytes.
 LARGEST = 64 << 20
@@ -33,7 +33,7 @@ MOST_DETAIL = 4 << 10
 
 
 def sent_again(failure: Failure) -> None:
-    """Ignore the loss of a connection before its answer, as an errback of clients that send the request again."""
+    """Ignore the loss of a connection before the answer: an errback for clients that send the request again."""
     failure.trap(*LOST)
 
 
@@ -71,7 +71,7 @@ class HttpClient(Protocol):
     def request(
         self, method: str, target: str, body: bytes | None = None, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        """Send a request, which is the first one, or follows a complete answer."""
+        """Send a request; call this only before the first request, or after a complete answer."""
         size = [] if body is None else [("Content-Length", str(len(body)))]
         events: list[h11.Event] = [h11.Request(method=method, target=target, headers=[*self._headers, *size, *headers])]
         events += [] if body is None else [h11.Data(data=body)]
@@ -123,7 +123,7 @@ class HttpClient(Protocol):
 class Connection(HttpClient):
     """One connection to a server, which collects each answer and fires a Deferred with it.
 
-    :param endpoint: where the connection was made to; if this names several servers, an answer may name the leader for
+    :param endpoint: the endpoint of the connection; if it names several servers, an answer may name the leader for
         the next connection
     :param authority: the value of the ``Host`` header
     :param token: the bearer token that is sent, if any

@@ -94,7 +94,8 @@ class HttpSettings(WebSettings):
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
     )
-    #: largest body of lines with a Content-Length; its messages are stored as they arrive, and take no memory later
+    #: the largest body of lines with a Content-Length; its messages are stored as they arrive, so a large body takes no
+    #: memory
     max_body: int = fixed(16 << 30)
 
     def __attrs_post_init__(self) -> None:
@@ -103,7 +104,8 @@ class HttpSettings(WebSettings):
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
 
 
-#: The most ranges of numbers in an answer to a POST; with more it contains only the first and the last number.
+#: How many ranges of numbers an answer to a POST contains; if there are more, the answer contains only the first and
+#: last number.
 MOST_RANGES = 1_000
 
 
@@ -112,9 +114,9 @@ class Upload:
     """The progress of a POST: which of its messages are durable, and whether it was refused.
 
     :ivar complete: whether the whole body was received
-    :ivar refusal: why the rest of the body is refused; None if it is not
-    :ivar pending: publishes that are not durable yet
-    :ivar count: durable messages
+    :ivar refusal: why the rest of the body is refused; None if it is accepted so far
+    :ivar pending: how many publishes are not durable yet
+    :ivar count: how many messages are durable
     :ivar ranges: first and last number of each contiguous range of durable messages
     """
 
@@ -213,7 +215,7 @@ class HttpProtocol(WebProtocol):
             self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
-        """Refuse a POST because of a later part of its body; its answer counts the messages before that part."""
+        """Refuse a POST because of a part of its body; the answer counts the messages before that part."""
         if self._upload is not None and self._upload.refusal is None:
             self.count_refusal(event.refusal)
             self.refuse_request(event.refusal)
@@ -258,7 +260,7 @@ class HttpProtocol(WebProtocol):
             self._send_records(event, [(event.stream, max(event.first, first), last)], {})
 
     def _fresh(self) -> dict[str, str]:
-        """Return the header that says how old the answer may be; none if the server is not in a cluster."""
+        """Return the header that says how old the answer may be; no header if the server is not in a cluster."""
         age = self.broker.age
         if age is None:
             return {}
@@ -282,7 +284,7 @@ class HttpProtocol(WebProtocol):
             self.attach(self._streamed)
 
     def on_list(self, event: List) -> None:
-        """List streams in the order of their creation, those that the peer may read."""
+        """List the streams that the peer may read, in the order of their creation."""
         self._authenticate(event.request)
 
         self.call(Deferred.fromCoroutine(self._list(event)), self._managed)
@@ -546,7 +548,7 @@ class HttpProtocol(WebProtocol):
             consumption.end()
 
     def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
-        """Answer the request with the result of *called*, a call of the broker, once that has fired."""
+        """Answer the request with the result of *called*, the Deferred of a call of the broker."""
         self.unsettled += 1
         called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
         called.addCallback(self._called)
@@ -583,7 +585,7 @@ class HttpProtocol(WebProtocol):
 
 
 class HttpFactory(SessionFactory):
-    """Listens for HTTP clients: ``endpoint.listen(HttpFactory(broker))``.
+    """The factory of connections of HTTP clients: ``endpoint.listen(HttpFactory(broker))``.
 
     :param endpoint: the endpoint string at which the factory listens, which decides about the accepted host names;
         None: those of this machine, and the option ``hosts``

@@ -34,7 +34,7 @@ PROTOCOL = "http"
 #: The content types of newline-delimited JSON.
 NDJSON = "application/x-ndjson"
 NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "application/json-lines"})
-#: The content type of messages of any bytes, each behind its length.
+#: The content type of a body of messages of any bytes, each of which follows its length.
 LENGTHS = "application/vnd.fyrehose.messages"
 EVENTS = "text/event-stream"
 #: The content type that curl sends by default; it says nothing about the body.
@@ -42,7 +42,7 @@ FORM = "application/x-www-form-urlencoded"
 #: The largest ``limit`` of records of a GET, and the limit of a GET that states none.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
-#: The most streams that one answer lists, and the largest page number.
+#: How many streams one answer lists at most, and the largest page number.
 MOST_LISTED, MOST_PAGES = 1_000, 10**7
 #: The largest body of several messages that are one publish, in bytes: lines with an Idempotency-Key, or with lengths.
 KEYED = 1 << 20
@@ -122,13 +122,13 @@ class Read:
     """A request to read up to *limit* records, starting at number *first*, or at the oldest if that is later.
 
     :ivar subscription: the named subscription, from whose position to read; None: read without one
-    :ivar wait: how long to wait if the subscription has no records, in seconds
+    :ivar wait: how long to wait for a record if the subscription has none, in seconds
     :ivar takeover: whether to displace another consumer
-    :ivar consumer: the name that the client gave itself; empty: none
+    :ivar consumer: the name that the client gave itself; empty: it gave none
     :ivar lease: how long no other consumer may have the subscription if the client does not acknowledge, in seconds
-    :ivar pattern: the pattern, if *stream* is its text; *subscription* is then one to that pattern
+    :ivar pattern: the pattern, if *stream* is the text of one; *subscription* is then a subscription to that pattern
     :ivar joins: whether to join the parts of events that are larger than a record
-    :ivar at_least: wait until this server has the record of this number; 0: do not wait
+    :ivar at_least: the number of the record for which the request waits until this server has it; 0: it does not wait
     """
 
     request: RequestHead
@@ -206,9 +206,10 @@ class HttpSession(WebSession):
     limits: RequestLimits = attrs.field(kw_only=True)
     _stream: str = attrs.field(default="", init=False)
     _body: Body | None = attrs.field(default=None, init=False)
-    #: makes the event of messages of the present POST
+    #: a function that makes an event from messages of the present POST
     _make_part: Callable[..., PublishPart] | None = attrs.field(default=None, init=False)
-    #: splits a whole body into messages that are published together; None: messages are published as they arrive
+    #: a function that splits a whole body into messages that are published together; None: messages are published as
+    #: they arrive
     _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
     #: a request about named subscriptions whose body is being received
     _managed: Manage | None = attrs.field(default=None, init=False)
@@ -437,9 +438,9 @@ class HttpSession(WebSession):
 def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int], list[str]]:
     """Return the parameters that a GET may have: numbers, with the largest number of each, and the names of others.
 
-    :param live: whether it follows new records
-    :param matching: whether it reads the streams that match a pattern, not one stream
-    :param named: whether it has a named subscription
+    :param live: whether the GET follows new records
+    :param matching: whether the GET reads the streams that match a pattern, not one stream
+    :param named: whether the GET has a named subscription
     """
     numbers = (
         ("from", LAST_SEQ, named or not matching),
@@ -476,7 +477,7 @@ def _check_token(request: RequestHead) -> None:
 def _numbers(request: RequestHead, known: Mapping[str, int], others: Sequence[str]) -> dict[str, int]:
     """Return the parameters of *request* that are numbers.
 
-    :param known: their names, with the largest number of each
+    :param known: the names of these parameters, with the largest number of each
     :param others: the names of parameters that are not numbers
     :raises ValueError: a parameter is unknown or invalid; the message says what is expected
     """

@@ -1,10 +1,10 @@
-"""Client of shared subscriptions: lease records one after another, extend them while they are worked on, settle them.
+"""Client of shared subscriptions: lease records one after another, extend the leases meanwhile, settle them.
 
     async with WorkClient(reactor, endpoint, "127.0.0.1:8117").share("orders", "billing") as work:
         async for record in work:
             ...                             extended meanwhile; at the end of the body it is settled
 
-A body that raises returns its record as failed; one that is cancelled returns it as not tried.
+If the body raises an error, its record is returned as failed; if the body is cancelled, as not tried.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = Logger()
 
 #: How long a request for records waits, in seconds.
 WAIT = 20.0
-#: How many lease times a record is extended by default, at most, so that a body that hangs does not keep it for ever.
+#: How many lease times a record is extended by default, at most, so that a body that hangs does not keep the record for
+#: ever.
 LONGEST = 10
 
 _numbers = count(1)
@@ -100,9 +101,10 @@ class WorkClient:
             by this name
         :param most: how many records are leased at once
         :param longest: how many lease times a record is extended at most
-        :param idle: end when no record has come for so many seconds; None: wait for ever
-        :param options: those of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: a new subscription
-            gets these options, and an existing one must have them; None: any existing options, or the defaults
+        :param idle: how long to wait for a record before the iteration ends, in seconds; None: for ever
+        :param options: the options of the subscription, such as ``{"lease": 60, "dead": "orders.dead"}``: a new
+            subscription gets these options, and an existing one must have them; None: any existing options, or the
+            defaults
         """
         consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         polling, acting = (Caller(self.clock, self.endpoint, self.authority, self.token) for _ in range(2))
@@ -166,13 +168,13 @@ class SharedWork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle the present record, or give it back if the body raised an error; give back records not begun."""
+        """Settle the present record, or return it if the body raised an error; return all records not begun."""
         if self._extending.running:
             self._extending.stop()
         current, self._current = self._current, None
         try:
             if error is not None:
-                # A request for records may be under way; its records come back to others when their leases end.
+                # A request for records may be under way; other workers get its records when the leases end.
                 self.polling.close()
             if current is not None and not (current.ended or current.lost):
                 if error is None:
@@ -192,7 +194,7 @@ class SharedWork:
         return self
 
     async def __anext__(self) -> WorkRecord:
-        """Settle the record before, and return the next one, waiting until there is one.
+        """Settle the previous record, and return the next one as soon as there is one.
 
         :raises FyrehoseError: the server refuses, for example because the subscription was deleted
         """
@@ -258,7 +260,7 @@ class SharedWork:
         return {**answer, "repeated": self.acting.repeats > before}
 
     async def _fetch(self) -> None:
-        """Lease the next records; repeat a request whose answer was lost under its number, for the same records."""
+        """Lease the next records; repeat a request without an answer under the same number, for the same records."""
         self._request += 1
         wait = WAIT if self.idle is None else min(WAIT, self.idle)
         sent = self.clock.seconds()

@@ -59,15 +59,15 @@ class _Part:
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class LumberjackClient:
-    """A writer to one or several servers.
+    """A client that publishes events to one or several servers.
 
     :ivar clock: the reactor, or a Clock
     :ivar endpoints: the servers
     :ivar version: protocol version, 1 or 2
     :ivar compression: zlib level, 0 (none) to 9
-    :ivar window: limit of events in a window
+    :ivar window: how many events a window may have
     :ivar window_bytes: limit of a window in bytes; a window always holds at least one event
-    :ivar pipelining: limit of unacknowledged windows per server
+    :ivar pipelining: how many windows may be unacknowledged per server
     :ivar max_pending_bytes: limit of unacknowledged bytes; beyond this limit :meth:`publish_many` raises
     :ivar timeout: time without data after which the client aborts a connection that owes an acknowledgement, in seconds
     :ivar on_state: called with an endpoint and True when it is connected, and with False when the connection is lost
@@ -110,7 +110,7 @@ class LumberjackClient:
     def connect(self) -> Deferred[None]:
         """Connect to all endpoints, and reconnect until :meth:`close`.
 
-        :return: fires when the first connection is made
+        :return: a Deferred that fires when the first connection is made
         :raises LocalProtocolError: ``connect`` was called before, or the client is closed
         """
         if self._services or self._closed:
@@ -131,7 +131,7 @@ class LumberjackClient:
     def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
         """Publish *payload* as a JSON document: see :func:`to_document`.
 
-        :return: fires when the document is acknowledged
+        :return: a Deferred that fires when the document is acknowledged
 
         :raises ConfigError: a stream is named
         :raises LocalProtocolError: see :meth:`publish_many`, or *payload* is not UTF-8
@@ -142,7 +142,7 @@ class LumberjackClient:
     def publish_many(self, documents: Iterable[Buffer]) -> Deferred[None]:
         """Publish JSON documents, in order; documents published in one turn of the reactor share windows.
 
-        :return: fires when all of them are acknowledged
+        :return: a Deferred that fires when all documents are acknowledged
         :raises LocalProtocolError: the client is closed, a document is too large, or more than ``max_pending_bytes``
             are unacknowledged (see :meth:`ready`)
         """
@@ -177,7 +177,7 @@ class LumberjackClient:
     def close(self) -> Deferred[None]:
         """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
 
-        :return: fires when all connections are closed
+        :return: a Deferred that fires when all connections are closed
         """
         self._closed = True
         if self._send_due is not None:

@@ -83,7 +83,7 @@ class LumberjackWriterSession(ByteSession):
     def send_window(self, lengths: Buffer, payload: Buffer) -> None:
         """Send documents as one window, compressed if the compressed frames are at most MAX_EVENT bytes.
 
-        :param lengths: column of u32, little-endian
+        :param lengths: the length of each document, as a column of u32, little-endian
         :raises LocalProtocolError: there are no documents, or one is too large
         :raises ValueError: the lengths do not add up to the payload
         """

@@ -1,6 +1,6 @@
 """Convert frames to columns: consecutive events of one turn with the same topic and content type become one run.
 
-They are consecutive in their own stream; with routes, events of other streams may stand between them.
+The events of a run are consecutive in their own stream; with routes, events of other streams may stand between them.
 
     J  the document as it is; application/json, or application/x-lumberjack-j if it is not JSON
     D  a JSON object; or the frame's body as application/x-lumberjack-d, if its pairs are not UTF-8
@@ -30,7 +30,7 @@ JSON = "application/json"
 NOT_JSON = "application/x-lumberjack-j"
 #: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
-#: Payloads of at least this many bytes become runs of their own, because copying them costs more than another run.
+#: Payloads of at least this many bytes become runs of their own, because copying such a payload costs more than a run.
 LARGE = 128 << 10
 
 
@@ -69,7 +69,7 @@ class _Group:
 
 @attrs.define(eq=False)
 class Columns:
-    """Collects the events of one turn as runs.
+    """A collector of the events of one turn, which returns them as runs.
 
     :ivar paths: the keys that lead to an event's topic (empty: events have no topic), and to each further string
     :ivar most: number of bytes of an event in which its strings are searched
@@ -90,8 +90,8 @@ class Columns:
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
         """Add *count* documents.
 
-        :param sequences: the first sequence if they are consecutive, otherwise a column of u64
-        :param lengths: column of u32
+        :param sequences: the first sequence if the sequences are consecutive, otherwise a column of u64
+        :param lengths: the length of each document, as a column of u32
         :return: the number of new runs that the documents begin
         """
         before = len(self._groups)
@@ -130,7 +130,7 @@ class Columns:
         return True
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
-        """Add the event of a D frame, as JSON, or as its *body* if JSON cannot represent its pairs."""
+        """Add the event of a D frame, as JSON, or as the frame's *body* if JSON cannot represent its pairs."""
         document = to_json(pairs)
         if document is not None and len(document) <= MAX_PAYLOAD:
             self.add_json(1, sequence, pack("<I", len(document)), document)

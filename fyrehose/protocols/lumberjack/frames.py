@@ -138,14 +138,14 @@ class _ShortFrame(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Ack(_ShortFrame):
-    """Acknowledge the events up to the sequence ``number``; 0 acknowledges none and shows that the reader is alive."""
+    """An acknowledgement of the events up to sequence ``number``; 0 only shows that the reader is alive."""
 
     type = FrameType.ACK
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Window(_ShortFrame):
-    """Announce a window: the writer sends ``number`` events before it waits for an acknowledgement."""
+    """The announcement of a window: the writer sends ``number`` events before it waits for an acknowledgement."""
 
     type = FrameType.WINDOW
 
@@ -175,7 +175,7 @@ class Compressed(Frame):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Json(Frame):
-    """One event as a JSON document; kernels read and write many such frames at once, with equal bytes."""
+    """One event as a JSON document; the compiled kernels read and write many such frames at once, with equal bytes."""
 
     type = FrameType.JSON
 
@@ -224,7 +224,7 @@ FRAMES: dict[FrameType, type[Frame]] = {frame.type: frame for frame in (Ack, Com
 
 @attrs.define
 class PairScanner:
-    """Finds the end of a D frame incrementally; the format has no total length.  Each field is parsed once.
+    """A scanner that finds the end of a D frame as it arrives, because the frame does not state its length.
 
     :ivar largest: limit of the body, in bytes
     :ivar needed: the least size of the frame, header included, as far as the arrived bytes tell
@@ -309,11 +309,11 @@ def to_json(pairs: Pairs) -> bytes | None:
 class EventRun(Column):
     """Events of one stream with the same topic and content type, as a column."""
 
-    #: the first sequence if they are consecutive, otherwise a column of u64
+    #: the first sequence if the sequences are consecutive, otherwise a column of u64
     producer_seq: int | Buffer
     topic: str | None
     content_type: str
-    #: the stream that a route has chosen; None: none has
+    #: the stream that a route has chosen; None: no route has chosen one
     stream: str | None = None
 
 

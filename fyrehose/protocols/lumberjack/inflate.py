@@ -1,4 +1,4 @@
-"""Inflates compressed frames in slices, so that neither a compressed frame nor its content is ever held completely.
+"""Inflate compressed frames in slices, so that neither a compressed frame nor its content is ever held completely.
 
 zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So no ratio distinguishes a
 bomb from a log.  The server is protected because it inflates little at a time, parses the inflated frames immediately,
@@ -28,8 +28,8 @@ with suppress(ImportError):  # ISA-L inflates two and a half times as fast as zl
 
     engine = isal_zlib
 
-#: Largest output of one call of the decompressor, in bytes; one turn inflates as much.  It is large because each call
-#: also copies the last 32 KiB of the output.
+#: Largest output of one call of the decompressor, in bytes; one turn inflates as much.  The value is large because each
+#: call also copies the last 32 KiB of the output.
 SLICE = 256 << 10
 #: Part of a compressed frame that must arrive before inflating starts, in bytes; smaller frames must arrive completely.
 PIECE = 256 << 10
@@ -50,7 +50,7 @@ _ERRORS: tuple[type[Exception], ...] = (zlib.error, engine.error)
 class Inflation:
     """The state of one compressed frame while it arrives.
 
-    :ivar left: number of bytes of its payload that are not consumed, whether they have arrived or not
+    :ivar left: number of bytes of the frame's payload that are not consumed, whether they have arrived or not
     :ivar limit: limit of the inflated size, in bytes
     :ivar inflated: number of bytes inflated so far
     :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
@@ -81,7 +81,7 @@ class Inflation:
     def data(self) -> bytearray:
         """Return the inflated bytes that are not parsed yet; the caller removes those that it has parsed."""
         if self._pieces:
-            # All pieces are joined at once, because a bytearray that grows piece by piece is copied several times.
+            # Join all pieces at once, because a bytearray that grows piece by piece is copied several times.
             self._data = bytearray().join((self._data, *self._pieces))
             self._pieces, self._pieces_size = [], 0
         return self._data
@@ -124,7 +124,7 @@ class Inflation:
 
     @property
     def may_be_refused_late(self) -> bool:
-        """Return whether the frame may be refused after some events were stored: it is large, or may be a bomb."""
+        """Return whether the frame may be refused after some events are stored: it is large, or may be a bomb."""
         return self._size > PIECE or self._size * RATIO > self.limit
 
     def digest_of(self, source: bytearray, at: int, version: int) -> bytes:

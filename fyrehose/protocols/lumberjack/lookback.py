@@ -30,9 +30,9 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How much of the end of the log is searched, in bytes and in runs of all protocols.
+#: How much of the end of the log is searched at most, in bytes, and in runs of all protocols.
 READ_BACK, MOST_RUNS = 128 << 20, 65_536
-#: Runs that are older than ``resent_age`` and this, in seconds, are not searched: clocks may step by an hour.
+#: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
 CLOCK_STEP = 3600.0
 #: Bounds of what one turn reads: the number of runs, and about how many bytes.
 TURN_RUNS, TURN_BYTES = 64, 256 << 10
@@ -49,7 +49,7 @@ class SharedRepetitions:
     broker: IBroker
     table: Repetitions
     _listeners: dict[Callable[[], object], None] = attrs.field(factory=dict, init=False)
-    #: the rest of the search; None: it is complete, or no listener is open
+    #: the rest of the search; None: the search is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
     _left: int = attrs.field(default=0, init=False)  #: how many runs the search may still read
     _queued: bool = attrs.field(default=False, init=False)  #: whether the broker will give the search a turn
@@ -86,7 +86,7 @@ class SharedRepetitions:
             ready()
 
     def close(self, ready: Callable[[], object]) -> None:
-        """Forget everything, once the last connection has ended, if no other listener is open."""
+        """Forget all events as soon as the last connection has ended, if no other listener is open."""
         del self._listeners[ready]
         if not self._listeners:
             self._runs = None

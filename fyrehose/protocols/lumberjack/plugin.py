@@ -16,14 +16,15 @@ from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 
-#: Unacknowledged windows of one connection: the next one travels while the server commits the one before.
+#: How many windows of one connection may be unacknowledged: the next one travels while the server commits the one
+#: before.
 PIPELINING = 2
 
 
 @implementer(IClientPlugin, ILeadingPlugin, IExtraPlugin)
 @attrs.frozen
 class LumberjackPlugin:
-    """Builds the clients, and the service of a Lumberjack listener."""
+    """The protocol plugin of Lumberjack, which builds clients, and the service of a listener."""
 
     name: str = PROTOCOL
     description: str = "Lumberjack 1 and 2: events from Filebeat and other Beats, over TCP or TLS"

@@ -19,10 +19,10 @@ import attrs
 
 from fyrehose.broker.fairness import FairShare
 
-#: How long a frame is refused without being inflated, in seconds: after its first refusal, and at the most.
+#: How long a frame is refused without being inflated, in seconds: after its first refusal, and at most.
 FIRST = 60.0
 LONGEST = 86_400.0
-#: The most frames that a listener remembers; beyond that, the network with the most forgets its oldest.
+#: The number of frames that a listener remembers; beyond that, the network with the most frames forgets its oldest.
 MOST = 4_096
 
 
@@ -31,8 +31,8 @@ class RefusedFrame:
     """A frame that was refused.
 
     :ivar reason: why it was refused, for the log
-    :ivar pause: time from the last attempt to inflate it to the next, in seconds
-    :ivar until: when it may be inflated again, on the monotonic clock
+    :ivar pause: time from the last attempt to inflate the frame to the next one, in seconds
+    :ivar until: when the frame may be inflated again (monotonic, seconds)
     """
 
     reason: str
@@ -44,7 +44,7 @@ class RefusedFrame:
 class RefusedFrames:
     """The refused frames of one listener; the networks of writers have fair shares of the table.
 
-    :ivar seconds: the monotonic clock
+    :ivar seconds: returns the monotonic time, in seconds
     """
 
     seconds: Callable[[], float]
@@ -62,7 +62,7 @@ class RefusedFrames:
     def add(self, network: str, digest: bytes, reason: str, *, hopeless: bool) -> None:
         """Remember a frame.
 
-        :param hopeless: True if a repetition would be refused again, because no part of it can be acknowledged
+        :param hopeless: whether a repetition would be refused again, because no part of it can be acknowledged
         """
         key = (network, digest)
         before = self._frames.get(key)
@@ -74,7 +74,7 @@ class RefusedFrames:
         self._by_network.add(key, network)
 
     def reason(self, network: str, digest: bytes) -> str:
-        """Return why a frame is refused without inflating it; empty if it is to be inflated."""
+        """Return why a frame is refused without being inflated; empty if it has to be inflated."""
         key = (network, digest)
         frame = self._frames.get(key)
         if frame is None or self.seconds() >= frame.until:

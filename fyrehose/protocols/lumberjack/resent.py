@@ -58,9 +58,9 @@ IDENTITIES = (
 WINDOWS = 8
 #: Memory that is charged for each event in the index, in bytes.
 ENTRY = 256
-#: The most stretches (see :class:`Stretch`) of all connections, and the fewest that each connection may have.
+#: How many stretches (see :class:`Stretch`) all connections may have together, and how many each may always have.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
-#: The most that one read of the journal returns, in bytes, and the most reads for one run that is compared.
+#: How many bytes one read of the journal returns at most, and how many reads there are for one run that is compared.
 READ, MOST_READS = 1 << 20, 16
 #: The largest event that is compared as JSON, in bytes.
 MOST_JSON = 64 << 10
@@ -71,12 +71,12 @@ class Stretch:
     """Consecutive records of one stream that one turn of a connection has published.
 
     :ivar payload: the size of the events, in bytes
-    :ivar size: how much of a table's capacity the stretch takes
+    :ivar size: how much of the capacity of its table the stretch takes
     :ivar window: ordinal, on its connection, of the last window that has some of the events
     :ivar run: the records while they are not durable
-    :ivar keys: the hash of each event's identity, or None; empty: they are not in the index
-    :ivar until: when they are forgotten, in seconds
-    :ivar waiting: the turns of other connections that repeat some of the events, and wait until they are durable
+    :ivar keys: the hash of each event's identity, or None; empty: the events are not in the index
+    :ivar until: when the records are forgotten, in seconds
+    :ivar waiting: the turns of other connections that repeat some of the events, and wait until the events are durable
     """
 
     stream: str
@@ -128,8 +128,9 @@ class Repetitions:
     """Table of the events that writers may send again, shared by listeners.
 
     :ivar read: the journal's ``read``
-    :ivar seconds: the monotonic clock
-    :ivar capacity: the most events of lost connections, and as many of connections that may be half-open
+    :ivar seconds: returns the monotonic time, in seconds
+    :ivar capacity: how many events of lost connections are kept; as many more are kept of connections that may be
+        half-open
     :ivar age: how long these events are searched for, in seconds
     :ivar charge: called with the change of the memory that the index takes, in bytes
     :ivar forgot: called with the number of events that are forgotten early, because a table is full
@@ -180,7 +181,7 @@ class Repetitions:
         return sender
 
     def recover(self, run: Run, network: str) -> None:
-        """Treat *run*, sent by a writer of *network*, as that of a lost connection; call this for newest runs first."""
+        """Treat *run*, of a writer of *network*, as sent on a lost connection; call this for the newest runs first."""
         if run.content_type != JSON:
             return
         stretch = _stretch_of(run, network)
@@ -197,7 +198,7 @@ class Repetitions:
         self._closed = False
 
     def close(self) -> None:
-        """Forget everything as soon as the last connection has ended, because no listener is open any more."""
+        """Forget all events as soon as the last connection has ended, because no listener is open any more."""
         self._closed = True
         self._forget_if_closed()
 
@@ -257,7 +258,7 @@ class Repetitions:
         return max(LEAST_STRETCHES, STRETCHES // max(1, self._connections))
 
     def originals(self, run: Run) -> list[Stretch | None] | None:
-        """Return for each event of *run* the stretch that stores it already, or None; just None if all are new."""
+        """Return, for each event of *run*, the stretch that stores it already, or None; no list if all are new."""
         if run.content_type != JSON:
             return None
         index = self._index
@@ -273,7 +274,7 @@ class Repetitions:
         return found if any(found) else None
 
     def renew(self, stretch: Stretch) -> None:
-        """Remember *stretch* for another ``age``: it was sent again, and this acknowledgement may be lost, too."""
+        """Remember *stretch* for another ``age``: it was sent again, and its new acknowledgement may be lost, too."""
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
@@ -307,9 +308,10 @@ class Repetitions:
             self._unread[stretch] = None
 
     def _admit_older(self, stretch: Stretch) -> bool:
-        """Add *stretch*, which is older than all others, to the lost ones; return False if there is no room for it.
+        """Add *stretch*, which is older than all others, to the lost stretches; return False if there is no room.
 
-        It displaces only stretches of a network that has more in the table than its own network will have.
+        The stretch displaces only stretches of a network that has more in the table than the stretch's own network will
+        have.
         """
         table, size = self._lost, stretch.size
         while not table.fits(size):
@@ -368,11 +370,11 @@ class Repetitions:
 
 @attrs.define(eq=False)
 class _Stored:
-    """Reads the records that are compared with one run: a few reads, each of consecutive records."""
+    """The stored records that are compared with one run; a few reads, each of consecutive records, fetch them."""
 
     read: Callable[[str, int, int], tuple[Run, ...]]
     _left: int = MOST_READS
-    #: by stretch, the position in it at which the read payloads begin, and the payloads
+    #: for each stretch: the position in the stretch at which the read payloads begin, and the payloads
     _found: dict[Stretch, tuple[int, list[memoryview]]] = attrs.field(factory=dict)
 
     def payload(self, stretch: Stretch, at: int) -> Buffer | None:
@@ -469,7 +471,7 @@ class Sender:
         return bool(waited)
 
     def publishing(self, runs: Iterable[Run], windows: int, acknowledged: int) -> None:
-        """Record that *runs* are about to be published; call :meth:`refused` for those that are not.
+        """Record that *runs* are about to be published; call :meth:`refused` for those that are refused.
 
         :param windows: the number of windows that have begun on the connection
         :param acknowledged: how many of them are acknowledged
@@ -490,7 +492,7 @@ class Sender:
     def durable(self, runs: Iterable[Run]) -> int:
         """Record that *runs* are durable.
 
-        :return: the number of records that are durable, the oldest first, since the last call
+        :return: how many of the oldest records have become durable since the last call
         """
         records = 0
         for run in runs:
@@ -508,7 +510,7 @@ class Sender:
         return self.take_durable()
 
     def take_durable(self) -> int:
-        """Return the number of records that are durable, the oldest first, since the last call."""
+        """Return how many of the oldest records have become durable since the last call."""
         records = 0
         while self._turns and not self._turns[0].stored and not self._turns[0].originals:
             records += self._turns.popleft().records

@@ -20,7 +20,7 @@ from fyrehose.records import MAX_NAME
 
 #: Words in braces that do not name a field of the event.
 TOPIC, CERTIFICATE = "topic", "certificate"
-#: The most fields of all routes together: each is searched in each event, beside the topic.
+#: How many fields all routes together may have; each event is searched for each of them, and for the topic.
 MOST_FIELDS = MOST_PATHS - 1
 _PART = re.compile(r"\{([^{}]*)\}")
 _EXPECTED = "streams with fields in braces, such as logs.{fields.service}"

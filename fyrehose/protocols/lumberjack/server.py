@@ -78,7 +78,7 @@ class LumberjackSettings(TLSSettings):
 
     @property
     def silent_timeout(self) -> float:
-        """Return 0, no limit besides the idle timeout, because writers connect before they have an event."""
+        """Return 0, no limit but the idle timeout, because writers connect before they have an event to send."""
         return 0.0
 
     @property
@@ -326,7 +326,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def _busy(self) -> bool:
-        """Return whether the writer waits for the server, and not the server for the writer."""
+        """Return whether the writer waits for the server, so that the server must not close the connection as idle."""
         return self.unsettled > 0 or self.session.more_work or self.account.paused
 
     @property
@@ -362,7 +362,7 @@ class LumberjackProtocol(SessionProtocol):
         self.reading.resumeProducing()
 
     def _forget_sender(self) -> None:
-        """Expect that the writer sends its last events again on another connection, because this one reads no more."""
+        """Expect the writer's last events again on another connection, because this connection reads no more."""
         if self._sender is not None:
             self._sender.close()
 
@@ -410,7 +410,7 @@ class LumberjackProtocol(SessionProtocol):
 
 
 class LumberjackFactory(SessionFactory):
-    """Listens for writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
+    """The factory of the connections of writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
 
     protocol = LumberjackProtocol
     defaults = LumberjackSettings()

@@ -54,7 +54,7 @@ class LumberjackLimits:
 
     :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
     :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
-    :ivar turn_bytes: limit of a turn in bytes; more than one read
+    :ivar turn_bytes: limit of a turn in bytes, which is more than one read
     :ivar turn_events: limit of a turn in units of the work for one J frame
     :ivar turn_inflated: limit of a turn in inflated bytes
     :ivar max_windows: number of unacknowledged windows at which the session stops processing
@@ -89,7 +89,7 @@ RUN_WORK = 16
 
 @attrs.define(eq=False)
 class Document:
-    """A document that exceeds a record, while it arrives.
+    """A document that is too large for one record, while its parts arrive.
 
     :ivar left: number of bytes that are not parsed yet
     """
@@ -104,8 +104,8 @@ class Refusal:
     """A protocol violation; if it is in a compressed frame, the rest of that frame may still arrive.
 
     :ivar missing: number of bytes of the frame that have not arrived
-    :ivar digest: identifies the refused frame; empty: the frame is not remembered
-    :ivar hopeless: True if the same frame would be refused again, and no part of it can be acknowledged
+    :ivar digest: the digest that identifies the refused frame; empty: the frame is not remembered
+    :ivar hopeless: whether the same frame would be refused again, and no part of it can be acknowledged
     """
 
     error: RemoteProtocolError
@@ -121,7 +121,7 @@ class LumberjackServerSession(ByteSession):
     :ivar expected: memory in bytes until the incomplete frame can be processed, as far as it is known: its size, or for
         a compressed frame the next piece and the inflated data before it; 0 between frames
     :ivar frames: number of complete frames received
-    :ivar more_work: True if received data waits for :meth:`process`
+    :ivar more_work: whether received data waits for :meth:`process`
     :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
     :ivar refused: the compressed frames that the listener has refused; None: refused frames are not remembered
     :ivar network: the network of the writer, which has its own refused frames
@@ -146,13 +146,13 @@ class LumberjackServerSession(ByteSession):
     _bytes: int = attrs.field(init=False)
     _events: int = attrs.field(init=False)
     _inflated: int = attrs.field(init=False)
-    #: work of one J frame in the last scan, including its share of the work for the runs
+    #: the work that one J frame caused in the last scan, including its share of the work for the runs
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _refusal: Refusal | None = attrs.field(default=None, init=False)
     _missing: int = attrs.field(default=0, init=False)  #: bytes of the compressed frame that have not arrived
-    #: True if a compressed frame was damaged: what it contained may not be what the writer sent
+    #: whether a compressed frame was damaged, so that its events may differ from those that the writer sent
     _damaged: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -256,7 +256,7 @@ class LumberjackServerSession(ByteSession):
         """Acknowledge the durable events for the last time, because the connection ends.
 
         This includes the events of a compressed frame whose end, and so its checksum, will never be read, so that the
-        writer does not send them again.  It excludes those of a damaged one.  A writer of version 1 gets
+        writer does not send them again.  It excludes the events of a damaged frame.  A writer of version 1 gets
         acknowledgements of whole windows only.
         """
         if not self._damaged:
@@ -303,7 +303,8 @@ class LumberjackServerSession(ByteSession):
         self._damaged = error.cause == "bad-compression"
         refusal = Refusal(error)
         if self._inflation is not None:
-            # A frame that was damaged on its way begins with the same bytes when it is sent again undamaged.
+            # A digest of the first bytes does not suffice: a frame that was damaged on its way begins with the same
+            # bytes when it is sent again undamaged.
             same = self._inflation.digest_is_whole or error.cause == "decompression-bomb"
             told = self.version == 2 and not self._damaged and self._windows.unverified > 0
             refusal.digest, refusal.hopeless = self._inflation.digest, same and not told
@@ -501,7 +502,8 @@ class LumberjackServerSession(ByteSession):
             self._spend(0, 1, 1)
         return at + SHORT.size
 
-    #: parses a frame at a position; returns where the next frame begins, or the same position if it is incomplete
+    #: the functions that parse a frame at a position, by the type of the frame; each returns where the next frame
+    #: begins, or the same position if it is incomplete
     parsers: ClassVar[dict[int, Callable[[LumberjackServerSession, bytearray, int, int], int]]] = {
         FrameType.JSON: _parse_json,
         FrameType.DATA: _parse_data,
@@ -512,7 +514,7 @@ class LumberjackServerSession(ByteSession):
     def _check_json_length(self, source: bytearray, at: int) -> int:
         """Check the length of an incomplete J frame; return where parsing continues.
 
-        :return: *at*, or the start of the document if it is so long that it is divided into several records
+        :return: *at*, or the start of the document if the document is so long that it is divided into several records
         """
         available = len(source) - at
         if available < LONG.size:

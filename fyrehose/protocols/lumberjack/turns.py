@@ -30,10 +30,11 @@ POOL = 64 << 20
 MAX_IN_FLIGHT = 16 << 20
 #: Largest read of a connection, in bytes: a window of a usual writer, which one turn then publishes at once.
 READ = 1 << 20
-#: Largest read that a connection publishes without waiting for a turn, in bytes: with compressed data only if no other
-#: connection waits for one, and while much is in flight only without data in flight of its own.
+#: Largest read that a connection publishes without waiting for a turn, in bytes.  A read with compressed data does so
+#: only if no other connection waits for a turn; while much data is in flight, only a connection without data in flight
+#: of its own does so.
 SMALL_READ = 16 << 10
-#: Number of turns per reactor iteration.
+#: How many turns of connections one iteration of the reactor runs.
 TURNS_PER_ITERATION = 4
 
 
@@ -58,7 +59,7 @@ class TurnTaker(Protocol):
 
 @attrs.define(eq=False)
 class Turns:
-    """Grants turns and memory to the connections of one listener.
+    """The scheduler that grants turns and memory to the connections of one listener.
 
     :ivar clock: the reactor, or a Clock
     :ivar budget: memory budget of all protocols

@@ -27,8 +27,8 @@ class OpenWindow:
     :ivar durable_last: sequence of the last durable event
     :ivar unverified: number and last sequence of durable events in a compressed frame that is not verified yet
     :ivar acknowledged: number of events that a partial acknowledgement covered
-    :ivar finished: True if no further event belongs to the window
-    :ivar sealed: False while a compressed frame with some of its events is not verified completely
+    :ivar finished: whether the window is complete, so that no further event belongs to it
+    :ivar sealed: False while the checksum of a compressed frame with some of the window's events is not verified
     """
 
     version: int
@@ -49,7 +49,7 @@ class Windows:
     """The unacknowledged windows of one connection; only the last one can be open.
 
     :ivar version: version of the last frame; 0 before the first one
-    :ivar unacknowledged: the windows, the oldest first
+    :ivar unacknowledged: the unacknowledged windows, the oldest first
     :ivar unsealed: windows with events in the compressed frame that is being inflated
     :ivar unverified: number of events received in the compressed frame that is being inflated
     :ivar begun: number of windows so far
@@ -68,7 +68,7 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """Return how many events fit into the open window, or into the one that the next event opens; at least 1."""
+        """Return how many events fit into the open window, or into the window that the next event opens; at least 1."""
         window = self._open
         size, received = (self._implied_size, 0) if window is None else (window.size, window.received)
         return 1 << 32 if size is None else size - received
@@ -80,14 +80,14 @@ class Windows:
 
     @property
     def silence_ack_due(self) -> bool:
-        """Return whether a writer of version 1 should be acknowledged if it stays silent within its window."""
+        """Return whether a writer of version 1 needs an acknowledgement if it stays silent within its window."""
         window = self.unacknowledged[0] if self.unacknowledged else None
         if window is None or window.version != 1 or not window.sealed:
             return False
         return window.durable == window.received > window.acknowledged
 
     def announce(self, version: int, size: int, sealed: bool) -> None:
-        """Handle a W frame: finish the open window as it is, and open one of *size* events."""
+        """Handle a W frame: finish the open window, even if it is incomplete, and open a window of *size* events."""
         window = self._open
         if window is not None:
             window.finished = True
@@ -103,16 +103,17 @@ class Windows:
         """Add received events to the open window.
 
         :param count: number of events, at most :attr:`room`
-        :param last: sequence of the last of them
-        :param sealed: False if they came in a compressed frame, whose checksum is not verified yet
-        :param records: number of their records, if it differs from *count*: a part of an event is one record, and only
-            the last part counts as an event
+        :param last: sequence of the last event
+        :param sealed: False if the events came in a compressed frame whose checksum is not verified yet
+        :param records: number of the events' records, if it differs from *count*: a part of an event is one record, and
+            only the last part counts as an event
         """
         window = self._open or self._add(OpenWindow(version=self.version, size=self._implied_size, sealed=sealed))
         if not sealed and window.sealed:
             window.sealed = False
             self.unsealed.append(window)
-        # A frame that is not compressed needs no checksum: give it the ordinal of a verified compressed frame.
+        # A frame that is not compressed needs no checksum, so give the frame the ordinal of a verified compressed
+        # frame.
         frame = self._sealed - sealed
         self._pieces.append((window, count if records is None else records, count, last, frame))
         self.unverified += 0 if sealed else count
@@ -122,7 +123,7 @@ class Windows:
             window.finished = window.received == window.size
 
     def seal(self) -> None:
-        """Record that the checksum of the compressed frame was verified, or that its end will never be read."""
+        """Let the events of the compressed frame be acknowledged: it was verified, or its end will never be read."""
         for window in self.unsealed:
             window.sealed = True
             count, last = window.unverified
@@ -157,7 +158,7 @@ class Windows:
             owed = window.times if window.size == 0 else int(window.received > window.acknowledged)
             acks += [Ack(version=window.version, number=window.last)] * owed
         if self.unacknowledged and self.unacknowledged[0].version == 2 and self.unacknowledged[0].size is None:
-            # No W frame announced these events, so the writer may wait for any of them.
+            # No W frame announced these events, so the writer may wait for the acknowledgement of any of them.
             acks += self._partial(self.unacknowledged[0])
         return acks
 

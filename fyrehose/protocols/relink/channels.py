@@ -1,7 +1,8 @@
 """The channels of a link, one at a time: their states, messages, decisions and results.
 
 SENDING and RECEIVING map the state of a channel and an event to the next state; any other combination is an error.
-docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S7 and R1 to R7.
+docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S7 and R1 to R7.  A channel without
+transactions, and each of its messages, is *plain*.
 
 One of our own channels (rules S1-S7):
 
@@ -42,15 +43,16 @@ from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut, part
 class TableKey(Enum):
     """Base of the enumerations used as keys of the tables.
 
-    The tables are consulted for each read, and Enum's hash is a slow function in Python.  Each member exists once, so
-    the fast hash of ``object`` will do.
+    The tables are consulted for each read, and Enum's own hash is slow, because it is a function in Python.  Each
+    member
+    exists once, so the fast hash of ``object`` suffices.
     """
 
     __hash__ = object.__hash__
 
 
 class Sending(TableKey):
-    """State of one of our own channels."""
+    """The states of one of our own channels, on which we send messages."""
 
     OPEN = "accepts messages"
     DRAINING = "accepts no more messages, and waits until all are consumed"
@@ -59,7 +61,7 @@ class Sending(TableKey):
 
 
 class Receiving(TableKey):
-    """State of a channel of the peer."""
+    """The states of a channel of the peer, on which we receive messages."""
 
     OPEN = "accepts messages"
     CLOSING = "close has arrived; not everything is consumed"
@@ -69,7 +71,7 @@ class Receiving(TableKey):
 
 
 class ChannelEvent(TableKey):
-    """Event that changes the state of a channel."""
+    """The events that change the state of a channel."""
 
     CLOSE = "close"
     DRAINED = "everything is decided and consumed"
@@ -184,7 +186,7 @@ class SendChannel:
     def decision(self, op: Op, first: int, last: int) -> Operation:
         """Return the packet of a decision.
 
-        It has no number if the last decision on this connection was the same, for the message before (rule S5).
+        The packet has no number if the last decision on this connection was the same, for the message before (rule S5).
         """
         plain = first == last and self._emitted == (op, first - 1)
         self._emitted = (op, last)
@@ -205,14 +207,14 @@ class SendChannel:
     # Called for the peer's acknowledgements.
 
     def received(self, number: int | None) -> None:
-        """Record that the peer holds all messages up to *number* (None: one more).
+        """Record that the peer holds all messages up to *number* (None: one more message than before).
 
         :raises RemoteProtocolError: that message was not sent
         """
         self.recv = max(self.recv, self._sent(self.recv + 1 if number is None else nearest(number, self.recv)))
 
     def consumed(self, number: int | None) -> tuple[int, int] | None:
-        """Record that the peer has consumed all messages up to *number* (None: one more).
+        """Record that the peer has consumed all messages up to *number* (None: one more message than before).
 
         :return: the numbers of the first and last newly consumed message; None if there is none
         :raises RemoteProtocolError: a message was not sent or not decided, or its result has not arrived before (R3)
@@ -269,7 +271,7 @@ class SendChannel:
     def _sent(self, last: int) -> int:
         """Check that message *last* was sent, and return *last*.
 
-        :raises RemoteProtocolError: it was not sent
+        :raises RemoteProtocolError: the message was not sent
         """
         if self.unsure and last < self.base + MAX_WINDOW:
             self.next = max(self.next, last + 1)
@@ -281,12 +283,12 @@ class SendChannel:
     # Connections.
 
     def attach(self) -> None:
-        """Begin a new connection: ``recv`` is reset, because the peer's report will say which messages it holds."""
+        """Begin a new connection: reset ``recv``, because the peer's report will say which messages the peer holds."""
         self._emitted = None
         self.recv = self.base - 1
 
     def resend(self) -> Iterator[Message | Operation]:
-        """Yield the messages, decisions and ``close`` that the peer lacks by its complete report (rules S2, S4)."""
+        """Yield the messages, decisions and ``close`` that the peer lacks according to its report (rules S2, S4)."""
         if not self.kept:
             self.next = self.recv + 1
             self.unsure = False
@@ -346,7 +348,7 @@ class ReceiveChannel:
     dec: int = attrs.field(default=-1, init=False)
     done: int = attrs.field(default=-1, init=False)
     consumed: int = attrs.field(default=-1, init=False)
-    #: the last message that the peer knows we hold, by any acknowledgement on this connection
+    #: the last message of which the peer knows, by any acknowledgement on this connection, that we hold it
     acknowledged: int = attrs.field(default=-1, init=False)
     #: the last message covered by a received acknowledgement on this connection
     _received_through: int | None = attrs.field(default=None, init=False)
@@ -355,13 +357,13 @@ class ReceiveChannel:
     barrier: int | None = attrs.field(default=None, init=False)
     #: ordinal of the ping whose pong shows that the peer knows our results, and the last message whose result it covers
     trim_barrier: tuple[int, int] | None = attrs.field(default=None, init=False)
-    #: whether the channel is finished and excluded from snapshots; it is forgotten as soon as that is durable
+    #: whether the channel is finished and excluded from snapshots; the channel is forgotten as soon as that is durable
     leaving: bool = attrs.field(default=False, init=False)
-    #: number of results sent since that ping
+    #: number of results that were sent since the ping of ``trim_barrier``
     unconfirmed: int = attrs.field(default=0, init=False)
     #: number of the first undecided message that was not kept; None: all are kept
     dropped: int | None = attrs.field(default=None, init=False)
-    #: why that message was not kept
+    #: why the message ``dropped`` was not kept
     why_dropped: DropReason = attrs.field(default=DropReason.COUNT, init=False)
     #: unconsumed messages, grouped as they arrived: their count, total cost in bytes, and the size of each message
     #: (None if the messages are not kept)
@@ -372,7 +374,7 @@ class ReceiveChannel:
 
     @property
     def waiting(self) -> int:
-        """The number of plain or decided messages that wait for our owner to process them."""
+        """The number of messages, plain or decided, that wait until the owner of the link processes them."""
         return (self.dec if self.transactional else self.next - 1) - self.consumed
 
     @property
@@ -387,7 +389,7 @@ class ReceiveChannel:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the channel is closing, and everything is consumed."""
+        """Whether the channel is closing, and all its messages are consumed."""
         return self.mode is Receiving.CLOSING and self.consumed + 1 == self.next
 
     def advance(self, event: ChannelEvent) -> None:
@@ -399,7 +401,7 @@ class ReceiveChannel:
     def accept(self, messages: Piece, cost: int, sizes: Sequence[int]) -> int:
         """Add received messages, and return the sequence number of the first (R1).
 
-        :param cost: their size in bytes, including OVERHEAD for each
+        :param cost: the size of the messages in bytes, including OVERHEAD for each
         :param sizes: the size of each message in bytes
         :raises RemoteProtocolError: the peer has closed the channel
         """
@@ -454,7 +456,7 @@ class ReceiveChannel:
         return freed
 
     def decide(self, number: int | None) -> tuple[int, int, MessageSequence | DropReason] | None:
-        """Decide the undecided messages up to *number* (None: the next one).
+        """Decide the undecided messages up to *number* (None: only the next one).
 
         :return: the numbers of the first and the last message, and the messages, or why they were not kept; or None if
             there is nothing to decide (R4)
@@ -493,7 +495,7 @@ class ReceiveChannel:
     # Called by the owner.
 
     def stage(self, through: int, result: Ack | None) -> None:
-        """Record *result* for the messages up to *through*; it is None for plain messages and rollbacks.
+        """Record *result* for the messages up to *through*; None: without a transaction, or rolled back.
 
         :raises LocalProtocolError: the messages are staged already, not decided, or not received
         """
@@ -526,7 +528,7 @@ class ReceiveChannel:
         first = self.consumed + 1
         if not first <= through <= self.done:
             raise LocalProtocolError(f"channel {self.id} has no staged message up to number {through}")
-        # Many results may be kept until the peer confirms them; only the last ones can be new.
+        # Look for new results from the end, because many results may be kept until the peer confirms them.
         packets = []
         for run in self.results[bisect_left(self.results, first, key=_LAST) :]:
             if run.first <= through:
@@ -552,8 +554,8 @@ class ReceiveChannel:
     def _result_packet(self, run: ResultRun, first: int, through: int) -> Acknowledgement:
         """Return the acknowledgement of *run*.
 
-        It has no number if the last acknowledgement on this connection was the same result for the message before (rule
-        S5).
+        The acknowledgement has no number if the last one on this connection was the same result for the message before
+        (rule S5).
         """
         first, last = max(run.first, first), min(run.last, through)
         plain = first == last and self._emitted == (run.result, first - 1)
@@ -564,11 +566,11 @@ class ReceiveChannel:
     def acknowledge_received(self, numbered: bool) -> Acknowledgement | None:
         """Return ``received`` for all new messages, or None if there are none.
 
-        It has no number if the last ``received`` on this connection was for the message before (rule S5).
+        The packet has no number if the last ``received`` on this connection was for the message before (rule S5).
 
-        :param numbered: always add the number.  The report after a reconnection may say that fewer messages have
-            arrived; a peer that counts acknowledgements without numbers would then apply the next ones to the wrong
-            messages
+        :param numbered: whether to add the number in any case.  The report after a reconnection may say that fewer
+            messages have arrived; a peer that counts acknowledgements without numbers would then apply the next ones to
+            the wrong messages
         """
         last = self.next - 1
         if self.acknowledged >= last:

@@ -51,7 +51,7 @@ log = Logger()
 
 #: Called with channel, sequence number and parts of a message.
 OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
-#: A handshake that takes longer ends the connection; in seconds.
+#: How long a handshake may take, in seconds, before the connection is ended.
 HANDSHAKE_TIMEOUT = 10.0
 #: A ping is sent after this much silence of the peer, in seconds.
 PING_AFTER = 15.0
@@ -69,7 +69,7 @@ class Channel:
 
     :ivar sent: unconsumed messages in order: the number of each, and the Deferred that its sender waits for
     :ivar closing: the Deferreds of the calls that close the channel
-    :ivar lock: held by the open transaction
+    :ivar lock: the lock that the open transaction holds
     :ivar open: the open transaction
     :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
         messages, and the Deferred of the commit
@@ -89,7 +89,7 @@ class Channel:
             self.sent.popleft()[1].callback(None)
 
     def abandon(self) -> list[Deferred[None]]:
-        """Return the Deferreds of all that waits for the listener, and forget them."""
+        """Return all Deferreds that wait for the listener, and forget them."""
         waiting = [deferred for _, deferred in self.sent]
         waiting += [deferred for _, _, deferred in self.committed] + self.closing
         self.sent.clear()
@@ -143,7 +143,7 @@ class Transaction:
     _link: Link | None = attrs.field(default=None, init=False)
 
     def begin(self) -> Deferred[Transaction]:
-        """Begin the transaction; fires with it when the previous transaction on this channel has ended."""
+        """Begin the transaction; the Deferred fires with it when the previous transaction on this channel has ended."""
         acquired: Deferred[Any] = self._state.lock.acquire()
 
         def begun(_: Any) -> Deferred[Transaction]:
@@ -161,7 +161,7 @@ class Transaction:
         return acquired.addCallback(begun)
 
     def send(self, parts: MessageParts) -> Deferred[None]:
-        """Send a message as soon as the window has room; fires when it was passed to the link.
+        """Send a message as soon as the window has room; the Deferred fires when the link has taken the message.
 
         :raises LocalProtocolError: the transaction is not open, or already has as many messages as the window
         :raises UnknownOutcome: (through the Deferred) the link was lost, so no message of the transaction will be
@@ -186,7 +186,7 @@ class Transaction:
         return ready.addCallback(send_now)
 
     def commit(self) -> Deferred[None]:
-        """Commit; fires when the listener has processed all messages, and fails with Uncommitted if it could not.
+        """Commit; the Deferred fires when the listener has processed all messages, or fails with Uncommitted.
 
         :raises LocalProtocolError: the transaction is not open
         """
@@ -251,10 +251,10 @@ class Transaction:
 
 @attrs.define(eq=False)
 class Inbox:
-    """Pass on messages until ``on_message`` returns a Deferred that has not fired.
+    """A queue that passes on messages, and waits while a Deferred that ``on_message`` returned has not fired.
 
     :ivar on_message: as for :class:`~.client.RelinkClient`
-    :ivar refused: called if a plain message could not be processed
+    :ivar refused: called if a message without a transaction could not be processed
     :ivar flush: called after messages were settled
     """
 
@@ -263,8 +263,8 @@ class Inbox:
     flush: Callable[[], object]
     link: Link | None = None
     paused: bool = False
-    #: channel, sequence number, parts, and whether to process the message; None instead of the parts if they were
-    #: dropped
+    #: the waiting messages: channel, sequence number, parts (None: they were dropped), and whether to process the
+    #: message
     _waiting: deque[tuple[int, int, tuple[bytes, ...] | None, bool]] = attrs.field(factory=deque, init=False)
     _busy: bool = attrs.field(default=False, init=False)
     _delivering: bool = attrs.field(default=False, init=False)
@@ -377,7 +377,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
         self.transport.writeSequence(self.session.data_to_send())
 
     def finish(self) -> None:
-        """Close the connection of a link that has ended or is lost, after its last packets were sent."""
+        """Close the connection of a link that has ended or is lost, after the link's last packets were sent."""
         self.flush()
         self._over = True
         self.timers.clear()
@@ -385,7 +385,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
         self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
 
     def abort(self) -> None:
-        """Abort the connection; nothing that it still receives has an effect."""
+        """Abort the connection; data that still arrives has no effect."""
         self._over = True
         self.session.fenced()
         self.transport.abortConnection()
@@ -393,7 +393,7 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
     # Private.
 
     def _dispatch(self, found: Sequence[Any]) -> None:
-        """Pass events on to the client; an event Broken closes the connection after the events before it."""
+        """Pass events on to the client; an event Broken closes the connection after all earlier events."""
         if found and isinstance(found[0], Linked):
             self.timers.stop(self._handshake_timed_out)
             self.keep_alive()
@@ -448,7 +448,7 @@ def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> fl
 @implementer(IPublisher)
 @attrs.define(eq=False)
 class RelinkClient:
-    """A connector: sends and receives messages over one link, which it resumes on each new connection.
+    """A connector, which sends and receives messages over one link, and resumes the link on each new connection.
 
     :ivar clock: the reactor, or a Clock in tests
     :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``; empty: see :meth:`prepare`
@@ -456,7 +456,7 @@ class RelinkClient:
     :ivar id_size: size of the connector's channel ids, in bytes
     :ivar on_message: called with channel, sequence number and parts of each message of the listener, in order.  The
         message is consumed when the call has returned, or the Deferred that it returned has fired.  If that fails, a
-        committed message is reported as uncommitted; a plain message ends the link.
+        committed message is reported as uncommitted; a message without a transaction ends the link.
     :ivar rename: called before each new link is requested; returns the endpoint name.  With it the client requires its
         old link (handshake flag 2), so that the listener never replaces a lost link under the old name
     :ivar on_lost: called when the link is lost, with the messages that were not acknowledged.  A message whose outcome
@@ -520,29 +520,30 @@ class RelinkClient:
     def connect(self) -> Deferred[None]:
         """Connect, and reconnect until :meth:`close` is called.
 
-        :return: fires when the first link is established
+        :return: a Deferred that fires when the first link is established
         :raises ConfigError: the client has no endpoint name, and no stream was prepared
         :raises LocalProtocolError: connect or close was called before
         """
         if not self.name:
-            raise ConfigError("a link belongs to one stream: select it before connect()")
+            raise ConfigError("no stream was selected; call prepare() before connect(): a link has one stream")
         if self._service is not None or self._closing:
             raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
         self._service = reconnecting(self.clock, self.endpoint, partial(ConnectorConnection, self), self._delay)
         return self._connected
 
     def send(self, parts: MessageParts, channel: int = 0) -> Deferred[None]:
-        """Send a message on a plain channel.
+        """Send a message on a channel without transactions.
 
-        :return: fires when the listener has consumed the message; fails with UnknownOutcome if the link is lost
+        :return: a Deferred that fires when the listener has consumed the message; fails with UnknownOutcome if the link
+            is lost
         :raises LocalProtocolError: there is no link, or the window is full (see :meth:`ready`)
         """
         return self.multicast(parts, (channel,))
 
     def multicast(self, parts: MessageParts, channels: Sequence[int]) -> Deferred[None]:
-        """Send one message on each of several plain channels.
+        """Send one message on each of several channels without transactions.
 
-        :return: fires when the listener has consumed the message on all of them
+        :return: a Deferred that fires when the listener has consumed the message on all of these channels
         :raises LocalProtocolError: as for :meth:`send`; the message was sent on none of the channels
         """
         if self.transactional:
@@ -579,16 +580,16 @@ class RelinkClient:
     def transaction(self, channel: int = 0) -> Transaction:
         """Return a new transaction on *channel*; it begins when the previous transaction on this channel has ended.
 
-        :raises LocalProtocolError: the channels of this link are plain
+        :raises LocalProtocolError: the channels of this link have no transactions
         """
         if not self.transactional:
-            raise LocalProtocolError("the channels of this link are plain; use send()")
+            raise LocalProtocolError("the channels of this link have no transactions; use send()")
         return Transaction(self, self._channels[channel], channel)
 
     def close_channel(self, channel: int) -> Deferred[None]:
-        """Close a channel as soon as everything on it is consumed.
+        """Close a channel as soon as all its messages are consumed.
 
-        :return: fires when the listener has acknowledged the closure
+        :return: a Deferred that fires when the listener has acknowledged the closure
         :raises LocalProtocolError: there is no link, or the channel is not open
         """
         self._require_link().close(channel)
@@ -611,7 +612,7 @@ class RelinkClient:
 
         After CLOSE_TIMEOUT, messages that are not settled fail with :class:`~fyrehose.errors.Closed`.
 
-        :return: fires when the client is disconnected
+        :return: a Deferred that fires when the client is disconnected
         """
         self._closing = True
         link = self.link
@@ -801,7 +802,7 @@ class RelinkClient:
             self._connected.callback(None)
 
     def _drop_link(self, link: Link) -> None:
-        """Mark *link* as lost, report its unacknowledged messages, and fail everything that waits for it."""
+        """Mark *link* as lost, report its unacknowledged messages, and fail all Deferreds that wait for the link."""
         unsettled = link.unsettled()
         link.over = True
         self.on_lost(unsettled)
@@ -813,7 +814,7 @@ class RelinkClient:
         self._end()
 
     def _message_refused(self) -> None:
-        """End the link, because a plain message could not be processed."""
+        """End the link, because a message without a transaction could not be processed."""
         if self._connection is not None:
             self._connection.abort()
         if self.link is not None:

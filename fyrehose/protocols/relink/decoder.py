@@ -37,7 +37,7 @@ from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.records import Column
 
 _GENERAL = (NOP, PING, PONG, RESUME, SHUTDOWN)
-#: format -> class of the packet, and its types; a larger type must not be sent
+#: for each format the class of its packets, and their types; a larger type is invalid
 _TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] = {
     Format.OPERATION: (Operation, tuple(Op)),
     Format.ACKNOWLEDGEMENT: (Acknowledgement, tuple(Ack)),
@@ -46,16 +46,16 @@ _TARGETED: dict[int, tuple[type[Operation | Acknowledgement], tuple[Any, ...]]] 
 }
 #: First byte of a unicast message that is neither long nor large.
 _SIMPLE = 1 | Format.MESSAGE << 2
-#: The bit in the first byte of a message that has no meaning; the decoder ignores it.
+#: A bit without a meaning in the first byte of a message; the decoder ignores this bit.
 _UNUSED = 1 << 7
 #: channel id size -> struct code
 _ID_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class _MoreNeeded(Exception):
-    """Raised within the decoder when a packet has not arrived completely.
+    """The exception that the decoder raises within itself when a packet has not arrived completely.
 
-    :ivar size: number of bytes that the packet has at least
+    :ivar size: the least number of bytes that the packet can have
     """
 
     def __init__(self, size: int) -> None:
@@ -64,12 +64,12 @@ class _MoreNeeded(Exception):
 
 @attrs.define(eq=False)
 class Decoder:
-    """Buffer received bytes, and cut packets from them.
+    """A buffer of received bytes, from which packets are cut.
 
     :ivar sender_size: size of the peer's channel ids, in bytes (used by messages and operations that it sends)
     :ivar receiver_size: size of our channel ids, in bytes (used by acknowledgements that it sends)
     :ivar owner: the link, if messages of one part are returned many at a time, as :class:`~.frames.Gathered`; None:
-        each is returned as a packet
+        each message is returned as a packet
     """
 
     sender_size: int
@@ -159,8 +159,8 @@ class Decoder:
         largest = self.limits.message_size
         end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if len(runs) > 1 and not owner.accepts([channel for channel, _, _ in runs]):
-            # One of the messages violates a rule.  From now on gather one channel at a time, so that everything before
-            # that message takes effect, and nothing behind it.
+            # One of the messages violates a rule.  From now on gather one channel at a time, so that all messages
+            # before that message take effect, and none behind it.
             self._max_channels = 1
             end, runs = kernel.gather(buffer, at, self.sender_size, largest, size, each, self._max_channels)
         if not runs:

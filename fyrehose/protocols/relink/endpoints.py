@@ -35,8 +35,8 @@ from fyrehose.sessions import PIECE, fitting, piece_of
 
 #: Delay before the server tries again to move the position of a named subscription, in seconds.
 RETRY = 1.0
-#: The most bytes that a message of one part needs besides its part, and each further part besides its data: head, size,
-#: padding.
+#: Upper bound of the bytes for head, size and padding that a message of one part needs besides its part, and that each
+#: further part needs besides its data.
 HEAD = 32
 #: Largest number of gaps in the part of a stream that a subscriber has not consumed.
 MAX_ANCHORS = 1_000
@@ -49,15 +49,16 @@ def stream_seq(anchors: Anchors, channel_seq: int) -> int:
 
 
 class Publishing(Endpoint):
-    """Publish the peer's messages to a stream."""
+    """The endpoint that publishes the peer's messages to a stream."""
 
     def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         super().__init__(protocol, entry, place)
-        #: messages of plain channels from the current read: channel -> first sequence number, messages
+        #: messages of channels without transactions (plain channels) from the current read: channel -> first sequence
+        #: number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
         #: commits and rollbacks of the current read, in order; the link has recorded them as decided (staged)
         self._decided: list[events.Decided] = []
-        #: the reason, once the stream has refused a message of a plain channel permanently
+        #: why the stream has permanently refused a message without a transaction; None: it has refused none
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
@@ -103,7 +104,7 @@ class Publishing(Endpoint):
         self.link.stage(event.channel, event.last, result if event.commit else None)
 
     def after_read(self) -> None:
-        """Write all that one read brought in one batch: the messages, and the cursors of each channel."""
+        """Write in one batch what one read has brought: the messages, and the cursors of each channel."""
         if self._plain:
             plain = [
                 (channel, first, MessageSequence(tuple(pieces))) for channel, (first, pieces) in self._plain.items()
@@ -121,7 +122,7 @@ class Publishing(Endpoint):
             self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
 
     def _write_plain(self, plain: list[tuple[int, int, MessageSequence]]) -> None:
-        """Write messages of plain channels.
+        """Write messages of channels without transactions.
 
         :param plain: channel, first sequence number and messages of each channel
         """
@@ -136,8 +137,8 @@ class Publishing(Endpoint):
     def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> bool:
         """Write the messages of *plain* that the stream accepts, after it has refused the batch.
 
-        On each channel, messages are written up to the first refused one.  A plain channel has no way to refuse a
-        message, so that message ends the link, unless it is kept as a dead letter.
+        On each channel, messages are written up to the first refused one.  A channel without transactions has no way to
+        refuse a message, so that message ends the link, unless it is kept as a dead letter.
 
         :return: True, because the refusal is handled
         """
@@ -215,7 +216,7 @@ class Publishing(Endpoint):
         return True
 
     def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
-        """Answer *event*, a commit, with "uncommitted", because the stream has refused it permanently.
+        """Answer the commit *event* with "uncommitted", because the stream has refused its messages permanently.
 
         :return: False if the link has changed meanwhile, so that there is nothing to answer
         """
@@ -229,7 +230,7 @@ class Publishing(Endpoint):
         return True
 
     def _runs(self, channel: int, first: int, messages: MessageSequence) -> list[Run]:
-        # A reopened channel begins at number 0 again; its ordinal keeps (producer, producer_seq) unique.
+        # A reopened channel begins at number 0 again, so the ordinal is needed to keep (producer, producer_seq) unique.
         """Return messages of a channel as runs for the journal; *first* is the sequence number of the first message."""
         ordinal = self.link.receiving[channel].ordinal
         producer = f"{self.entry.label}.{ordinal}"
@@ -250,7 +251,7 @@ class _Gap:
 
 @implementer(IConnectedSink, ISubscription)
 class Subscribing(Endpoint):
-    """Send the records of a stream on channel 0, from the first one that the peer has not received.
+    """The endpoint that sends the records of a stream on channel 0, from the first one that the peer has not received.
 
     The connection treats this object as its subscription: the records flow only while both the transport and the peer's
     window have room.
@@ -268,8 +269,8 @@ class Subscribing(Endpoint):
     # Events of the session.
 
     def begin(self) -> None:
-        # The pong shows that the peer knows the link; then the link is kept for its full retention, even without
-        # records.
+        # Send a ping, because its pong shows that the peer knows the link; then the link is kept for its full
+        # retention, even without records.
         self.link.ping()
         self._subscribe(0)
 
@@ -442,7 +443,7 @@ class Subscribing(Endpoint):
     def _send_records(self, run: Run, most: int, room: int) -> tuple[int, int]:
         """Send the first records of *run*: as many as fit into *room* bytes, and at most *most*.
 
-        :return: how many were sent, and the most bytes that they take
+        :return: how many records were sent, and an upper bound of the bytes that they take
         """
         if not self.place.seqs and run.content_type != CONTENT_TYPE:
             count = min(fitting(run, HEAD, room), most)
@@ -474,14 +475,14 @@ class Subscribing(Endpoint):
         self.protocol.send_record(LargeRecord(run.stream, seq, cut, run.slice(0, 1)))
 
     def _parts(self, run: Run, seq: int, payload: memoryview) -> tuple[Buffer, ...]:
-        """Return the parts of the message for a record of *run*, without copying its payload."""
+        """Return the parts of the message that carries a record of *run*, without copying the payload."""
         parts: tuple[Buffer, ...] = (payload,)
         if run.content_type == CONTENT_TYPE:
             parts = views(payload, self.link.limits.parts - self.place.seqs)
         return (_pack_seq(seq), *parts) if self.place.seqs else parts
 
     def _write_anchor(self, channel_seq: int, seq: int) -> None:
-        """Write an anchor: at which record the channel continues after a gap.
+        """Write an anchor, which says at which record the channel continues after a gap.
 
         Sending continues when the anchor is durable, because a later connection needs it to find the record again.
         """

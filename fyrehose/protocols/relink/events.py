@@ -23,7 +23,7 @@ class Resumed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Received:
-    """Messages on a plain channel, numbered from ``first``; the owner has to call ``stage`` and ``settle`` for them."""
+    """Messages of a channel without transactions, from number ``first``; the link's owner has to settle them."""
 
     channel: int
     first: int
@@ -41,10 +41,10 @@ class DropReason(Enum):
 
 @attrs.frozen(kw_only=True, slots=True)
 class Decided:
-    """The peer commits or rolls back its messages ``first`` to ``last``; the owner must ``stage`` and ``settle`` them.
+    """The peer commits or rolls back its messages ``first`` to ``last``; the link's owner has to settle them.
 
     :ivar commit: True for a commit, False for a rollback
-    :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: they were kept
+    :ivar dropped: why the messages were not kept; a commit of them has to fail.  None: the messages were kept
     """
 
     channel: int
@@ -94,7 +94,7 @@ class ChannelClosed:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Finished:
-    """A channel of the peer is closed, and the peer knows all results; the owner has to ``forget`` the channel."""
+    """A channel of the peer is closed, and the peer knows all results; the link's owner must ``forget`` the channel."""
 
     channel: int
 
@@ -127,7 +127,7 @@ Event = (
 class MessageOutcome(Enum):
     """The outcome of a message whose link was lost before the message was acknowledged, as far as it is known.
 
-    A message that is known to be processed is not reported: its acknowledgement has arrived.
+    A processed message whose acknowledgement has arrived is not reported.
     """
 
     NOT_PROCESSED = "its transaction was never committed, so the listener has not processed it"
@@ -138,7 +138,7 @@ class MessageOutcome(Enum):
 class Unsettled:
     """A message of ours that was not acknowledged when its link was lost.
 
-    :ivar outcome: always UNKNOWN for a message on a plain channel
+    :ivar outcome: always UNKNOWN for a message on a channel without transactions
     """
 
     channel: int
@@ -154,7 +154,7 @@ class Uncommitted(PublishError):
 class UnknownOutcome(PublishError):
     """The link was lost before the message was acknowledged, so it may or may not have been processed.
 
-    :ivar unsettled: all messages of the link that were not acknowledged, with what is known of each
+    :ivar unsettled: all messages of the link that were not acknowledged, with what is known of the outcome of each
     """
 
     retriable = True

@@ -91,7 +91,10 @@ class Format(IntEnum):
 
 
 class Op(IntEnum):
-    """Channel operations of the sender of messages (2.3.1); COMMIT and ROLLBACK may have a sequence number (2.3.2)."""
+    """Operations that the sender of a channel's messages sends for the channel (specification, 2.3.1).
+
+    COMMIT and ROLLBACK may have a sequence number (2.3.2).
+    """
 
     COMMIT = 0
     ROLLBACK = 1
@@ -99,7 +102,7 @@ class Op(IntEnum):
 
 
 class Ack(IntEnum):
-    """Channel acknowledgements of the receiver of messages (2.3.1).
+    """Acknowledgements that the receiver of a channel's messages sends for the channel (specification, 2.3.1).
 
     All but CLOSED may have a sequence number (2.3.2).
     """
@@ -228,8 +231,8 @@ class Message(_ChannelPacket):
     def around(self, parts: Sequence[Buffer], id_size: int, *, long: bool = False, large: bool = False) -> list[Buffer]:
         """Return the packet with these *parts* in the shortest form: a head, the parts themselves, and padding.
 
-        :param long: use the long message length in any case
-        :param large: use the large payload size vector in any case
+        :param long: whether to use the long message length in any case
+        :param large: whether to use the large payload size vector in any case
         """
         sizes = [len(part) for part in parts]
         long = long or len(sizes) > MAX_SHORT
@@ -317,7 +320,7 @@ def _endpoint(instance: object, attribute: object, value: str) -> None:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Terms:
-    """The fields of the handshake that the connector selects, and that a resumed link cannot change."""
+    """The parameters of a link: the connector selects them in the handshake, and a resumed link cannot change them."""
 
     endpoint: str = attrs.field(validator=_endpoint)
     connector_size: int = attrs.field(default=0, validator=_id_size)

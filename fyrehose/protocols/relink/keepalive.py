@@ -6,7 +6,7 @@ from fyrehose.net.lifecycle import Timers
 
 
 class PingsSilentPeer:
-    """Mixin for a connection, which pings a silent peer, and gives it up if the silence lasts.
+    """A mixin for connections: it pings a silent peer, and gives the peer up if the silence lasts.
 
     :ivar timers: the timers of the connection; pings stop when these are stopped
     :ivar heard_at: when the peer's data last arrived, on the clock of *timers*

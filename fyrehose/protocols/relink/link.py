@@ -58,13 +58,13 @@ class LinkLimits:
     A peer that exceeds a limit loses its link, except for ``backlog`` and ``backlog_size``, which stop reading instead.
     """
 
-    #: channel ids in one packet
+    #: how many channel ids one packet may have
     targets: int = 1_024
-    #: parts of one message
+    #: how many parts one message may have
     parts: int = 1_024
     #: size of one message's parts with their padding, and of the size table if there is not exactly one part, in bytes
     message_size: int = MAX_PAYLOAD
-    #: the same limit for messages that this side sends
+    #: the limit ``message_size`` for messages that this side sends
     sent_size: int = MAX_PAYLOAD
     #: channels that the peer may have open at a time
     channels: int = 4_096
@@ -73,11 +73,11 @@ class LinkLimits:
     backlog: int = 1_024
     #: size of all waiting messages of a link in bytes; twice as much may wait for the peer's decision
     backlog_size: int = 16 << 20
-    #: messages on one of our channels that the peer has not consumed
+    #: how many messages on one of our channels the peer may have not consumed yet
     window: int = 1_024
-    #: results that are kept before a ping is sent, whose pong allows to forget them (R6)
+    #: results that are kept before a ping is sent; its pong shows that the peer knows them, so they are forgotten (R6)
     results: int = 256
-    #: runs of equal results that are kept while that ping is unanswered
+    #: runs of equal results that are kept while the ping for ``results`` is unanswered
     result_runs: int = 4_096
     #: bytes that may arrive while the listener looks up the link; a correct peer sends none (L1)
     early: int = 1 << 20
@@ -92,14 +92,14 @@ SCAN_LIMIT = 8
 
 @attrs.define(eq=False)
 class Link:
-    """A link at one of its two peers; "we" is that peer.
+    """A link, as one of its two peers sees it; in this class "we" is that peer.
 
     For rules such as S2 see docs/protocols/relink-wire.md.
 
     :ivar connector: whether we are the connector
-    :ivar durable: the link survives the end of its process.  Messages that the owner has received and not settled are
-        forgotten with the connection, and the peer sends them again; undecided messages are kept as long as the process
-        lives
+    :ivar durable: whether the link survives the end of its process.  Messages that the owner has received and not
+        settled are forgotten with the connection, and the peer sends them again; undecided messages are kept as long as
+        the process lives
     :ivar kept: whether our messages are kept until the peer has consumed them; False: the owner can produce them again
     """
 
@@ -172,7 +172,7 @@ class Link:
         return self.closed()
 
     def closed(self) -> list[Event]:
-        """Send shutdown if it is due; return Ended if no channel is left and both peers have sent it."""
+        """Send shutdown if it is due; return Ended if no channel is left and both peers have sent shutdown."""
         if self.shutting_down and not self.sending and not self.shutdown_sent and self.may_send:
             self.emit(frames.SHUTDOWN)
             self.shutdown_sent = self.shutdown_ever_sent = True
@@ -216,7 +216,7 @@ class Link:
         return seqs
 
     def begin(self, channel: int, parts: Sequence[Buffer]) -> None:
-        """Number a message on *channel*; the caller itself has to send its :meth:`packet`.
+        """Number a message on *channel*; the caller has to send the packet that :meth:`packet` returns.
 
         :raises LocalProtocolError: the message is too large, or the window is full
         """
@@ -243,7 +243,7 @@ class Link:
     def decide(self, channel: int, op: Op, through: int | None = None) -> tuple[int, int]:
         """Commit or roll back the undecided messages of our *channel*, and return the numbers of the first and last.
 
-        :param through: number of the last message to decide; None: all
+        :param through: number of the last message to decide; None: that of the last undecided message
         :raises LocalProtocolError: the channel is not open, or has no such undecided message
         """
         found = self.sending.get(channel)
@@ -255,7 +255,7 @@ class Link:
         return first, last
 
     def close(self, channel: int) -> None:
-        """Close our *channel* when everything on it is consumed; :class:`~.events.ChannelClosed` reports the closure.
+        """Close our *channel* when all its messages are consumed; :class:`~.events.ChannelClosed` reports the closure.
 
         :raises LocalProtocolError: the channel is not open, or has undecided messages
         """
@@ -282,15 +282,15 @@ class Link:
 
     @staticmethod
     def drained(channel: SendChannel) -> bool:
-        """Return whether the peer has consumed every message, so that ``close`` may be sent (rule S6)."""
+        """Return whether the peer has consumed every message of *channel*, so that ``close`` may be sent (rule S6)."""
         return channel.base == channel.next
 
     def unsettled(self) -> list[Unsettled]:
-        """Return our messages that are not acknowledged, because the link is lost (rule S7)."""
+        """Return our unacknowledged messages, whose outcome has to be reported because the link is lost (rule S7)."""
         return [message for channel in self.sending.values() for message in channel.unsettled()]
 
     def acknowledged(self, channel: SendChannel, kind: Ack, number: int | None) -> list[Event]:
-        """Handle an acknowledgement for one of our channels."""
+        """Handle an acknowledgement of the peer for one of our channels."""
         if kind is Ack.RECEIVED:
             channel.received(number)
         elif kind is Ack.CONSUMED:
@@ -380,7 +380,7 @@ class Link:
     def _receive_partly(
         self, channel: ReceiveChannel, messages: Piece, sizes: Sequence[int], dropped: int, why: DropReason
     ) -> list[Event]:
-        """Keep the first messages of a transaction that is too large; only number the others, without payloads."""
+        """Keep the first messages of a transaction that is too large; number the others, and drop their payloads."""
         if sizes:
             cost = sum(sizes) + OVERHEAD * len(sizes)
             channel.accept(cut(messages, len(sizes))[0], cost, sizes)
@@ -398,7 +398,8 @@ class Link:
     def weight(self) -> int:
         """The memory that the peer's channels and their undecided messages take, in bytes.
 
-        Messages of plain channels are not included: they wait for the journal, and are charged to the connection.
+        Messages of channels without transactions are not included: they wait for the journal, and are charged to the
+        connection.
         """
         undecided = self.held if self.peer_transactions else 0
         return CHANNEL_MEMORY * len(self.receiving) + undecided
@@ -406,7 +407,7 @@ class Link:
     def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
         """Open a channel of the peer.
 
-        :param again: the peer opened the channel before, and this side has forgotten it
+        :param again: whether the peer opened the channel before, and this side has forgotten that
         """
         if self.shutdown_received and not again:
             raise RemoteProtocolError("channel-after-shutdown")
@@ -469,7 +470,7 @@ class Link:
     # Called by the owner.
 
     def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
-        """Record the *result* of the peer's messages up to *through* (None: plain or rolled back) until :meth:`settle`.
+        """Record *result* for the peer's messages up to *through*; None: without a transaction, or rolled back.
 
         :raises LocalProtocolError: there are no such messages to stage
         """
@@ -501,7 +502,7 @@ class Link:
         return self.closed()
 
     def _trim(self, channel: ReceiveChannel) -> None:
-        """Send a ping after the last results if many are kept; its pong shows that the peer knows them (rule R6)."""
+        """Send a ping after the last results if many are kept; the pong shows that the peer knows them (rule R6)."""
         if channel.unconfirmed > self.limits.results and channel.trim_barrier is None and self.attached:
             channel.trim_barrier = (self.ping(), channel.consumed)
             channel.unconfirmed = 0
@@ -526,7 +527,8 @@ class Link:
         """Acknowledge the messages of this read as received, once for each channel (rule R2)."""
         for id_ in sorted(self._unacknowledged):
             channel = self.receiving[id_]
-            # On a durable link, consumed follows for decided and plain messages, and implies received.
+            # On a durable link, acknowledge only undecided messages as received: ``consumed`` follows for all others,
+            # and implies ``received``.
             packet = channel.acknowledge_received(self.durable) if not self.durable or channel.undecided else None
             if packet is not None:
                 self.emit(packet, id_size=self.peer_size)
@@ -536,8 +538,8 @@ class Link:
         """Report on a resumed link what has arrived on each channel; then send the resume packet (rule R5)."""
         for channel in self.receiving.values():
             # If the peer does not send forgotten messages again, this side has numbered all later messages too low.  If
-            # it kept these, the peer would take `received` as that of other messages, and send messages that have
-            # arrived again.
+            # this side kept these messages, the peer would take `received` as that of other messages, and send messages
+            # that have arrived again.
             if self.durable and (self.forgetful or not channel.resumable):
                 self._rewind(channel)
             self.emit(*channel.report(), id_size=self.peer_size)
@@ -603,7 +605,7 @@ class Link:
                 for id_, run in packet.runs:
                     found += self.accept(id_, run, len(run.payload), run.sizes)
             case Message():
-                # The channels of a multicast share one payload: charge each channel a part of it.
+                # The channels of a multicast share one payload, so charge each channel for a part of it.
                 size = sum(map(len, packet.parts)) // max(1, len(packet.channels))
                 for id_ in packet.channels:
                     found += self.accept(id_, (packet.parts,), size, (size,))
@@ -627,7 +629,7 @@ class Link:
         return found
 
     def _resumed(self) -> list[Event]:
-        """Handle the peer's resume packet, which ends its report: send the messages that it lacks (rules S2, S4)."""
+        """Handle the resume packet, which ends the peer's report: send the messages that it lacks (rules S2, S4)."""
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():

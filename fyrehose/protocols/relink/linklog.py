@@ -49,7 +49,8 @@ SOURCE = "relink-links"
 #: Versions of the layouts of a record and of a snapshot.
 VERSION, SNAPSHOT_VERSION = 1, 1
 NAME_SIZE = 8
-#: A checkpoint is divided into records of about this size, in bytes: a larger record is followed by another.
+#: A checkpoint is divided into records of about this size, in bytes: a record that is larger is followed by another
+#: one.
 RECORD_SIZE = 1 << 20
 
 HEADER = Struct(
@@ -68,7 +69,8 @@ _U16 = Struct("<H")
 _U32 = Struct("<I")
 _ANCHOR = Struct("<QQ")
 
-#: (number on the channel, number in the stream), ascending; from one anchor to the next both numbers increase by one
+#: The records at which a channel continues after a gap (anchors): number on the channel, number in the stream;
+#: ascending.  From one anchor to the next both numbers increase by one with each message.
 Anchors = list[tuple[int, int]]
 
 
@@ -83,7 +85,7 @@ class RecordKind(IntEnum):
 
 @attrs.frozen(kw_only=True)
 class Saved:
-    """The state of one link on disk."""
+    """The durable state of one link."""
 
     name: bytes
     terms: Terms
@@ -116,7 +118,7 @@ class SavedLinks:
             if kind == RecordKind.CHECKPOINT:
                 checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
         except error as damage:
-            raise ValueError(f"it is too short: {damage}") from damage
+            raise ValueError(f"the record is too short: {damage}") from damage
         self.epoch = epoch
         begin: int = checkpoint
         return begin
@@ -125,7 +127,7 @@ class SavedLinks:
         try:
             return _apply(record.payload, self.epoch, self.links)
         except error as damage:
-            raise ValueError(f"it is too short: {damage}") from damage
+            raise ValueError(f"the record is too short: {damage}") from damage
 
 
 def name_of(epoch: int, link_id: int) -> bytes:
@@ -228,7 +230,7 @@ def save_snapshot(link: Link, channels: Iterable[int] | None = None) -> bytes:
     :raises LocalProtocolError: the link keeps messages of its own, which a snapshot cannot hold
     """
     if link.kept and link.sending:
-        raise LocalProtocolError("cannot save a link that keeps messages")
+        raise LocalProtocolError("cannot save a link that keeps its own messages")
     ids = sorted(link.receiving if channels is None else set(channels))
     fields = [link.opened, len(ids)]
     for id_ in ids:

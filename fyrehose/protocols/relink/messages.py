@@ -32,7 +32,7 @@ MessageParts = bytes | Sequence[bytes]
 
 
 def message_parts(parts: MessageParts) -> tuple[bytes, ...]:
-    """Return the parts of a message that a program passes as its parts, or as the bytes of its only part."""
+    """Return the parts of a message, which a program passes as parts, or as the bytes of the only part."""
     return (bytes(parts),) if isinstance(parts, (bytes, bytearray, memoryview)) else tuple(map(bytes, parts))
 
 
@@ -83,7 +83,7 @@ def cut(piece: Piece, count: int) -> tuple[Piece, Piece]:
 
 
 def parts_of(piece: Piece) -> Iterable[Parts]:
-    """Return the messages of *piece*, each as its parts."""
+    """Return the messages of *piece*, each as a tuple of its parts."""
     return ((bytes(payload),) for payload in piece.payloads()) if isinstance(piece, Column) else piece
 
 
@@ -151,7 +151,7 @@ class MessageSequence:
         return runs
 
     def _columns(self) -> list[tuple[bool, Column]]:
-        """Return the payloads as columns; with each column, whether all its messages have one part."""
+        """Return the payloads as columns, each with whether all its messages have one part."""
         found: list[tuple[bool, Column]] = []
         for piece in self.pieces:
             if isinstance(piece, Column):

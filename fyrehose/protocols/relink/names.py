@@ -50,7 +50,7 @@ class EndpointName:
     share: bool = False
     #: for workers: the name of the worker; None: the link's name
     consumer: str | None = None
-    #: for workers: the most records that the worker has at a time; None: as many as the window permits
+    #: for workers: how many records the worker may have at a time; None: as many as the window permits
     most: int | None = None
 
 
@@ -64,10 +64,10 @@ def subscribe_name(
 ) -> str:
     """Return the name of the endpoint that subscribes to *stream*.
 
-    :param after: begin behind this number (0: with the oldest record); None: only new records
-    :param seqs: begin each message with the number of its record
+    :param after: the number behind which the link begins (0: with the oldest record); None: only new records
+    :param seqs: whether each message begins with the number of its record
     :param name: the named subscription to consume; *after* then only says where a new subscription begins
-    :param takeover: displace another consumer of the named subscription
+    :param takeover: whether to displace another consumer of the named subscription
     """
     place = "" if after is None else f"@{after}"
     options = ["seq"] * seqs + [f"name={name}"] * (name is not None) + ["takeover"] * takeover
@@ -78,7 +78,7 @@ def share_name(stream: str, name: str, *, consumer: str | None = None, most: int
     """Return the name of the endpoint of a worker of the shared subscription *name* of *stream*.
 
     :param consumer: the name of the worker
-    :param most: the most records that it has at a time
+    :param most: how many records the worker may have at a time
     """
     chosen = [f"name={name}", "share"]
     chosen += [] if consumer is None else [f"consumer={consumer}"]
@@ -87,9 +87,10 @@ def share_name(stream: str, name: str, *, consumer: str | None = None, most: int
 
 
 def parse(terms: Terms) -> EndpointName:
-    """Return the stream and the position that *terms* select.
+    """Return the stream and the position that the endpoint name in *terms* selects.
 
-    :raises RemoteProtocolError: there is no such endpoint, or it does not support the transactions of these terms
+    :raises RemoteProtocolError: there is no such endpoint, or the endpoint does not support the transactions that
+        *terms* ask for
     """
     verb, _, rest = terms.endpoint.partition(":")
     if verb not in ("publish", "subscribe"):

@@ -17,7 +17,7 @@ COMMIT_DELAY = 0.2
 
 @attrs.define(eq=False)
 class TransactionalPublisher(RelinkClient):
-    """Publish to one stream in transactions of ``size`` messages.
+    """A client that publishes to one stream in transactions of ``size`` messages.
 
     A transaction with fewer messages is committed after ``COMMIT_DELAY``.
     """
@@ -32,7 +32,7 @@ class TransactionalPublisher(RelinkClient):
     def publish(self, stream: str | None, payload: bytes) -> Deferred[None]:
         """Add a message to the open transaction.
 
-        :return: fires when the transaction is committed
+        :return: a Deferred that fires when the transaction is committed
         :raises ConfigError: as for :meth:`prepare`
         """
         self.prepare(stream)

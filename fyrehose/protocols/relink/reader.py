@@ -35,8 +35,8 @@ log = Logger()
 class RelinkReader(RelinkClient):
     """A connector that subscribes to a stream; after its link is lost, it continues behind the last record.
 
-    :ivar position: number of the last record passed to ``take``; before the first one, the number before it; None: not
-        known yet
+    :ivar position: number of the last record passed to ``take``, or, before the first call, of the record before the
+        first; None: not known yet
     """
 
     absent = False  #: the protocol does not say whether the stream exists
@@ -67,14 +67,15 @@ class RelinkReader(RelinkClient):
     ) -> None:
         """Select the stream, before ``connect()``.
 
-        :param take: called with each record, a run of one, in order; ``parts.split`` returns the parts of a payload of
-            several.  The record is consumed when the call has returned, or the Deferred that it returned has fired.
-            If that fails, the record is delivered again.
-        :param after: begin behind this number (0: with the oldest record); None: only with new records
+        :param take: called with each record in order, as a run of one record; ``parts.split`` returns the parts of a
+            payload of several.  The record is consumed when the call has returned, or the Deferred that it returned has
+            fired.  If that fails, the record is delivered again.
+        :param after: the number behind which reading begins (0: with the oldest record); None: only new records
         :param lost: called with the first and last number of a range of records that the stream no longer has
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins.  The
             position moves with each record that is consumed
-        :param takeover: displace another consumer of it; otherwise the client waits until there is none
+        :param takeover: whether to displace another consumer of the subscription; otherwise the client waits until
+            there is none
         :raises ConfigError: no stream was given
         """
         if stream is None:
@@ -101,7 +102,7 @@ class RelinkReader(RelinkClient):
         return ""
 
     def _next_name(self) -> str:
-        """Return the name of the endpoint that continues behind ``position``."""
+        """Return the name of the endpoint that delivers the records after number ``position``."""
         after = self._after if self.position is None else self.position
         return subscribe_name(self._stream, after, seqs=True, name=self._name, takeover=self._takeover)
 

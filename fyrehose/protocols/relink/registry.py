@@ -54,12 +54,12 @@ class Holder(Protocol):
 
 @attrs.define(eq=False)
 class LinkEntry:
-    """A link with the data that the listener keeps about it.
+    """A link, with the data that the listener keeps about the link.
 
     :ivar name: the link's public name; see :func:`~.linklog.name_of`
     :ivar identity: digest of the connector's certificate, or empty; a connector that resumes the link has to present
         the same certificate
-    :ivar anchors: at which records of the stream our channel begins and, after each gap, continues
+    :ivar anchors: the records of the stream at which our channel begins and, after each gap, continues
     :ivar host: address of the last connection
     :ivar saved: whether the link survives a restart
     :ivar holder: the connection that the link is attached to
@@ -80,7 +80,7 @@ class LinkEntry:
     consumed: int = 0
     ending: bool = False
     expires: float | None = None
-    #: memory that the link took when it was last measured, in bytes
+    #: memory that the link took at the last measurement, in bytes
     weight: int = 0
     #: whether a write was refused, so that the peer has to send its messages again
     failed: bool = False
@@ -99,7 +99,7 @@ class LinkEntry:
         return self._settled[-1]
 
     def write_finished(self) -> None:
-        """Count a write as finished; after the last one, rewind the link if any write was refused."""
+        """Count a write as finished; after the last unfinished write, rewind the link if any write was refused."""
         self.writes -= 1
         if self.writes:
             return
@@ -162,7 +162,7 @@ class Registry:
     def open(self) -> Deferred[None]:
         """Recover the links from their stream, and write a checkpoint.
 
-        :return: fires when the checkpoint is durable; fails if it cannot be written
+        :return: a Deferred that fires when the checkpoint is durable; fails if the checkpoint cannot be written
         """
         self.closed = False
         self._clear()
@@ -225,7 +225,7 @@ class Registry:
     # Links.
 
     def find(self, hello: Hello, identity: bytes, host: str) -> LinkEntry | None:
-        """Return the link that *hello* requests, or None if no link has this id, these terms and this identity.
+        """Return the link that *hello* requests, or None if no link has this id, these parameters and this identity.
 
         The peer does not learn the reason, because it gets a new link in each case.  Requests are not rate-limited: a
         guess of 63 random bits costs as much as any new link, and honest peers whose links are lost are not refused.
@@ -274,7 +274,7 @@ class Registry:
     def attached(self, entry: LinkEntry, holder: Holder, host: str) -> Deferred[None]:
         """Attach the link to the connection *holder*, and make its old connection ignore everything from now on.
 
-        :return: fires when the link's earlier writes are finished
+        :return: a Deferred that fires when the link's earlier writes are finished
         """
         old, entry.holder = entry.holder, holder
         self._unused.discard(entry)
@@ -285,7 +285,7 @@ class Registry:
         return entry.settled()
 
     def detached(self, entry: LinkEntry) -> None:
-        """Start the retention time of a link whose connection is lost; discard it if it ends with its connection."""
+        """Start the retention time of a link that lost its connection, or discard the link if it cannot be resumed."""
         entry.holder = None
         if entry.ending:
             self.discard(entry)
@@ -294,7 +294,7 @@ class Registry:
             self.measure(entry)
 
     def _start_retention(self, entry: LinkEntry) -> None:
-        """Start the time after which *entry*, which has lost its connection, is discarded."""
+        """Start the time after which *entry* is discarded, because its connection is lost."""
         used = entry.link.used
         (self._detached if used else self._unused).add(entry, network_of(entry.host))
         keep = self.settings.retention if used else self.settings.unused_retention
@@ -317,9 +317,9 @@ class Registry:
         self.forget(entry)
 
     def forget(self, entry: LinkEntry, then: Callable[[], None] = lambda: None) -> None:
-        """Write a record by which a restarted server does not recover the link.
+        """Write a record that the link is gone, so that a restarted server does not recover it.
 
-        :param then: called when that is durable, or was refused
+        :param then: called when that record is durable, or was refused
         """
         if not entry.saved:
             then()
@@ -351,7 +351,7 @@ class Registry:
         entry.weight = weight
 
     def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: always from the network that takes most, its largest links first.
+        """Release an eighth of the memory limit: repeatedly from the largest link of the network that uses the most.
 
         The links of a network first lose their undecided messages, one after another; when all of them have, the links
         themselves are discarded.
@@ -386,7 +386,7 @@ class Registry:
     # Writing.
 
     def write_entry(self, entry: LinkEntry, then: Callable[[Any], None]) -> None:
-        """Write a link that is new or has a new anchor; call *then* with the result, or with a Failure."""
+        """Write a link to disk, which is new or has a new anchor; call *then* with the result, or with a Failure."""
         entry.saved = True
         self._publish(entry, self._record(RecordKind.ENTRY, self._pack_entry(entry)), then)
 
@@ -432,5 +432,6 @@ class Registry:
         for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self.discard(entry)
-        # Retention may have deleted the last checkpoint, without which the links cannot be recovered.
+        # Write another checkpoint if retention has deleted the last one, because the links cannot be recovered without
+        # it.
         self.log.maintain(self.broker.bounds(self.stream)[0] > self.log.checkpoint)

@@ -3,8 +3,8 @@
     HelloReceived -> registry: fence the old connection, wait for its writes -> accept -> report, resume, messages
     Received, Decided -> one write of messages and cursors -> durable -> consumed, committed
 
-A link stays when its connection is lost.  A peer that violates the protocol loses both, after everything that it sent
-before is stored and acknowledged.
+A link stays when its connection is lost.  A peer that violates the protocol loses the connection and the link, after
+everything that it sent before is stored and acknowledged.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from fyrehose.protocols.relink.session import HelloReceived, Linked, ListenerSes
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Publish, Run
 
-#: Refusals that would be repeated after a retry; the broker raises them at once, before it writes anything.
+#: Errors with which a retry would be refused again; the broker raises them at once, before it writes anything.
 PERMANENT_REFUSALS = (InvalidName, NewStreamForbidden, PayloadTooLarge, StreamFull, TooManyStreams)
 
 
 def first_anchor(broker: IBroker, place: EndpointName, position: int | None = None) -> Anchors:
-    """Return where a new subscriber's channel begins in its stream; an empty list for a publisher.
+    """Return the anchor at which a new subscriber's channel begins in its stream; an empty list for a publisher.
 
     :param position: the position of the named subscription that the link consumes; None: it consumes none
     """
@@ -72,7 +72,7 @@ Refused = Callable[[PublishError], bool]
 
 @attrs.frozen(slots=True)
 class LinkWrite:
-    """Messages of a link and the state of its channels, on their way to the disk; see :meth:`RelinkProtocol.write`."""
+    """Messages of a link and the state of its channels that are being written; see :meth:`RelinkProtocol.write`."""
 
     entry: LinkEntry
     staged: Mapping[int, int | None]
@@ -183,7 +183,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
         if self.phase is not Phase.OPEN or (place.name is not None and self.named is self.shared is None):
             return
-        # The link of a worker is never resumed: other workers may have got its records since.
+        # Never resume the link of a worker, because other workers may have leased its records since.
         entry = None if place.share else registry.find(hello, identity, self.peer)
         if entry is not None and self.named is not None and self.named.owner != entry.label:
             registry.discard(entry)  # The subscription had another consumer since, or was rewound.
@@ -276,7 +276,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.flush()
 
     def give_up(self, silence: float) -> None:
-        """Drop the connection of a silent peer; the link stays."""
+        """Drop the connection of a silent peer, and keep the link."""
         if self.phase is Phase.OPEN:
             self.broker.counters.refuse(self.log, PROTOCOL, "silent-peer", self.peer)
             self.abort()
@@ -291,7 +291,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
                 self.registry.measure(self.entry)
 
     def handle_events(self, found: Sequence[object]) -> None:
-        """Handle events that the server itself caused by calling the link."""
+        """Handle *found*, events that the server itself has caused by calling the link."""
         self.handle(found)
         self.flush_soon()
 
@@ -304,7 +304,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.drop(event.error)  # A link that was found has received nothing on this connection, so it is kept.
 
     def link_event(self, event: events.Event) -> None:
-        """Pass an event of the link on to the endpoint."""
+        """Pass an event of the link on to this connection's endpoint."""
         assert self.endpoint is not None
         self.endpoint.handle(event)
 
@@ -388,7 +388,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
                 self.failed(Failure(error))
 
     def end_link(self, error: PublishError) -> None:
-        """End the link, because the stream refuses a message of a plain channel, and would refuse it again.
+        """End the link, because the stream refuses a message without a transaction, and would refuse it again.
 
         Messages that were written before are acknowledged first.
         """
@@ -458,7 +458,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
 
 
 class Endpoint:
-    """Base of the endpoints: handles the link's events on one connection."""
+    """The base of the endpoints, which handle the link's events on one connection."""
 
     def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
         self.protocol = protocol

@@ -77,12 +77,12 @@ REFUSALS = (
     "transactions-too-large",
     "transactions-unsupported",
 )
-#: Delay before a listener that could not write its links, because of a full disk for example, tries again, in seconds.
+#: Delay before a listener tries again to write its links, for example after the disk was full, in seconds.
 DISK_FULL_RETRY = 2.0
 
 
 class RelinkFactory(SessionFactory):
-    """Builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
+    """The factory that builds the protocol of each connection: ``endpoint.listen(RelinkFactory(broker))``.
 
     :param registry: the listener's links; None: they are in the stream ``.relink/links``, which is read when listening
         begins
@@ -123,7 +123,7 @@ class RelinkFactory(SessionFactory):
 
 
 class RelinkService(TCPService):
-    """Service that recovers the links of a listener, and then opens it."""
+    """A service that recovers the links of a listener, and then opens the listener."""
 
     def __init__(self, reactor: Any, endpoint: str, factory: RelinkFactory) -> None:
         super().__init__(reactor, PROTOCOL, endpoint, factory)

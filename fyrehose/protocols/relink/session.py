@@ -73,7 +73,7 @@ Transitions = Mapping[tuple[Stage, Step], tuple[Stage, Callable[..., None] | Non
 
 @attrs.frozen(kw_only=True, slots=True)
 class HelloReceived:
-    """Listener: the connector has sent its part of the handshake (1); call ``accept`` or ``refuse`` of the session."""
+    """For listeners: the connector has sent its part of the handshake; call the session's ``accept`` or ``refuse``."""
 
     hello: Hello
 
@@ -90,7 +90,7 @@ class Linked:
 
 @attrs.frozen(kw_only=True, slots=True)
 class LinkUnknown:
-    """Connector: the listener does not know the old link, which the handshake required."""
+    """For connectors: the listener does not know the old link, which the handshake required."""
 
     lost: Link | None
 
@@ -154,7 +154,7 @@ class RelinkSession(ByteSession):
         return self.receive_data(b"") if self.more else []
 
     def receive_data(self, data: bytes) -> list[SessionEvent]:
-        """Return the events that *data* completes."""
+        """Process *data*, received bytes, and return the events that are complete now."""
         if self._closed:
             return []
         self._decoder.feed(data)
@@ -188,7 +188,7 @@ class RelinkSession(ByteSession):
     def step(self, step: Step, *arguments: Link | int) -> None:
         """Handle *step*: enter the stage that the table names for it, and call the method that it names.
 
-        :param arguments: the link, or the epoch of a link that is not known
+        :param arguments: the arguments of that method: the link, or the epoch of a link that is not known
         :raises LocalProtocolError: the step is not expected in the present stage
         """
         found = self.transitions.get((self.stage, step))
@@ -255,10 +255,10 @@ class RelinkSession(ByteSession):
 
 @attrs.define(eq=False)
 class ConnectorSession(RelinkSession):
-    """The connector's session; the connector selects the endpoint and the terms of the link.
+    """The connector's session; the connector selects the endpoint and the parameters of the link.
 
     :ivar hello: the connector's part of the handshake; its epoch and link id are those of ``link``
-    :ivar link: the old link, without a connection, to be resumed; None: request a new link
+    :ivar link: the old link, which has no connection and is to be resumed; None: a new link is requested
     :ivar new_link: returns a new link from its epoch and id
     """
 
@@ -280,7 +280,7 @@ class ConnectorSession(RelinkSession):
         self.send(self.hello.serialize(), reply_size)
 
     def read_reply(self) -> None:
-        """Read from the listener's reply whether it resumes the old link, begins a new one, or knows none (rule L6)."""
+        """Read the listener's reply: it resumes the old link, begins a new one, or does not know the old (rule L6)."""
         epoch, link_id = unpack_reply(self.take())
         hello, old = self.hello, self.link
         if link_id and not epoch:

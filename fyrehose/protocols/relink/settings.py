@@ -28,11 +28,12 @@ class RelinkSettings(TLSSettings):
     retention: float = option(300.0, duration, "time for which a link without a connection is kept")
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted, padding included")
     window: int = option(1_024, count, "messages sent to a subscriber before it has consumed the first of them")
-    #: if a peer may not publish, its link ends, which the peer notices; its messages are never kept as dead letters
+    #: no value keeps messages that the policy forbids as dead letters: the link of such a peer ends, which it notices
     refused: str = option(
         letters.CLOSE, one_of(letters.CLOSE, letters.KEEP), "refused messages of plain channels: close or dead-letter"
     )
-    #: the most links, with or without a connection: as many as connections, even if the server has fewer descriptors
+    #: the largest number of links, with or without a connection: that of connections, even if the server has fewer file
+    #: descriptors
     max_links: int = fixed(attrs.Factory(lambda self: max(10_000, self.max_connections), takes_self=True))
     max_channels: int = fixed(4_096)  #: channels that a peer may have open on one link
     #: messages of a channel that may wait to be durable; twice as many may be undecided.  With four times as many, one
@@ -59,7 +60,7 @@ class RelinkSettings(TLSSettings):
 
     @property
     def drop_after(self) -> float:
-        """Return the silence in seconds after which the connection is dropped; its link is kept."""
+        """Return the silence in seconds after which the connection is dropped; the link is kept."""
         return 3 * self.ping_after
 
     @property

@@ -53,7 +53,7 @@ log = Logger()
 #: The head of a message with a record: its number, epoch and number of the token, its failures, and how long the lease
 #: lasts in seconds.  The name of its stream follows, if the subscription has a pattern.
 HEAD = struct.Struct("<QQIII")
-#: The channels of the server: for records, and for what workers have to know besides.
+#: The channels of the server: one for records, one for notices to the worker (refused records, new tokens).
 RECORDS, NOTICES = 0, 1
 #: The kinds of actions that end the lease of a record.
 ENDING = ("done", "failed", "untried", "reject")
@@ -61,7 +61,7 @@ ENDING = ("done", "failed", "untried", "reject")
 
 #: How long a request for records waits, in seconds; then the request is repeated.
 WAIT = 30.0
-#: The most records that one request leases.
+#: How many records one request leases at most.
 MOST_LEASED = 1_000
 
 
@@ -69,7 +69,7 @@ MOST_LEASED = 1_000
 class HeldRecord:
     """One record that was sent to the worker.
 
-    :ivar stream: empty: the only stream of the subscription
+    :ivar stream: the stream of the record; empty: the only stream of the subscription
     """
 
     stream: str
@@ -82,7 +82,7 @@ class HeldRecord:
         return HEAD.pack(self.seq, *self.token, self.failures, lease) + self.stream.encode()
 
     def item(self, kind: str, delay: float | None = None) -> Item:
-        """Return the action *kind* on the record, such as ``done``, with the token of its lease."""
+        """Return the action *kind* on the record, such as ``done``, with the token of the record's lease."""
         return Item(kind, self.seq, self.seq, self.token, self.stream, delay)
 
 
@@ -90,7 +90,7 @@ class HeldRecord:
 class HeldRecords:
     """The records that the worker of one link has leased.
 
-    :ivar most: the most records that the worker has at a time
+    :ivar most: how many records the worker may have at a time
     """
 
     most: int
@@ -107,7 +107,7 @@ class HeldRecords:
         self._sent[message] = self._held[record.stream, record.seq] = record
 
     def taken(self, work: Settling) -> None:
-        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them, too."""
+        """Forget the records that *work* settles or returns, so that ``consumed`` does not settle them again."""
         for item in work.items:
             if item.kind in ENDING:
                 for seq in range(item.first, item.last + 1):
@@ -134,7 +134,7 @@ class HeldRecords:
         return found
 
     def released(self) -> list[Item]:
-        """Return the actions at the end of the link: the records that the worker still has were not tried."""
+        """Return the actions at the end of the link: they give the worker's remaining records back as not tried."""
         held = [record.item("untried", 0.0) for record in self._held.values()]
         self._held.clear()
         self._sent.clear()
@@ -144,7 +144,7 @@ class HeldRecords:
 def read_request(parts: Sequence[Any]) -> Settling:
     """Parse a message of the worker: actions on records, and results to publish.
 
-    :raises RemoteProtocolError: it is no request
+    :raises RemoteProtocolError: the message is not a valid request
     """
     try:
         fields = json.loads(b"".join(parts))
@@ -177,7 +177,7 @@ class WorkerRequest:
 
 @implementer(ISubscription)
 class WorkerEndpoint(Endpoint):
-    """Lease as many records for the peer as it has room for, and settle or return them as the peer says.
+    """The endpoint that leases records for the peer, and settles or returns them as the peer says.
 
     The connection treats this object as its subscription: records are leased only while the transport has room.
     """
@@ -244,7 +244,7 @@ class WorkerEndpoint(Endpoint):
         self.protocol.handle_events(link.shutdown())
 
     def end(self) -> None:
-        """Return the worker's records, if the worker knows that its link is lost."""
+        """Give the worker's records back for other workers, if the worker knows that its link is lost."""
         if self._over:
             return
         self._over = True
@@ -331,7 +331,7 @@ class WorkerEndpoint(Endpoint):
             self.protocol.refuse_subscription(failure)
 
     def _ended(self) -> bool:
-        """End the link if its subscription was deleted; return whether it was."""
+        """End the link if its subscription was deleted; return whether that is so."""
         if self._shared.gone and not self.entry.ending:
             self.protocol.reject(RemoteProtocolError("subscription-displaced", "the subscription was deleted"))
         return bool(self._shared.gone)

@@ -107,7 +107,7 @@ def test_verified_events_are_acknowledged_when_durable_even_if_the_next_frame_is
     assert [ack.number for ack in windows.partial_acks()] == [5]
 
 
-def test_window_in_a_compressed_frame_is_not_acknowledged_before_the_frame_ends() -> None:
+def test_window_announced_in_a_compressed_frame_waits_for_the_end_of_the_frame() -> None:
     windows = Windows()
     windows.announce(2, 0, False)
     windows.announce(2, 0, True)

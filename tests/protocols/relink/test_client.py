@@ -279,7 +279,7 @@ def test_failing_on_message_ends_the_link(make_client: Any, logged_errors: Any) 
 
 def test_calls_with_and_without_transactions_are_exclusive(make_client: Any) -> None:
     plain, _ = make_client()
-    with pytest.raises(LocalProtocolError, match="plain"):
+    with pytest.raises(LocalProtocolError, match="have no transactions"):
         plain.transaction()
     transactional, _ = make_client(transactional=True)
     with pytest.raises(LocalProtocolError, match="transactional"):

@@ -1,4 +1,4 @@
-"""The terms of a link from both points of view."""
+"""The handshake parameters of a link from both points of view."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_snapshot_holds_only_cursors_of_our_channels() -> None:
     assert (sent.base, sent.next, sent.recv, sent.unsure) == (41, 41, 40, True)
     kept = Link(TERMS, False)
     kept.channel(0)
-    with pytest.raises(LocalProtocolError, match="keeps messages"):
+    with pytest.raises(LocalProtocolError, match="keeps its own messages"):
         save_snapshot(kept)
 
 
