@@ -34,8 +34,7 @@
     │   ├── LeaseLost                a record's lease has ended, or another worker has settled the record
     │   ├── InvalidPosition          the number is behind the end of the stream, or the consumer was displaced
     │   └── TooManyNamedSubscriptions    the server, or the peer's address, has reached its limit
-    │       └── NoRoomForSubscription        the memory budget has no room for another subscription at present: try
-    later
+    │       └── NoRoomForSubscription        the memory budget has no room for another subscription: try later
     ├── JournalError               the journal cannot be opened or read
     │   ├── JournalUnusable          its directory is a file, or this user may not write there
     │   ├── JournalLocked            another process has the journal open

@@ -80,7 +80,7 @@ def test_checkpoint_of_another_journal_is_an_error(written: Opener) -> None:
     options = SourceOptions.of({"path": str(journal.directory)})
     latest = StreamReader(options, SEQ).reportLatestOffset()
     beyond = latest | {"position": latest["position"] + 8}
-    with pytest.raises(JournalCorrupt, match="it is another journal"):
+    with pytest.raises(JournalCorrupt, match="this is another journal"):
         StreamReader(options, SEQ).latestOffset(beyond, ReadAllAvailable())
     assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
 

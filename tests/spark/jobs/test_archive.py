@@ -200,7 +200,7 @@ def test_promoted_standby_that_lacks_archived_records_is_refused(written: Opener
     promote(tmp_path / "standby", Files())
     promoted, end = written("standby"), one.place.view().mark
     with pytest.raises(
-        JournalUnreachable, match=r"standby that was promoted.*give this one a lake or output of its own"
+        JournalUnreachable, match=r"promoted standby that lacks.*give this one a lake or output of its own"
     ):
         archive(None, str(promoted.directory), lake)
     while promoted.place.view().mark <= end:
