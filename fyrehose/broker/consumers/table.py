@@ -255,12 +255,19 @@ class SharedSubscriptions:
         try:
             yield self._change(progress.pack(name, self.stream.checkpoint, **begun))
             streams = {stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in floors.items()}
-            return self._add(name, SavedShare(options, epoch, False, streams, redriven), new=True)
-        finally:
-            for waiting in self._creating.pop(name):
-                waiting.callback(None)
-            if not self._creating:
-                self._appeared.clear()
+            shared = self._add(name, SavedShare(options, epoch, False, streams, redriven), new=True)
+        except Exception:
+            self._end_creating(name)
+            raise
+        self._end_creating(name)  # not by "finally": that would also run when a server that ended is collected
+        return shared
+
+    def _end_creating(self, name: str) -> None:
+        """Continue the calls that wait until the subscription *name* was created, or could not be."""
+        for waiting in self._creating.pop(name):
+            waiting.callback(None)
+        if not self._creating:
+            self._appeared.clear()
 
     def _check_durable(self) -> None:
         """Check that an acknowledged change survives the loss of this server; otherwise a record could be leased twice.
