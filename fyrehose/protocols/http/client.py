@@ -349,6 +349,7 @@ class _Connection(HttpClient):
         self.request(method, target, headers=(("Accept", "text/event-stream, application/x-ndjson"),))
 
     def head_received(self, headers: dict[bytes, bytes]) -> None:
+        """Tell the tailer where it begins, or that its stream is absent, from the head of an answer."""
         status, self._listing = self.status, False
         if self._live and status == 200:
             self._tailer.absent = headers.get(b"fyrehose-last") == b"0"
@@ -362,6 +363,10 @@ class _Connection(HttpClient):
             self._tailer.ends_at(0)  # The stream does not exist yet.
 
     def body_received(self, data: bytes) -> None:
+        """Handle the events that *data* completes, or keep the beginning of an error.
+
+        :raises ValueError: an event is larger than any record
+        """
         if self.status != 200:
             self._error += data[: MOST_DETAIL - len(self._error)]
             return

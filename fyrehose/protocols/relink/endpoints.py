@@ -62,6 +62,7 @@ class Publishing(Endpoint):
         self._refusal: PublishError | None = None
 
     def handle(self, event: events.Event) -> None:
+        """Collect the messages and decisions of a peer that publishes; close a channel that it has finished."""
         match event:
             case events.Received():
                 self._plain.setdefault(event.channel, (event.first, []))[1].extend(event.messages.pieces)
@@ -275,6 +276,7 @@ class Subscribing(Endpoint):
         self._subscribe(0)
 
     def handle(self, event: events.Event) -> None:
+        """Note what a subscriber has consumed, and send it the records that follow."""
         match event:
             case events.Consumed():
                 anchors = self.entry.anchors
