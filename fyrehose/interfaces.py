@@ -443,12 +443,12 @@ class INamedSubscriptions(Interface):
     ``consume`` the stream.  Every other error is a :class:`~fyrehose.errors.SubscriptionError`.
     """
 
-    sharing = Attribute("The shared subscriptions: see fyrehose.broker.consumers.sharing.Sharing.")
+    sharing = Attribute("The shared subscriptions: see fyrehose.subscriptions.sharing.Sharing.")
 
     def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
         """Return the subscription *name*, which must be a subscription of *stream* unless *stream* is None.
 
-        :return: a :class:`fyrehose.broker.subscription.Named`
+        :return: a :class:`fyrehose.subscriptions.subscription.Named`
         """
 
     def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:

@@ -108,7 +108,7 @@ LONGEST = (
     "tests/spark/test_storms.py",
     "tests/verification/simulation/",
     "tests/verification/consumers/",
-    "tests/replication/test_member.py",
+    "tests/cluster/test_member.py",
 )
 ROOT = Path(__file__).parents[1]
 

@@ -86,7 +86,7 @@ def test_the_command_line_starts_without_the_code_of_a_server() -> None:
 def test_a_command_starts_without_the_modules_of_the_others() -> None:
     code = "from fyrehose.cli import main\nmain(['--version'], standalone_mode=False)\nprint(sorted(sys.modules))"
     loaded = run(f"import sys\n{code}")
-    for module in ("fyrehose.cli.journal", "fyrehose.cli.cluster", "rich", "twisted", "asyncio"):
+    for module in ("fyrehose.cli.journal.commands", "fyrehose.cli.cluster.commands", "rich", "twisted", "asyncio"):
         assert f"'{module}'" not in loaded, module
     assert "'fyrehose.cli.program'" in loaded
 

@@ -15,7 +15,7 @@ from fyrehose.imports import ADMIN, Extra
 from fyrehose.interfaces import IBroker, IExtraPlugin, IGuardingPlugin
 
 if TYPE_CHECKING:
-    from fyrehose.admin.server import AdminService
+    from fyrehose.admin.listener import AdminService
 
 
 @implementer(IGuardingPlugin, IExtraPlugin)
@@ -37,7 +37,7 @@ class AdminPlugin:
         :raises MissingExtra: the packages of the page are not installed
         """
         ADMIN.require(PROTOCOL)
-        from fyrehose.admin.server import AdminService, make_admin
+        from fyrehose.admin.listener import AdminService, make_admin
 
         if not isinstance(broker, Broker):
             raise ConfigError(f"{PROTOCOL} requires the server's own broker, not {type(broker).__name__}")

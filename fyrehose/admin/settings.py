@@ -8,7 +8,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.options import count, file_path, option
 from fyrehose.web import tokens
 from fyrehose.web.hosts import is_encrypted, is_local
-from fyrehose.web.server import WebSettings
+from fyrehose.web.shell import WebSettings
 
 PROTOCOL = "admin"
 

@@ -30,8 +30,8 @@ from fyrehose.admin.sampling import (
 )
 from fyrehose.admin.subscriber_lags import Lags
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.ends import Ends
 from fyrehose.broker.fanout import Cursor
+from fyrehose.broker.stream_statistics import Ends
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.options import shown_size

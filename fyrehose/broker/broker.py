@@ -17,13 +17,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker import letters
 from fyrehose.broker.budget import Account, Budget
-from fyrehose.broker.consumers.table import SharedSubscriptions
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.once import KEPT, PublishedOnce
 from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
@@ -57,6 +54,9 @@ from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.subscriptions import letters
+from fyrehose.subscriptions.named import NamedSubscriptions
+from fyrehose.subscriptions.table import SharedSubscriptions
 
 log = Logger()
 

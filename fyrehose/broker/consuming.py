@@ -14,16 +14,16 @@ import attrs
 from twisted.internet.defer import Deferred, execute, fail, inlineCallbacks
 from zope.interface import implementer
 
-from fyrehose.broker.consumers.sharing import PeerBroker, Sharing
-from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import EVERY
-from fyrehose.broker.positions import Position, takes
 from fyrehose.broker.state_stream import Steps
-from fyrehose.broker.subscription import Consumer, Named
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
 from fyrehose.interfaces import FileLag, INamedSubscriptions
 from fyrehose.patterns import Pattern
+from fyrehose.subscriptions.named import NamedSubscriptions
+from fyrehose.subscriptions.positions import Position, takes
+from fyrehose.subscriptions.sharing import PeerBroker, Sharing
+from fyrehose.subscriptions.subscription import Consumer, Named
 
 
 @implementer(INamedSubscriptions)

@@ -22,7 +22,6 @@ from zope.interface import implementer
 from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Owner
-from fyrehose.broker.named import NamedSubscriptions
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
 from fyrehose.broker.publisher import Publisher, PublishingBroker, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import Subscriptions
@@ -32,6 +31,7 @@ from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
+from fyrehose.subscriptions.named import NamedSubscriptions
 
 #: The number of verdicts that are cached for one identity and action; beyond that the cache is cleared.
 MOST_VERDICTS = 1_024

@@ -17,7 +17,6 @@ import attrs
 
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.subscription import Named
 from fyrehose.errors import (
     NewStreamRateExceeded,
     NoRoomForSubscription,
@@ -26,6 +25,7 @@ from fyrehose.errors import (
     TooManySubscriptions,
 )
 from fyrehose.identity import Identity, network_of
+from fyrehose.subscriptions.subscription import Named
 
 #: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000

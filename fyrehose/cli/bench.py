@@ -13,8 +13,8 @@ import click
 
 from fyrehose import plugins
 from fyrehose.cli import candidates
+from fyrehose.cli.client.values import DURATION, FORMAT, Parsed
 from fyrehose.cli.console import bar, table, terminal, write_json
-from fyrehose.cli.values import DURATION, FORMAT, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.imports import Extra
 from fyrehose.journal.settings import Durability

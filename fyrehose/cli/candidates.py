@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 from click.shell_completion import CompletionItem
 
-from fyrehose.cli.values import DEFAULT_URL, HTTP_URL
+from fyrehose.cli.client.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import FyrehoseError
 from fyrehose.options import duration
 
@@ -80,7 +80,7 @@ def _subscriptions(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 def _server(ctx: click.Context, default: str) -> Any:
     """Return the server that the command line names by --url, --from or --to, or the one at the default address."""
-    from fyrehose.cli.remote import RemoteServer
+    from fyrehose.cli.client.remote import RemoteServer
 
     tls = ctx.params.get("tls")
     authorities = ctx.params.get("ca") or (Path(tls.partition(",")[0]) if tls else None)
@@ -104,7 +104,7 @@ def _url_of(ctx: click.Context, default: str) -> str | None:
 
 
 def _journal_streams(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    from fyrehose.journal.offline.dump import stream_names
+    from fyrehose.offline.dump import stream_names
 
     yield from stream_names(_directory(ctx))
 

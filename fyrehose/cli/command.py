@@ -9,12 +9,17 @@ from fyrehose.cli import candidates
 from fyrehose.cli.completion import completion
 from fyrehose.cli.program import Commands, Program
 
-_SAME = (
-    *("bench", "cluster", "dead", "doctor", "eventbus", "journal", "protocols", "publish", "reload"),
-    *("streams", "subscriptions", "tail", "token", "work"),
-)
+_SAME = ("bench", "eventbus", "protocols", "reload", "token")
+_CLIENT = ("dead", "publish", "streams", "subscriptions", "tail", "work")
 #: The commands that each module of this package defines.
-COMMANDS = {**{name: name for name in _SAME}, "stats": "stats top"}
+COMMANDS = {
+    **{name: name for name in _SAME},
+    **{f"client.{name}": name for name in _CLIENT},
+    "client.stats": "stats top",
+    "cluster.commands": "cluster",
+    "doctor.command": "doctor",
+    "journal.commands": "journal",
+}
 
 
 class MainProgram(Program):

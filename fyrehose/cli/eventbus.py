@@ -43,7 +43,7 @@ def import_(directory: Path, stream: str, skip_invalid: bool, file: Path) -> Non
         fyrehose eventbus import --data-dir data events.bson
         fyrehose serve --data-dir data --listen eventbus=tcp:5556
     """
-    from fyrehose.journal.offline.importing import Importer
+    from fyrehose.offline.importing import Importer
 
     try:
         stream = name(stream)

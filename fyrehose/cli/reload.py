@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from fyrehose.cli.values import DURATION
+from fyrehose.cli.client.values import DURATION
 from fyrehose.errors import FyrehoseError
 from fyrehose.server.reload_answer import ReloadAnswer, read_answer
 

@@ -17,7 +17,7 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, global
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.cli.connections import ConnectionHistory
+from fyrehose.cli.client.connections import ConnectionHistory
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.commit import ThreadWorker
 

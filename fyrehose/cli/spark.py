@@ -17,11 +17,11 @@ import click
 
 from fyrehose import __version__
 from fyrehose.cli import spark_showing as showing
+from fyrehose.cli.client.values import DURATION, SIZE
 from fyrehose.cli.console import bar
 from fyrehose.cli.program import Program
-from fyrehose.cli.values import DURATION, SIZE
 from fyrehose.errors import FyrehoseError
-from fyrehose.journal.offline.places import TOKEN_FILE
+from fyrehose.offline.places import TOKEN_FILE
 from fyrehose.options import counted, shown_size
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _parts(default: str) -> Callable[[F], F]:
 
 def _open(master: str | None, memory: str, *, quick: bool = False) -> SparkSession:
     """Start Spark under the name of the command that runs."""
-    from fyrehose.spark.sessions import session
+    from fyrehose.spark.spark_session import session
 
     # PySpark hands out times in the zone of the process.
     os.environ["TZ"] = "UTC"
@@ -412,7 +412,7 @@ def gaps(producers: bool, **which: Any) -> None:
     \b
         fyrehose-spark gaps --lake lake --journal data
     """
-    from fyrehose.journal.offline.places import place
+    from fyrehose.offline.places import place
     from fyrehose.spark.jobs.gaps import PRODUCER
     from fyrehose.spark.jobs.gaps import gaps as find
     from fyrehose.spark.lake import Lake, host_of

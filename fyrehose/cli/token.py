@@ -9,7 +9,7 @@ import click
 
 from fyrehose.broker.signed import read_key, sign
 from fyrehose.cli import candidates
-from fyrehose.cli.values import DURATION, Parsed
+from fyrehose.cli.client.values import DURATION, Parsed
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
 from fyrehose.options import suggestion

@@ -1,7 +1,7 @@
 """The gate decides when a synced commit is released: from then on it may be acknowledged, delivered and read.
 
 The journal's own work on a commit ends when it is synced.  :class:`LocalGate` releases the commit at once.  The gate of
-a cluster (:mod:`fyrehose.replication.gate`) waits until the shared log has the commit, too.
+a cluster (:mod:`fyrehose.cluster.gate`) waits until the shared log has the commit, too.
 
     commit -> synced -> Gate.synced(commit) -> Releases.release(commit): readers see it, publishers are acknowledged
            -> failed -> Gate.failed(commit) -> Releases.refuse(commit): publishers get the error

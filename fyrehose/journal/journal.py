@@ -51,13 +51,13 @@ from fyrehose.journal.commit import (
 from fyrehose.journal.copies import refuse_copies
 from fyrehose.journal.files import NO_ROOM, Files, lock, owns_lock
 from fyrehose.journal.floors import Floors
+from fyrehose.journal.follower import set_aside_beyond
 from fyrehose.journal.gate import IGate, LocalGate
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
 from fyrehose.journal.packing import batch_of, grouped
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.replica import set_aside_beyond
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store

@@ -28,7 +28,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker import letters
 from fyrehose.broker.budget import Account
 from fyrehose.errors import (
     Broken,
@@ -50,6 +49,7 @@ from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.options import count, duration, fixed, option
 from fyrehose.records import Publish, Run
+from fyrehose.subscriptions import letters
 
 P = TypeVar("P")
 E = TypeVar("E")

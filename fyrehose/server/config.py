@@ -46,18 +46,18 @@ from twisted.internet.endpoints import quoteStringArgument
 from fyrehose import plugins
 from fyrehose.broker import policy, streams
 from fyrehose.broker.broker import MAX_STREAMS
-from fyrehose.broker.named import MOST_NAMED
 from fyrehose.broker.once import KEPT
 from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.quotas import STREAMS, PeerLimits
 from fyrehose.broker.streams import UNLIMITED, StreamRules
+from fyrehose.cluster import settings as replication
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import build, count, duration, option, read_toml, size, suggestion, within
-from fyrehose.replication import settings as replication
-from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
+from fyrehose.subscriptions.named import MOST_NAMED
 
 #: The keys of a configuration file besides its tables.
 _TEXTS = ("data-dir", "policy", "log-format", "log-level")

@@ -20,7 +20,7 @@ from fyrehose.errors import ConfigError
 from fyrehose.imports import NATS
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
-from fyrehose.net.turns import TurnEnds
+from fyrehose.net.end_of_turn import TurnEnds
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
 from fyrehose.server.config import Config
@@ -87,9 +87,9 @@ class Stack:
             )
         NATS.require("replication")
         # These modules are imported late, because a server outside of a cluster starts sooner without them.
-        from fyrehose.replication.jetstream import JetStreamLog
-        from fyrehose.replication.replicated import replicated
-        from fyrehose.server.filling import copy_journal
+        from fyrehose.cluster.jetstream import JetStreamLog
+        from fyrehose.cluster.replicated import replicated
+        from fyrehose.server.journal_copy import copy_journal
 
         options = cluster.connect_options()
         shared_log = JetStreamLog(

@@ -15,12 +15,12 @@ from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
     from fyrehose.spark.joining import joined
-    from fyrehose.spark.sessions import register, session
+    from fyrehose.spark.spark_session import register, session
     from fyrehose.spark.tables import table
     from fyrehose.spark.views import catalog
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"joining": "joined", "sessions": "register session", "tables": "table", "views": "catalog"}
+        __name__, {"joining": "joined", "spark_session": "register session", "tables": "table", "views": "catalog"}
     )
 
 __all__ = ["catalog", "joined", "register", "session", "table"]

@@ -14,9 +14,9 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import Place
-from fyrehose.journal.offline.view import View
 from fyrehose.journal.scan import SegmentReader
+from fyrehose.offline.places import Place
+from fyrehose.offline.view import View
 from fyrehose.spark.lake import Gap
 from fyrehose.spark.plan import no_deletion, walk
 

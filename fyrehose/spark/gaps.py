@@ -16,11 +16,11 @@ import attrs
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal.index import PackedIndex, SegmentIndex
-from fyrehose.journal.offline.places import Missing, Place
-from fyrehose.journal.offline.view import Extent
 from fyrehose.journal.recovery import next_whole
 from fyrehose.journal.snapshots import Snapshot
 from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.offline.places import Missing, Place
+from fyrehose.offline.view import Extent
 
 
 @attrs.frozen(slots=True, kw_only=True)

@@ -22,9 +22,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalGap
 from fyrehose.journal import format as fmt
 from fyrehose.journal.index import SPACING, PackedIndex
-from fyrehose.journal.offline.places import Missing, Place
-from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.scan import SegmentReader
+from fyrehose.offline.places import Missing, Place
+from fyrehose.offline.view import Extent, View
 from fyrehose.spark.gaps import ends_before, starting_ends
 from fyrehose.spark.selection import Selection
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.offline.places import CHUNK, Place
 from fyrehose.journal.scan import SegmentReader
 from fyrehose.kernels import columns as kernel
+from fyrehose.offline.places import CHUNK, Place
 from fyrehose.spark import columns as col
 from fyrehose.spark.columns import Pieces, RunKind
 from fyrehose.spark.gaps import describe

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from fyrehose.errors import JournalUnreachable
-from fyrehose.journal.offline.places import Place, check_identity
-from fyrehose.journal.offline.view import View
+from fyrehose.offline.places import Place, check_identity
+from fyrehose.offline.view import View
 from fyrehose.spark import memory
 from fyrehose.spark.counting import Ahead, Behind
 from fyrehose.spark.plan import check_beginning

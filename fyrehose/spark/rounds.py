@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
 
-from fyrehose.journal.offline.places import Place
+from fyrehose.offline.places import Place
 from fyrehose.spark import memory
 from fyrehose.spark.columns import COLUMNS, Pieces, arrow_schema, numbers, texts
 from fyrehose.spark.layout import LakeFile, groups, spans

@@ -49,10 +49,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.offline.offsets import Offset, Offsets
-from fyrehose.journal.offline.places import Place, place
-from fyrehose.journal.offline.view import Extent, View
 from fyrehose.journal.subscriptions import checked_name
+from fyrehose.offline.offsets import Offset, Offsets
+from fyrehose.offline.places import Place, place
+from fyrehose.offline.view import Extent, View
 from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey
@@ -201,7 +201,7 @@ class GapReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of records in micro-batches; its offsets are those of journal/offline/offsets.py."""
+    """Reader of records in micro-batches; its offsets are those of offline/offsets.py."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self.options = options

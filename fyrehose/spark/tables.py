@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 import pyarrow as pa
 
-from fyrehose.journal.offline.offsets import Offset
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.offsets import Offset
+from fyrehose.offline.places import place
 from fyrehose.spark.columns import TABLE
 from fyrehose.spark.joining import joined
 from fyrehose.spark.selection import EVERY, Selection, selection

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fyrehose.errors import ConfigError
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.places import place
 from fyrehose.patterns import Pattern
 from fyrehose.spark import tables
 from fyrehose.spark.joining import joined

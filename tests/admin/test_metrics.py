@@ -16,8 +16,6 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status, summary
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers.progress import ShareOptions
-from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
@@ -25,6 +23,8 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, MemberStatus
 from fyrehose.records import Run
+from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
 
 log = Logger()

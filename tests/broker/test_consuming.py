@@ -9,7 +9,6 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
@@ -17,6 +16,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Identity
 from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.testing import MemoryJournal
 
 POLICY = parse(

@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError, Forbidden, TokenEnded
 from fyrehose.identity import Action, Identity
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
-from fyrehose.web.server import with_token
+from fyrehose.web.shell import with_token
 
 KEY, OTHER = b"k" * SHORTEST_KEY, b"o" * SHORTEST_KEY
 START = 1_000_000

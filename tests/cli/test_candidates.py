@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from fyrehose.cli import main
 from fyrehose.cli.candidates import MOST, WAIT, completed
-from fyrehose.cli.remote import RemoteServer
+from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IClientPlugin, IJournalObserver, JournalState
 from fyrehose.journal import scan, subscriptions

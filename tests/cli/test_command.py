@@ -18,7 +18,7 @@ from fyrehose import __version__
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main, running
-from fyrehose.cli.values import ADDRESSES, SINCE, addresses
+from fyrehose.cli.client.values import ADDRESSES, SINCE, addresses
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal

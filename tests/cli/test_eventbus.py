@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli import main
-from fyrehose.journal.offline import dump
+from fyrehose.offline import dump
 
 
 def document(n: int, **raw: Any) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
+from fyrehose.cli.client.values import SINCE
 from fyrehose.cli.command import COMMANDS
 from fyrehose.cli.program import Commands
-from fyrehose.cli.values import SINCE
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock

@@ -14,7 +14,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from fyrehose.cli import running
-from fyrehose.cli.connections import ConnectionHistory
+from fyrehose.cli.client.connections import ConnectionHistory
 from fyrehose.errors import FyrehoseError
 
 PROGRAM = """

@@ -23,9 +23,9 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import streams as numbers
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.journal.streams import INLINE, MOST_RETIRED
+from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 
 STREAMS = ("a", "b", "é", "long" * 60, "1", "2", "3", "4")

@@ -18,7 +18,7 @@ from fyrehose.server.config import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 BOUNDARIES = {
-    "*.idle_timeout": "tests/web/test_server.py::test_idle_connection_is_closed_unless_it_waits_for_an_answer",
+    "*.idle_timeout": "tests/web/test_shell.py::test_idle_connection_is_closed_unless_it_waits_for_an_answer",
     "*.max_connections": (
         "tests/conformance/test_connection_limits.py::test_beyond_the_limit_of_a_listener_an_idle_connection_is_closed"
     ),
@@ -60,7 +60,7 @@ BOUNDARIES = {
         "tests/conformance/test_memory_limits.py::test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections"
     ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
-    "server.named_subscriptions": "tests/broker/test_named.py::test_the_number_of_subscriptions_is_limited",
+    "server.named_subscriptions": "tests/subscriptions/test_named.py::test_the_number_of_subscriptions_is_limited",
     "server.subscriptions_per_address": (
         "tests/broker/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),

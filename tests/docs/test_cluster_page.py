@@ -17,10 +17,10 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
-from fyrehose.replication.jetstream import JetStreamLog
-from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.shared_log import Unavailable
+from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.cluster.jetstream import JetStreamLog
+from fyrehose.cluster.settings import ReplicationSettings
+from fyrehose.cluster.shared_log import Unavailable
 from fyrehose.server.config import read_file
 from fyrehose.testing.cluster import Cluster
 from fyrehose.testing.nats import program

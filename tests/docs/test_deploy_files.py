@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from packaging.requirements import Requirement
 
-from fyrehose.cli.journal import serve as journal_serve
-from fyrehose.cli.journal_backup import backup
-from fyrehose.cli.journal_standby import follow as journal_follow
+from fyrehose.cli.journal.backup import backup
+from fyrehose.cli.journal.commands import serve as journal_serve
+from fyrehose.cli.journal.standby import follow as journal_follow
 from fyrehose.cli.spark import archive, optimize
 from fyrehose.errors import JournalCorrupt
 from fyrehose.server.tap import DRAIN

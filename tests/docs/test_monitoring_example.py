@@ -17,13 +17,13 @@ from fyrehose.admin import metrics
 from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.records import Run
+from fyrehose.subscriptions.progress import ShareOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "monitoring"

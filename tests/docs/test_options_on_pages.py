@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fyrehose import plugins
 from fyrehose.cli import main
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.options import LARGEST, build, duration, options_of, shown_value, size
-from fyrehose.replication.settings import ReplicationSettings
 from fyrehose.server.config import ServerSettings, parse_option
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import streams
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.offline import dump
 from fyrehose.records import Run
 
 #: 2026-01-01T00:00:00Z, in microseconds since 1970.

@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.cluster.entries import EntryWriter, LogEntry
+from fyrehose.cluster.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 from fyrehose.journal.exchange import Batches
 from fyrehose.records import Buffer
-from fyrehose.replication.entries import EntryWriter, LogEntry
-from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 
 def whole(*batches: Buffer) -> list[Batches]:

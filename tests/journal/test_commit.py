@@ -43,7 +43,7 @@ from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
 from tests.doubles.files import FaultyFiles
-from tests.journal.conftest import Bench, Observer, Opener
+from tests.doubles.opened_journal import Bench, Observer, Opener
 
 
 class HandWorker:

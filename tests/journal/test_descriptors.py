@@ -11,15 +11,16 @@ from crc32c import crc32c
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal import scan, snapshots
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline import dump, replica
-from fyrehose.journal.offline.backup import Backup
-from fyrehose.journal.offline.places import Directory
-from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.view import durable_by_batches, look
-from fyrehose.journal.offline.walk import Log, walk
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
+from fyrehose.offline import dump
+from fyrehose.offline import mirror as replica
+from fyrehose.offline.backup import Backup
+from fyrehose.offline.mirror import Replica
+from fyrehose.offline.places import Directory
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import durable_by_batches, look
+from fyrehose.offline.walk import Log, walk
 from tests.doubles.disk import WatchedFiles
 
 

@@ -12,8 +12,8 @@ import pytest
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import floors, scan
 from fyrehose.journal.clock import BOUND, SETTLED
-from fyrehose.journal.offline import dump
 from fyrehose.journal.store import Store
+from fyrehose.offline import dump
 
 SECOND = 1_000_000
 START = 1_000_000_000 * SECOND

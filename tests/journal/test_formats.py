@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fyrehose.journal import scan
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline.verify import verify
 from tests.doubles.formats import Author, described, write
 
 FORMATS = sorted(path.parent for path in Path(__file__).with_name("formats").glob("*/expected.json"))

@@ -12,12 +12,12 @@ from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline import dump
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.view import look
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.journal.writer import RESERVE
+from fyrehose.offline import dump
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
 from tests.doubles.files import FaultyFiles
 from tests.doubles.formats import Author
 

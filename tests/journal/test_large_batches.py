@@ -15,9 +15,9 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files, SteppedFiles
-from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
+from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 
 KIB = 1 << 10

@@ -11,11 +11,11 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline import dump
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.view import look
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
+from fyrehose.offline import dump
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
 
 NEWER = 99
 

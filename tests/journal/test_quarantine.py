@@ -13,11 +13,11 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, quarantine, scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.walk import Batch, Log, walk
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.journal.writer import RESERVE
+from fyrehose.offline.verify import verify
+from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
 

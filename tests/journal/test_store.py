@@ -12,7 +12,7 @@ from fyrehose.journal import packing, scan
 from fyrehose.journal import store as stores
 from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 from tests.doubles.files import FaultyFiles
 

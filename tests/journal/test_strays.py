@@ -10,8 +10,8 @@ import pytest
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.walk import Batch, Log, walk
+from fyrehose.offline.verify import verify
+from fyrehose.offline.walk import Batch, Log, walk
 
 COUNT = 300
 PAYLOADS = [b"%06d" % i + b"." * 50 for i in range(COUNT)]

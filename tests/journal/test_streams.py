@@ -17,9 +17,9 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, streams
 from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.format import Entry
-from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.offline.verify import verify
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
 

@@ -25,10 +25,10 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline.dump import runs
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.view import look
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.offline.dump import runs
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

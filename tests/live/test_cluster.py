@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cli.cluster import settings_of, survey
+from fyrehose.cli.cluster.commands import settings_of, survey
 from fyrehose.journal import scan
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import program
 

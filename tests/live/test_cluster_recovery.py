@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cli.cluster import leading
+from fyrehose.cli.cluster.commands import leading
 from fyrehose.testing.cluster import Cluster
 from fyrehose.testing.nats import program
 from tests.live.test_cluster import PATIENCE, get, leader_of, publish, wait_until_identical

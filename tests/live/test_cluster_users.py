@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.cli.cluster import leading, survey
-from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.cli.cluster.commands import leading, survey
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.testing.cluster import Cluster
 from fyrehose.testing.nats import program
 from tests.live.test_cluster import PATIENCE, check, leader_of, publish

@@ -14,13 +14,13 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from fyrehose.cli.cluster import survey
+from fyrehose.cli.cluster.commands import survey
+from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.cluster.jetstream import JetStreamLog
+from fyrehose.cluster.settings import ReplicationSettings
+from fyrehose.cluster.shared_log import EntryRange, Unavailable
+from fyrehose.cluster.stream import begin_again
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry
-from fyrehose.replication.jetstream import JetStreamLog
-from fyrehose.replication.settings import ReplicationSettings
-from fyrehose.replication.shared_log import EntryRange, Unavailable
-from fyrehose.replication.stream import begin_again
 from fyrehose.testing.nats import NatsNodes, program
 
 USERS = Path(__file__).parents[2] / "deploy" / "cluster" / "nats-users.conf"

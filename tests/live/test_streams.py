@@ -19,8 +19,8 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline import dump
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.offline import dump
 from fyrehose.records import Run
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

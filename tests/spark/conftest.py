@@ -23,8 +23,8 @@ from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline.places import Directory
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.offline.places import Directory
 from fyrehose.records import Record, Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner

@@ -86,7 +86,7 @@ def test_only_archive_starts_the_jvm_with_limited_compilation(
         asked.append(quick)
         return spark
 
-    monkeypatch.setattr("fyrehose.spark.sessions.session", session)
+    monkeypatch.setattr("fyrehose.spark.spark_session.session", session)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     assert run("archive", journal.directory, tmp_path / "lake").exit_code == 0
     assert run("table", "--lake", tmp_path / "lake").exit_code == 0

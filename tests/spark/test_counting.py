@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.places import place
 from fyrehose.records import Run
 from fyrehose.spark import counting
 from fyrehose.spark.counting import Ahead, account_of

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal.offline.places import place
 from fyrehose.journal.subscriptions import registered
+from fyrehose.offline.places import place
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.jobs.archive import archive

@@ -10,7 +10,7 @@ import pytest
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import scan
-from fyrehose.journal.offline.walk import Batch, Log, walk
+from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner, admitted, boundary, headers

@@ -16,7 +16,7 @@ import pytest
 from fyrehose.errors import JournalCorrupt, JournalGap
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.places import place
 from fyrehose.records import Run
 from fyrehose.spark.columns import COLUMNS, arrow_schema
 from fyrehose.spark.plan import Planner

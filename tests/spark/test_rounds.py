@@ -141,7 +141,7 @@ def test_local_archive_and_tasks_of_spark_do_not_import_pandas(written: Opener, 
 import sys
 from fyrehose.cli.spark import main
 main({words!r}, standalone_mode=False)
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.places import place
 from fyrehose.spark.columns import COLUMNS, arrow_schema
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.journal.offline.places import Directory
+from fyrehose.offline.places import Directory
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.offline.places import place
 from fyrehose.journal.parts import LAST_PART, PART
+from fyrehose.offline.places import place
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.spark import catalog
 from fyrehose.spark.gaps import streams_of

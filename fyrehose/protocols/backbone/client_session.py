@@ -33,11 +33,11 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     can_receive,
 )
+from fyrehose.protocols.backbone.gso_batches import serialize_delivers, serialize_pushes, single
 from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import RecentRuns, RecordsSkipped, Repair
 from fyrehose.protocols.backbone.session import BackboneSession, Dropped
-from fyrehose.protocols.backbone.trains import serialize_delivers, serialize_pushes, single
 from fyrehose.records import Run
 
 #: Interval of KEEPALIVEs, in seconds (rule 1 of the client).

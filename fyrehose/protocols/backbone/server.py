@@ -26,12 +26,12 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
+from fyrehose.protocols.backbone.gso_batches import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
 from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
-from fyrehose.protocols.backbone.trains import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.udp import TrainProtocol, is_local
 from fyrehose.records import Delivery, Publish, Run
 

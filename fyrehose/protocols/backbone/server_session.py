@@ -38,12 +38,12 @@ from fyrehose.protocols.backbone.frames import (
     can_receive,
     first_seq,
 )
+from fyrehose.protocols.backbone.gso_batches import Train, single
 from fyrehose.protocols.backbone.ranges import Range
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.session import BackboneSession, Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient, Rotation, Subscribers
-from fyrehose.protocols.backbone.trains import Train, single
 from fyrehose.records import Column
 
 #: An equal REQUEST that arrives within this time is a duplicate, in seconds.

@@ -11,7 +11,7 @@ import attrs
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.records import Buffer
 
 E = TypeVar("E")

@@ -35,7 +35,7 @@ from zope.interface import Attribute, Interface, implementer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.gso_batches import Train
 
 log = Logger()
 

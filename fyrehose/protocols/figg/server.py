@@ -16,7 +16,6 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.broker import letters
 from fyrehose.errors import Closed, Forbidden, PublishError, ReadOnly, RemoteProtocolError
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.connections import SessionFactory
@@ -29,6 +28,7 @@ from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Detach, Ping, Publi
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Publish, Run
 from fyrehose.sessions import piece_of
+from fyrehose.subscriptions import letters
 
 
 @attrs.frozen(kw_only=True)

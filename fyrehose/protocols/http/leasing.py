@@ -11,11 +11,11 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
-from fyrehose.broker.consumers.settling import answer_to
-from fyrehose.broker.consumers.table import LeasedRun
 from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
 from fyrehose.protocols.http.managing import BODIES, Manage
 from fyrehose.protocols.http.session import PROTOCOL
+from fyrehose.subscriptions.settling import answer_to
+from fyrehose.subscriptions.table import LeasedRun
 
 
 def carry_out(event: Manage, named: Any, producer: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from fyrehose.broker.ends import Ends
+from fyrehose.broker.stream_statistics import Ends
 from fyrehose.interfaces import IBroker
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern

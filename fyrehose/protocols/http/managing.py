@@ -23,11 +23,11 @@ from typing import Any
 
 import attrs
 
-from fyrehose.broker.consumers.progress import ShareOptions
-from fyrehose.broker.consumers.settling import is_number, number_of, only, seconds_of, settling, text_of
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ
+from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.settling import is_number, number_of, only, seconds_of, settling, text_of
 from fyrehose.web.session import RequestHead
 
 #: The largest body of a request about named subscriptions, in bytes.

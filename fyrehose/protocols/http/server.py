@@ -24,7 +24,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
-from fyrehose.broker.ends import Ends
+from fyrehose.broker.stream_statistics import Ends
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
 from fyrehose.ndjson import TextChecks
@@ -58,8 +58,8 @@ from fyrehose.protocols.http.session import (
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
-from fyrehose.web.server import HEADERS, WebProtocol, WebSettings, token_of, with_token
 from fyrehose.web.session import RequestHead, RequestRefused
+from fyrehose.web.shell import HEADERS, WebProtocol, WebSettings, token_of, with_token
 
 T = TypeVar("T")
 

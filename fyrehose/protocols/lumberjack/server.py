@@ -17,7 +17,6 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.broker import letters
 from fyrehose.errors import Closed, FyrehoseError
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
@@ -36,6 +35,7 @@ from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
 from fyrehose.records import Publish, Run
+from fyrehose.subscriptions import letters
 
 #: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.
 KEEP_ALIVE = 4.0

@@ -16,7 +16,6 @@ import attrs
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker import letters
 from fyrehose.errors import FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.net.outgoing import LargeRecord
@@ -32,6 +31,7 @@ from fyrehose.protocols.relink.registry import LinkEntry
 from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
 from fyrehose.records import Buffer, Delivery, Run
 from fyrehose.sessions import PIECE, fitting, piece_of
+from fyrehose.subscriptions import letters
 
 #: Delay before the server tries again to move the position of a named subscription, in seconds.
 RETRY = 1.0

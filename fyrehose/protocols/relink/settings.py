@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.broker import letters
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, exact_size, fixed, name, one_of, option, size
 from fyrehose.protocols.relink.channels import MAX_WINDOW
 from fyrehose.protocols.relink.link import LEASED, LinkLimits
 from fyrehose.records import MAX_PAYLOAD
+from fyrehose.subscriptions import letters
 
 
 def _name_or_nothing(text: str) -> str:

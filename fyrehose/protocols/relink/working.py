@@ -33,9 +33,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.consumers.settling import Settling, answer_to, settling
-from fyrehose.broker.consumers.table import LeasedRun
-from fyrehose.broker.consumers.work import Item, WorkOutcome
 from fyrehose.errors import Following, FyrehoseError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import ISubscription
 from fyrehose.protocols.relink import events
@@ -46,6 +43,9 @@ from fyrehose.protocols.relink.messages import CONTENT_TYPE, views
 from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.registry import LinkEntry
 from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
+from fyrehose.subscriptions.settling import Settling, answer_to, settling
+from fyrehose.subscriptions.table import LeasedRun
+from fyrehose.subscriptions.work import Item, WorkOutcome
 
 log = Logger()
 

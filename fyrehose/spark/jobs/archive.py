@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from fyrehose.errors import JournalCorrupt, JournalError
-from fyrehose.journal.offline.places import place
-from fyrehose.journal.offline.view import View
+from fyrehose.offline.places import place
+from fyrehose.offline.view import View
 from fyrehose.spark import rounds
 from fyrehose.spark.counting import Behind, RangeCounts
 from fyrehose.spark.engines import Engine, locally, on_spark

@@ -25,8 +25,8 @@ from deltalake.schema import PrimitiveType
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
-from fyrehose.journal.offline.places import place
-from fyrehose.journal.offline.view import View
+from fyrehose.offline.places import place
+from fyrehose.offline.view import View
 from fyrehose.spark import memory
 from fyrehose.spark.counting import Behind, account_of
 from fyrehose.spark.engines import Engine, locally, on_spark

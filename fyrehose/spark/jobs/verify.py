@@ -17,7 +17,7 @@ import attrs
 from pyarrow import ArrowException, parquet
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal.offline.places import place
+from fyrehose.offline.places import place
 from fyrehose.spark import tables
 from fyrehose.spark.columns import TABLE
 from fyrehose.spark.lake import Lake

@@ -16,8 +16,8 @@ from deltalake.transaction import AddAction
 from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalUnreachable
-from fyrehose.journal.offline.places import Place
-from fyrehose.journal.offline.view import View
+from fyrehose.offline.places import Place
+from fyrehose.offline.view import View
 from fyrehose.spark.counting import account_of
 from fyrehose.spark.engines import Engine
 from fyrehose.spark.fetching import read

@@ -20,8 +20,8 @@ from deltalake.transaction import AddAction
 from pyarrow import compute, parquet
 
 from fyrehose.errors import ExpectationFailed
-from fyrehose.journal.offline.places import Place
 from fyrehose.journal.parts import BETWEEN, LARGEST
+from fyrehose.offline.places import Place
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.fetching import read

@@ -24,11 +24,11 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
+from fyrehose.protocols.backbone.gso_batches import Train, serialize_delivers
 from fyrehose.protocols.backbone.server_session import BackboneServerSession, Event, Pushed, Replay
 from fyrehose.protocols.backbone.session import Dropped
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import ALLOWANCES, QUIET, KnownClient
-from fyrehose.protocols.backbone.trains import Train, serialize_delivers
 from fyrehose.records import LAST_SEQ, Run
 
 OWN = ("10.0.0.1", 2323)

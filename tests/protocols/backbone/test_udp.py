@@ -19,7 +19,7 @@ from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort
 
 THERE = ("10.0.0.2", 4000)

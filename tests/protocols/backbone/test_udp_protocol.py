@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.trains import Train
+from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.protocols.backbone.udp import TrainProtocol
 
 THERE = ("10.0.0.2", 4000)

@@ -9,13 +9,13 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers import table
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
+from fyrehose.subscriptions import table
 from fyrehose.testing import MemoryJournal
 
 from .test_consuming import HttpPeer

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.ends import READS, Ends
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.stream_statistics import READS, Ends
 from fyrehose.net.lifecycle import Timers
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.listing import MOST_COMPARED, described, matching

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.protocols.http.managing import (
     LARGEST,
     METHODS,
@@ -21,6 +20,7 @@ from fyrehose.protocols.http.managing import (
 )
 from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
+from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.web import origins
 from fyrehose.web.session import RequestRefused
 

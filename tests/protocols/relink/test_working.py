@@ -9,7 +9,6 @@ import pytest
 from twisted.internet.error import ConnectionAborted
 from twisted.python.failure import Failure
 
-from fyrehose.broker.consumers.progress import ShareOptions
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.interfaces import JournalState
@@ -18,6 +17,7 @@ from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import share_name
 from fyrehose.protocols.relink.session import LinkUnknown
 from fyrehose.protocols.relink.working import HEAD
+from fyrehose.subscriptions.progress import ShareOptions
 
 
 class World:

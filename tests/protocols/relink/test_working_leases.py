@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from fyrehose.broker.consumers.settling import Result, Settling
-from fyrehose.broker.consumers.work import Item
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.working import HEAD, HeldRecord, HeldRecords, notices_of, read_request
+from fyrehose.subscriptions.settling import Result, Settling
+from fyrehose.subscriptions.work import Item
 
 
 def held(seq: int, number: int = 1, stream: str = "") -> HeldRecord:

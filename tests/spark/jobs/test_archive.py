@@ -18,10 +18,10 @@ from pyarrow import parquet
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalLocked, JournalUnreachable
 from fyrehose.journal import subscriptions
 from fyrehose.journal.files import Files
-from fyrehose.journal.offline.backup import Backup
-from fyrehose.journal.offline.places import Directory
-from fyrehose.journal.offline.replica import Replica
-from fyrehose.journal.offline.standby import SKIPPED, Standby, promote
+from fyrehose.offline.backup import Backup
+from fyrehose.offline.mirror import Replica
+from fyrehose.offline.places import Directory
+from fyrehose.offline.standby import SKIPPED, Standby, promote
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of

@@ -23,8 +23,9 @@ from types import SimpleNamespace
 import attrs
 from searching import Search, check
 
-from fyrehose.broker.consumers.lane import Group, Lane
-from fyrehose.broker.consumers.progress import (
+from fyrehose.records import Record
+from fyrehose.subscriptions.lane import Group, Lane
+from fyrehose.subscriptions.progress import (
     SOURCE,
     STREAM,
     FinalNumbers,
@@ -33,8 +34,7 @@ from fyrehose.broker.consumers.progress import (
     pack,
     pack_checkpoint,
 )
-from fyrehose.broker.consumers.work import Item, Work
-from fyrehose.records import Record
+from fyrehose.subscriptions.work import Item, Work
 
 LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
 NAME = "n"

@@ -27,15 +27,15 @@ from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers import progress
-from fyrehose.broker.consumers.lane import Group, Lane
-from fyrehose.broker.consumers.progress import SOURCE, STREAM, ShareOptions
-from fyrehose.broker.consumers.table import SharedSubscriptions
-from fyrehose.broker.consumers.work import Item
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
+from fyrehose.subscriptions import progress
+from fyrehose.subscriptions.lane import Group, Lane
+from fyrehose.subscriptions.progress import SOURCE, STREAM, ShareOptions
+from fyrehose.subscriptions.table import SharedSubscriptions
+from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
 
 LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5

@@ -32,10 +32,10 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
         PushTimedOut,
         RecordsSkipped,
     )
+    from fyrehose.protocols.backbone.gso_batches import serialize_delivers
     from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
     from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import BackboneSettings
-    from fyrehose.protocols.backbone.trains import serialize_delivers
     from fyrehose.records import Run
 
 SERVER = ("10.0.0.1", 2323)

@@ -25,9 +25,9 @@ with harness.instrumented("fyrehose.journal"):
     from fyrehose.journal import format as fmt
     from fyrehose.journal import index, packing, scan, subscriptions
     from fyrehose.journal.files import SteppedFiles
-    from fyrehose.journal.offline.verify import verify
     from fyrehose.journal.quarantine import set_aside
     from fyrehose.journal.recovery import recover
+    from fyrehose.offline.verify import verify
     from fyrehose.records import Run
 
 STREAMS = ("s", "stream \N{SNOWMAN}", "x" * 255)

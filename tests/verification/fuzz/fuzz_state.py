@@ -20,14 +20,14 @@ import harness
 from twisted.internet.task import Clock
 
 with harness.instrumented("fyrehose.broker"):
-    from fyrehose.broker import positions
     from fyrehose.broker.broker import Broker
-    from fyrehose.broker.positions import Position, SavedPositions
     from fyrehose.broker.sequencer import Sequencer
     from fyrehose.broker.state_stream import StateStream, replay
     from fyrehose.errors import JournalCorrupt
     from fyrehose.interfaces import JournalState
     from fyrehose.records import Run
+    from fyrehose.subscriptions import positions
+    from fyrehose.subscriptions.positions import Position, SavedPositions
     from fyrehose.testing import MemoryJournal
 
 STREAM, SOURCE = positions.STREAM, positions.SOURCE

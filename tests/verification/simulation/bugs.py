@@ -17,9 +17,6 @@ import attrs
 from twisted.internet.defer import succeed
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consumers.lane import Group, Lane
-from fyrehose.broker.consumers.table import SharedSubscriptions
-from fyrehose.broker.consumers.work import Work
 from fyrehose.journal import format as fmt
 from fyrehose.journal import quarantine, retention
 from fyrehose.journal.clock import RecordClock
@@ -45,6 +42,9 @@ from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.relink.working import HeldRecords
+from fyrehose.subscriptions.lane import Group, Lane
+from fyrehose.subscriptions.table import SharedSubscriptions
+from fyrehose.subscriptions.work import Work
 from tests.doubles.disk import RecordingFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))

@@ -17,11 +17,11 @@ from sharedlog import SharedLog
 from views import ClusterHistory
 from world import Violation, World
 
+from fyrehose.cluster.members import ChangeKind, MemberChange
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.interfaces import JournalState
-from fyrehose.journal.offline.verify import verify
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.replication.members import ChangeKind, MemberChange
-from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.offline.verify import verify
 
 #: How often the simulated operator asks whether a lost machine can be replaced, in seconds.
 OPERATE = 1.0

@@ -21,19 +21,19 @@ from twisted.python.failure import Failure
 from views import ClusterHistory
 from world import Violation, World
 
+from fyrehose.cluster.replicated import replicated
+from fyrehose.cluster.role import State
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import Far
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline.backup import Backup
-from fyrehose.journal.offline.places import check_identity, place
-from fyrehose.journal.offline.replica import Replica
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.replication.replicated import replicated
-from fyrehose.replication.role import State
-from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.offline.backup import Backup
+from fyrehose.offline.mirror import Replica
+from fyrehose.offline.places import check_identity, place
 from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
 #: Reasons for which a server may stop: its disk failed, the shared log begins behind its journal, or it is no member.

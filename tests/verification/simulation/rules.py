@@ -14,18 +14,18 @@ import member as servers
 from bugs import Bug
 from synced import batch_at
 
+from fyrehose.cluster import gate, member
+from fyrehose.cluster.entries import LogEntry, Validity
+from fyrehose.cluster.gate import ReplicatedGate
+from fyrehose.cluster.member import Member
 from fyrehose.errors import ReadOnly
 from fyrehose.journal import scan
 from fyrehose.journal.commit import settle
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.offline import places
-from fyrehose.journal.offline.view import Extent, View, look
 from fyrehose.journal.writer import Writer
+from fyrehose.offline import places
+from fyrehose.offline.view import Extent, View, look
 from fyrehose.protocols.relink import server as relink
-from fyrehose.replication import gate, member
-from fyrehose.replication.entries import LogEntry, Validity
-from fyrehose.replication.gate import ReplicatedGate
-from fyrehose.replication.member import Member
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
 

@@ -20,8 +20,8 @@ from twisted.python.failure import Failure
 from world import Host, Violation, World
 from zope.interface import implementer
 
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Validity
-from fyrehose.replication.shared_log import EntryRange, ISharedLog, Refused, Unavailable
+from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry, Validity
+from fyrehose.cluster.shared_log import EntryRange, ISharedLog, Refused, Unavailable
 
 #: How long a server waits for an answer, in seconds.
 TIMEOUT = 2.0

@@ -13,7 +13,7 @@ import attrs
 from book import Book, Verdict
 from twisted.internet.defer import Deferred
 
-from fyrehose.broker.consumers.sharing import Sharing
+from fyrehose.subscriptions.sharing import Sharing
 
 
 @attrs.define(eq=False)

@@ -65,7 +65,7 @@ MODULES = (
     "fyrehose/protocols/relink/frames.py",
     "fyrehose/protocols/http/session.py",
     "fyrehose/journal/*.py",
-    "fyrehose/journal/offline/*.py",
+    "fyrehose/offline/*.py",
 )
 #: The tests that may notice mutants: quick ones that run in one process.
 TESTS = (
@@ -76,13 +76,14 @@ TESTS = (
             "broker/",
             "net/",
             "journal/",
-            "journal/offline/",
+            "offline/",
+            "subscriptions/",
             "kernels/",
             "conformance/",
             "protocols/*/",
         )
     ),
-    *(f"tests/replication/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
+    *(f"tests/cluster/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
 #: Other files on which the results of the tests depend.
 HELPERS = (

@@ -41,8 +41,8 @@ import load
 import servers
 import wire
 
-from fyrehose.journal.offline import dump
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline import dump
+from fyrehose.offline.verify import verify
 
 STREAMS = ("a", "b", "c-\N{SNOWMAN}", "backbone", "lumberjack", "relink", "eventbus")
 #: (listener, stream, window, largest payload) of each publisher

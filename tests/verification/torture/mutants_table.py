@@ -24,7 +24,7 @@ _RECOVERY = "fyrehose/journal/recovery.py"
 _FANOUT = "fyrehose/broker/fanout.py"
 _BROKER = "fyrehose/broker/broker.py"
 _PUBLISHER = "fyrehose/broker/publisher.py"
-_NAMED = "fyrehose/broker/named.py"
+_NAMED = "fyrehose/subscriptions/named.py"
 _TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
 _TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
 _TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
@@ -518,21 +518,21 @@ MUTANTS = (
         _NAMED,
         "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
         "named.writing, named.wanted = False, named.stored",
-        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
     ),
     Mutant(
         "a refused position stays wanted",
         _NAMED,
         "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
         "named.writing, named.appended = False, named.stored",
-        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
     ),
     Mutant(
         "a checkpoint omits subscriptions with a consumer",
         _NAMED,
         "for named in self.entries.values() if named.appended is not None}",
         "for named in self.entries.values() if named.appended is not None and not named.consumer}",
-        "tests/broker/test_named.py tests/broker/test_named_patterns.py",
+        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
     ),
     Mutant(
         "expired records are served from the latest deliveries",

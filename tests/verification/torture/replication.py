@@ -3,7 +3,7 @@
 
     replication.py [--count 1000] [--first 0] [--seed 1] [--steps 400] [--break RULE]
 
-The roles and entries are the real ones (fyrehose/replication); journals, disks, the shared log and the network are
+The roles and entries are the real ones (fyrehose/cluster); journals, disks, the shared log and the network are
 models.  The shared log accepts an append only if its last number is the expected one.  Requests and answers take any
 time, are lost, repeated, or overtake each other; a request that timed out may still arrive.  Servers crash (and keep
 what was synced, and any part of the rest), pause for any time, and start again.  Machines are lost, one at a time, with
@@ -40,10 +40,10 @@ from typing import Any
 import attrs
 from crc32c import crc32c
 
+from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity
+from fyrehose.cluster.members import LEAST, Members
+from fyrehose.cluster.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 from fyrehose.journal.exchange import Batches
-from fyrehose.replication.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity
-from fyrehose.replication.members import LEAST, Members
-from fyrehose.replication.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
 
 #: The largest data of an entry, in bytes; batches have 1 to 12 bytes, so that many are divided.
 MOST = 5

@@ -39,7 +39,7 @@ from fyrehose.spark import session, table
 from fyrehose.spark.jobs.archive import Archived, archive
 from fyrehose.spark.jobs.gaps import gaps
 from fyrehose.spark.jobs.verify import verify
-from fyrehose.spark.sessions import java_home
+from fyrehose.spark.spark_session import java_home
 from fyrehose.testing.ports import free_port
 
 STREAMS = ("a", "b", "c/d")

@@ -31,9 +31,9 @@ from pathlib import Path
 import servers
 
 from fyrehose.journal import scan
-from fyrehose.journal.offline.dump import runs
-from fyrehose.journal.offline.verify import verify
-from fyrehose.journal.offline.view import look
+from fyrehose.offline.dump import runs
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
 
 FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 SMALL = ("--option", "journal.segment-size=256K", "--option", "journal.min-free=1M")

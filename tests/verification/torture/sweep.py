@@ -53,7 +53,7 @@ import wire
 
 import fyrehose.server.service  # noqa: F401 - what servers need is here when they are forked
 from fyrehose.journal import commit
-from fyrehose.journal.offline.verify import verify
+from fyrehose.offline.verify import verify
 from fyrehose.protocols.figg import plugin  # noqa: F401
 
 KINDS = ("write", "fdatasync", "fsync", "allocate", "truncate", "rename", "unlink", "open")

@@ -42,7 +42,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from fyrehose.spark.sessions import java_home
+from fyrehose.spark.spark_session import java_home
 
 #: How late some events are.
 LATE = timedelta(hours=2)

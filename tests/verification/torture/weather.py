@@ -61,11 +61,11 @@ from cluster_disks import SlowDisk, has_strace
 from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
 from cluster_proxy import Routes
 
-from fyrehose.cli.cluster import leading, survey
+from fyrehose.cli.cluster.commands import leading, survey
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.journal import scan
-from fyrehose.journal.offline import dump
-from fyrehose.journal.offline.verify import verify
-from fyrehose.replication.settings import ReplicationSettings
+from fyrehose.offline import dump
+from fyrehose.offline.verify import verify
 from fyrehose.testing.cluster import Cluster, ClusterServer
 from fyrehose.testing.nats import NatsNodes
 

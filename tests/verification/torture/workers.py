@@ -65,7 +65,7 @@ PREPARED = 8
 #: Loads the code of a server, waits for a line of input, and then runs as the server.
 LOAD = (
     "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
-    "fyrehose.admin.server; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
+    "fyrehose.admin.listener; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
 )
 #: How long a server may take until it is ready, in seconds.
 PATIENCE = 120.0

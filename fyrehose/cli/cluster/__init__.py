@@ -1,0 +1,1 @@
+"""Commands for the servers of a cluster."""

@@ -1,0 +1,1 @@
+"""The command ``fyrehose doctor``, which looks for what will go wrong."""

@@ -1,0 +1,1 @@
+"""Commands that read and copy the files of a journal."""

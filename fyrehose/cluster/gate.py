@@ -1,0 +1,359 @@
+"""The gate of a cluster: a synced commit of the leader waits until the shared log has it.
+
+    follow:  the shared log -> FileJournal.apply -> the observer
+    lead:    submit -> written here -> hand_over(position, batches) \
+                                    -> synced(position)             -> release(position) -> readers, publishers, MARK
+
+:class:`~fyrehose.cluster.member.Member` decides whether this server leads, and which commits are released.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from fyrehose.cluster.filling import Filler
+from fyrehose.errors import ConfigError, OutcomeUnknown
+from fyrehose.interfaces import JournalState
+from fyrehose.journal.commit import Commit, settle
+from fyrehose.journal.exchange import Batches, Handover
+from fyrehose.journal.follower import REPLICA, cut_at_mark
+from fyrehose.journal.gate import IGate
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.writer import Committed
+from fyrehose.observe.meters import ClusterStatus
+from fyrehose.records import Publish, Run
+
+log = Logger()
+
+
+class ClusterMember(Protocol):
+    """The interface of this server as a member of its cluster; see :class:`fyrehose.cluster.member.Member`."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def caught_up(self) -> bool: ...
+
+    @property
+    def age(self) -> float: ...
+
+    @property
+    def leader_address(self) -> str: ...
+
+    @property
+    def leads_alone(self) -> bool: ...
+
+    @property
+    def early(self) -> bool: ...
+
+    def status(self) -> ClusterStatus: ...
+
+    def start(self) -> None: ...
+
+    def expect_stop(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """A commit that is on disk here and not released yet.
+
+    :ivar end: the position behind the commit
+    :ivar acknowledged: the publishes of the commit that :meth:`ReplicatedGate.acknowledge` has settled
+    """
+
+    end: int
+    commit: Commit
+    acknowledged: list[Publish] = attrs.field(factory=list)
+
+    def rest(self) -> list[Publish]:
+        """Return the publishes of the commit that are not settled yet."""
+        settled = set(self.acknowledged)
+        return [item for item in self.commit.items if item not in settled] if settled else self.commit.items
+
+
+@implementer(IGate)
+@attrs.define(eq=False)
+class ReplicatedGate:
+    """The gate of the journal of one server of a cluster.
+
+    :ivar name: the name of this server, which is kept in the file REPLICA
+    :ivar hand_over: called while this server leads, with whole batches that it has written, as a position and bytes;
+        they may not be on disk yet
+    :ivar on_synced: called while this server leads, with the position up to which the log is on disk
+    :ivar cluster: this server as a member of its cluster; None in tests of the gate alone
+    :ivar refusal: why publishes are refused, for people; empty while this server accepts them
+    :ivar leading: whether this server leads, so that its journal accepts publishes
+    :ivar returning: whether the directory was used by a server of a cluster before this start
+    """
+
+    name: str
+    hand_over: Callable[[int, Sequence[Batches]], object] = lambda position, batches: None
+    on_synced: Callable[[int], object] = lambda position: None
+    cluster: ClusterMember | None = None
+    filler: Filler | None = None
+    handover: Handover = attrs.field(factory=Handover, init=False)
+    refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
+    leading: bool = attrs.field(default=False, init=False)
+    returning: bool = attrs.field(default=False, init=False)
+    #: How many records this server has released while it led.
+    released: int = attrs.field(default=0, init=False)
+    _journal: FileJournal = attrs.field(init=False)
+    _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
+    #: How many of the commits that wait for their release :meth:`acknowledge` has acknowledged: the oldest ones.
+    _acknowledged: int = attrs.field(default=0, init=False)
+    #: Whether publishes are refused at present although this server leads.
+    _suspended: bool = attrs.field(default=False, init=False)
+    #: Where the log was truncated when this server stopped leading; commits before that position still count.
+    _kept: int = attrs.field(default=0, init=False)
+
+    # Methods that the journal calls: see IGate.
+
+    def attach(self, journal: FileJournal) -> None:
+        self._journal = journal
+        self.handover.wrote = self._wrote
+
+    @property
+    def accepts(self) -> bool:
+        """Return whether this server accepts publishes, because it leads and the shared log answers."""
+        return self.leading and not self._suspended
+
+    @property
+    def leads_alone(self) -> bool:
+        """Return whether this server leads and no other server can have taken over from it."""
+        return self.accepts and (self.cluster is None or self.cluster.leads_alone)
+
+    @property
+    def early(self) -> bool:
+        """Return whether publishes are acknowledged before the shared log has them."""
+        return self.cluster is not None and self.cluster.early
+
+    @property
+    def leader(self) -> str | None:
+        """Return the address of the leader, as the leader's configuration has it; "" if it is unknown."""
+        return self.cluster.leader_address if self.cluster is not None and self.cluster.running else ""
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether readers find on this server all records that were acknowledged up to a moment ago."""
+        return self.leading if self.cluster is None else self.cluster.caught_up
+
+    @property
+    def age(self) -> float | None:
+        """Return by how many seconds readers here may be behind the leader; inf if that is unknown."""
+        return self.cluster.age if self.cluster is not None and self.cluster.running else inf
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """Return the figures of this server as a member of the cluster; None while the journal is not open."""
+        return self.cluster.status() if self.cluster is not None and self.cluster.running else None
+
+    def prepare(self) -> Deferred[None]:
+        """Check the settings that all servers must share; fill the journal if it ends before the shared log begins."""
+        settings = self._journal.settings
+        if settings.durability.mode != "batch":
+            return fail(ConfigError("a replicated journal needs the durability batch; remove the option durability"))
+        if settings.quarantine:
+            return fail(
+                ConfigError(
+                    "a replicated journal cannot be quarantined, because it has to be identical on every server; empty "
+                    "the data directory, and copy the journal of another server with `fyrehose journal backup`"
+                )
+            )
+        return succeed(None) if self.filler is None else Deferred.fromCoroutine(self.filler.fill())
+
+    def before_recovery(self) -> list[str]:
+        directory = self._journal.directory
+        self.returning = (directory / REPLICA).exists()
+        return cut_at_mark(directory, self._journal.files)
+
+    def recovered(self) -> None:
+        self._journal.files.store(self._journal.directory / REPLICA, f"{self.name}\n".encode())
+
+    def opened(self) -> None:
+        if self.cluster is not None:
+            self.cluster.start()
+
+    def expect_stop(self) -> None:
+        if self.cluster is not None:
+            self.cluster.expect_stop()
+
+    def stop(self) -> Deferred[None]:
+        return succeed(None) if self.cluster is None else Deferred.fromCoroutine(self.cluster.stop())
+
+    def may_write(self, size: int) -> bool:
+        """Return False while a commit of *size* bytes would begin a segment before all earlier commits are released.
+
+        Readers in other processes rely on everything in front of a segment being released.
+        """
+        writer = self._journal.writer
+        return writer.position - writer.base + size <= writer.segment_size or writer.released >= writer.position
+
+    def _wrote(self) -> None:
+        """Hand over batches that the writer thread is syncing; ``synced`` hands over those of the reactor's thread."""
+        if self.leading and not self._journal.idle:
+            self._journal.reactor.callFromThread(self._hand_over)
+
+    def _hand_over(self) -> None:
+        if not self.leading:
+            return
+        for position, batches in self.handover.take():
+            self.hand_over(position, batches)
+
+    def synced(self, commit: Commit) -> None:
+        """Hand the batches of *commit* over to the shared log, and release *commit* once the log has them."""
+        assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
+        wrote = commit.result.batches or commit.result.retired
+        if not self.leading or not wrote:
+            if commit.result.end <= self._kept or not wrote:
+                self._journal.release(commit)
+            else:
+                self.failed(commit, self._unknown())
+            return
+        self._hand_over()
+        self._journal.schedule()
+        self._waiting.append(_Waiting(commit.result.end, commit))
+        self.on_synced(commit.result.durable)
+
+    def failed(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
+        if isinstance(commit.result, Committed):
+            self._keep_confirmed(commit, commit.result)
+        if commit.items or not self.leading:
+            self._journal.refuse(commit, error, rest)
+        else:
+            self._go_on()
+
+    def broke(self) -> None:
+        """Refuse the waiting commits, which nothing can release any more; the journal announces its failure later."""
+        self._drop_waiting(self._unknown())
+
+    def _unknown(self) -> OutcomeUnknown:
+        """Return the error for publishes whose outcome is unknown, because the shared log may have accepted them."""
+        return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
+
+    def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
+        """Release the part of a commit in front of the position where the log was truncated: that part counts."""
+        rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
+        batches = [batch for batch in committed.batches if batch.end <= self._kept]
+        if rolled is not None or batches:
+            kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
+            self._journal.release(attrs.evolve(commit, items=[], result=kept))
+
+    # Methods that the member calls to lead.
+
+    def lead(self) -> Deferred[None]:
+        """Accept publishes from now on; each one is handed over to the shared log, and waits for :meth:`release`."""
+        return self._journal.lead().addCallback(self._leads)
+
+    def _leads(self, _: None) -> None:
+        self.leading, self.refusal = True, ""
+        self._hand_over()
+        self.on_synced(self._journal.writer.durable)
+        self._journal.accept("this server leads")
+
+    @property
+    def unconfirmed(self) -> list[Run]:
+        """Return the numbered runs that :meth:`acknowledge` has acknowledged and that are not released yet."""
+        return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
+
+    def acknowledge(self, position: int) -> None:
+        """Acknowledge the publishes below *position*, which are on disk here, before their release, without delivery.
+
+        Publishes that include the server's own records still wait for :meth:`release`: the links, keys and positions of
+        subscriptions in these records promise exactly-once delivery, and the next leader could not keep that promise.
+        """
+        while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
+            waiting = self._waiting[self._acknowledged]
+            self._acknowledged += 1
+            for item in waiting.commit.items:
+                if item.runs and not any(run.stream.startswith(".") for run in item.runs):
+                    waiting.acknowledged.append(item)
+            settle(waiting.acknowledged[:], None)
+
+    def release(self, position: int) -> None:
+        """Acknowledge and deliver all records below *position*, because the shared log has accepted them, too."""
+        writer = self._journal.writer
+        assert position <= writer.durable, (
+            f"{position} is to be released, and the log is on disk up to {writer.durable}"
+        )
+        writer.released = max(writer.released, position)
+        self._release_waiting(position)
+        self._journal.mark()
+        self._go_on()
+
+    def _release_waiting(self, position: int) -> None:
+        while self._waiting and self._waiting[0].end <= position:
+            self._acknowledged = max(0, self._acknowledged - 1)
+            waiting = self._waiting.popleft()
+            batches = waiting.commit.result.batches if isinstance(waiting.commit.result, Committed) else ()
+            self.released += sum(sum(map(len, runs)) for batch in batches for runs in batch.streams.values())
+            self._journal.release(waiting.commit, waiting.rest())
+
+    def _go_on(self) -> None:
+        """Once everything before it is released, schedule the commit that waits because it begins a segment."""
+        writer = self._journal.writer
+        if self.leading and writer.released >= writer.position:
+            self._journal.schedule()
+
+    def suspend(self, reason: str) -> bool:
+        """Refuse further publishes until :meth:`resume`; accepted publishes are still released.
+
+        :return: whether publishes were accepted until now
+        """
+        suspends = self.leading and self._journal.state is JournalState.WRITABLE
+        if suspends:
+            self.refusal, self._suspended = reason, True
+            self._journal.forbid(reason)
+        return suspends
+
+    def resume(self) -> bool:
+        """Accept publishes again after :meth:`suspend`; return whether anything has changed."""
+        if not self._suspended:
+            return False
+        self._suspended, self.refusal = False, ""
+        if self.leading:
+            self._journal.accept("the shared log answers again")
+        return True
+
+    # Methods that the member calls to step down.
+
+    def follow(self, position: int, reason: str) -> Deferred[None]:
+        """Accept no publishes from now on, and set aside the bytes of the log beyond *position*.
+
+        Publishes that are not released fail.
+
+        :param reason: why this server stops leading, for people
+        :return: fires when the log ends at *position*
+        """
+        led, self.leading, self.refusal, self._kept = self.leading, False, reason, position
+        self._suspended = False
+        self._journal.halt()
+        self._release_waiting(position)
+        if led:
+            self._journal.forbid(reason)
+        self._drop_waiting(self._unknown())
+        return self._journal.truncate(position).addBoth(self._truncated)
+
+    def _truncated(self, result: Any) -> Any:
+        self.handover.take()
+        return result
+
+    def _drop_waiting(self, error: Exception) -> None:
+        if lost := sum(map(len, self.unconfirmed)):
+            log.warn(
+                "replication: the shared log has not confirmed {lost} of the messages that this server "
+                'has acknowledged alone (acknowledge = "local"); those that it has not accepted are lost to readers',
+                lost=lost,
+            )
+        waiting, self._waiting, self._acknowledged = self._waiting, deque(), 0
+        for each in waiting:
+            self.failed(each.commit, error, each.rest())

@@ -1,0 +1,324 @@
+"""Places where a journal can be read: a directory, or the address of a ``fyrehose journal serve``.
+
+    in: a path or http://HOST:PORT      out: the durable mark, the segments, their indexes and their bytes
+
+Both kinds of places are read with the journal's own reader (journal/scan.py); over HTTP, each read is a request for a
+range of bytes.  Meanwhile, the journal's server keeps appending and deleting old segments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
+from pathlib import Path
+from typing import ClassVar, Protocol
+from urllib.parse import urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
+from fyrehose.journal import scan, subscriptions
+from fyrehose.journal.files import Files
+from fyrehose.journal.format import UNKNOWN
+from fyrehose.journal.subscriptions import FileSubscription
+from fyrehose.offline.view import Extent, View, differ, look
+from fyrehose.web.tokens import authorization, read_token
+
+#: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
+CHUNK = 4 << 20
+#: How many bytes of a file are read at once if only headers of batches are needed, so that few of their bodies are
+#: read.
+HEADERS = 64 << 10
+#: Timeout of a request, in seconds.
+TIMEOUT = 30.0
+#: The environment variable that names the file with a server's token.
+TOKEN_FILE = "FYREHOSE_TOKEN_FILE"
+#: How often a request is tried.
+TRIES = 4
+
+
+class Missing(Exception):
+    """The error for a segment or snapshot that does not exist, or was deleted."""
+
+
+class Place(Protocol):
+    """A place where a journal can be read.  Places can be pickled, so Spark can send them to its workers.
+
+    :ivar for_headers: how many bytes to read at a time if only the headers of batches are needed
+    """
+
+    for_headers: ClassVar[int]
+
+    def view(self) -> View:
+        """Return which part of the journal is present and durable.
+
+        :raises JournalUnreachable: there is no journal at this place, or the server does not answer
+        :raises JournalError: the server is no ``fyrehose journal serve``
+        """
+
+    def name(self, base: int) -> str:
+        """Return the path or the address of the segment at *base*, for messages."""
+
+    def index(self, base: int) -> bytes | None:
+        """Return the content of the index file of the segment at *base*, or None if there is none."""
+
+    def snapshots(self) -> list[int]:
+        """Return the positions of the snapshots of all streams."""
+
+    def snapshot(self, position: int) -> bytes:
+        """Return the content of the snapshot of all streams at *position*.
+
+        :raises Missing: there is none
+        """
+
+    def subscriptions(self) -> list[FileSubscription]:
+        """Return the named subscriptions to the files."""
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        """Open the segment at *base*; the reader reads nothing from the position *limit* on.
+
+        :raises Missing: there is no such segment
+        """
+
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        """Create the subscription *name*, or move it to *position*.
+
+        :param identity: of the journal that was read, if it is known
+        :raises ConfigError: the name or the position is invalid, or there are too many subscriptions
+        :raises JournalCorrupt: another journal is here now
+        """
+
+
+def place(location: str, token_file: str | None = None) -> Place:
+    """Return the place with the name *location*, which is a path or ``http://HOST:PORT``.
+
+    :param token_file: the file whose first line is the server's token; None: the file that the environment variable
+        FYREHOSE_TOKEN_FILE names
+    :raises ConfigError: *location* is neither, or the file has no token
+    """
+    if location.startswith(("http://", "https://")):
+        return RemoteJournal(
+            location.rstrip("/"), read_token(token_file or os.environ.get(TOKEN_FILE, ""), "the token file")
+        )
+    if "://" in location and not location.startswith("file://"):
+        raise ConfigError(
+            f"invalid journal {location!r}: expected a directory, or http://HOST:PORT of `fyrehose journal serve`"
+        )
+    return Directory(Path(location.removeprefix("file://")).absolute())
+
+
+@attrs.frozen
+class Directory:
+    """A journal's directory, on this machine or on a shared file system; see :class:`Place` for the methods."""
+
+    path: Path
+    for_headers: ClassVar[int] = HEADERS
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def view(self) -> View:
+        if not self.path.is_dir():
+            raise JournalUnreachable(f"{self.path} is no journal: there is no such directory")
+        view = look(self.path)
+        if not view.mark and not scan.segments(self.path):
+            raise JournalUnreachable(f"{self.path} is no journal: it has no segment files; name a server's --data-dir")
+        return view
+
+    def name(self, base: int) -> str:
+        return str(scan.path_of(self.path, base))
+
+    def index(self, base: int) -> bytes | None:
+        try:
+            return scan.index_path_of(self.path, base).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def snapshots(self) -> list[int]:
+        return scan.snapshots(self.path)
+
+    def snapshot(self, position: int) -> bytes:
+        path = scan.snapshot_path_of(self.path, position)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise Missing(str(path)) from error
+
+    def subscriptions(self) -> list[FileSubscription]:
+        return subscriptions.registered(self.path)
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        try:
+            return scan.SegmentReader(scan.path_of(self.path, base), base, limit=limit, ahead=CHUNK)
+        except FileNotFoundError as error:
+            raise Missing(self.name(base)) from error
+
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        check_identity(self, identity)
+        subscriptions.update(self.path, name, position)
+
+
+@attrs.frozen
+class RemoteJournal:
+    """The address of a ``fyrehose journal serve``; see :class:`Place` for the methods.
+
+    :ivar token: the token to send, if any; Spark's workers get it with the pickled place, and need no file
+    """
+
+    url: str
+    token: str | None = attrs.field(default=None, repr=False)
+    for_headers: ClassVar[int] = CHUNK  # Each read is a request, so few large ones cost less.
+
+    def __str__(self) -> str:
+        return self.url
+
+    def view(self) -> View:
+        with self._checking_answers():
+            fields = json.loads(_request(self, "GET", "/journal"))
+            segments = tuple(Extent(int(base), int(end)) for base, end in fields["segments"])
+            return View(int(fields["mark"]), segments, bytes.fromhex(fields.get("identity", UNKNOWN.hex())))
+
+    def name(self, base: int) -> str:
+        return f"{self.url}/segments/{base:016x}"
+
+    def index(self, base: int) -> bytes | None:
+        try:
+            return _request(self, "GET", f"/indexes/{base:016x}")
+        except Missing:
+            return None
+
+    def snapshots(self) -> list[int]:
+        with self._checking_answers():
+            return [int(position) for position in json.loads(_request(self, "GET", "/journal")).get("snapshots", [])]
+
+    def snapshot(self, position: int) -> bytes:
+        return _request(self, "GET", f"/snapshots/{position:016x}")
+
+    def subscriptions(self) -> list[FileSubscription]:
+        with self._checking_answers():
+            found = json.loads(_request(self, "GET", "/subscriptions")).items()
+            return [FileSubscription(name, int(fields["position"]), int(fields["time"])) for name, fields in found]
+
+    def open(self, base: int, limit: int) -> scan.SegmentReader:
+        return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
+
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        check_identity(self, identity)
+        _request(self, "PUT", f"/subscriptions/{subscriptions.checked_name(name)}", str(position).encode())
+
+    @contextmanager
+    def _checking_answers(self) -> Iterator[None]:
+        """Raise a JournalError if the answer cannot be that of a ``fyrehose journal serve``."""
+        try:
+            yield
+        except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise JournalError(f"the server at {self.url} is no `fyrehose journal serve`") from error
+
+
+def check_identity(place: Place, identity: bytes, view: View | None = None) -> None:
+    """Check that the journal at *place* has the identity *identity*; do nothing if either identity is unknown.
+
+    :param identity: the identity of the journal that was read before
+    :param view: a view of the journal; None: a new view
+    :raises JournalCorrupt: it is another journal
+    """
+    if identity != UNKNOWN and differ(found := (view or place.view()).identity, identity):
+        raise JournalCorrupt(
+            f"{place} is another journal (identity {found.hex()}) than the one that was read ({identity.hex()}); put "
+            "that journal back, or give this one a lake, a checkpoint and a subscription of its own"
+        )
+
+
+class _Remote(Files):
+    """A segment file that is read over HTTP; replaces the system calls of a segment reader."""
+
+    def __init__(self, server: RemoteJournal) -> None:
+        self._server = server
+        self._connection = _Connection(server.url, server.token)
+        self._path = ""
+
+    def open(self, path: Path, flags: int) -> int:
+        self._path = str(path)
+        _request(self._server, "HEAD", self._path)
+        return 0
+
+    def close(self, fd: int) -> None:
+        self._connection.close()
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        return self._connection.request("GET", self._path, headers=headers)
+
+
+def _request(server: RemoteJournal, method: str, path: str, body: bytes = b"") -> bytes:
+    """Send one request over a new connection, and return the body of the answer."""
+    with closing(_Connection(server.url, server.token)) as connection:
+        return connection.request(method, path, body)
+
+
+@attrs.define(eq=False)
+class _Connection:
+    """A client of one server, which sends its requests over one connection as long as that stays open."""
+
+    url: str
+    token: str | None = attrs.field(default=None, repr=False)
+    _http: HTTPConnection | None = attrs.field(default=None, init=False)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+        """Send a request, repeat it if there is no answer, and return the body of the answer.
+
+        :raises Missing: the server has no such file
+        :raises JournalUnreachable: the server does not answer, or answers with a status of 500 or above
+        :raises JournalError: the server refuses the request
+        """
+        for attempt in range(TRIES):
+            try:
+                if self._http is None:
+                    self._http = self._connect()
+                known = {} if self.token is None else {"Authorization": authorization(self.token)}
+                self._http.request(method, path, body or None, {**known, **(headers or {})})
+                answer = self._http.getresponse()
+                return self._checked(path, answer.status, answer.read())
+            except (OSError, HTTPException) as error:
+                self.close()
+                if attempt == TRIES - 1:
+                    why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
+                    raise JournalUnreachable(
+                        f"{self.url} does not answer: {why}; is `fyrehose journal serve` running?"
+                    ) from error
+                time.sleep(0.2 * 2**attempt)
+        raise AssertionError("unreachable: the last try raises or returns")
+
+    def _connect(self) -> HTTPConnection:
+        kind = HTTPSConnection if self.url.startswith("https:") else HTTPConnection
+        try:
+            parts = urlsplit(self.url)
+            if not parts.hostname:
+                raise ValueError("expected a host name behind http://")
+            return kind(parts.hostname, parts.port, timeout=TIMEOUT)
+        except (ValueError, InvalidURL) as error:
+            raise ConfigError(f"invalid address {self.url!r}: expected http://HOST:PORT") from error
+
+    def _checked(self, path: str, status: int, data: bytes) -> bytes:
+        if status == 404:
+            raise Missing(self.url + path)
+        if status == 416:
+            return b""  # the range begins behind the end of the file
+        if status == 401:
+            hint = f"name a file that contains it with --token-file, the option tokenFile, or {TOKEN_FILE}"
+            raise JournalError(
+                f"{self.url} requires a token: {hint if self.token is None else 'the token that was sent is wrong'}"
+            )
+        if status >= 300:
+            kind = JournalUnreachable if status >= 500 else JournalError
+            raise kind(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
+        return data

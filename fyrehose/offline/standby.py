@@ -1,0 +1,179 @@
+"""A standby: a copy of the journal of a running server, always up to date, that can replace that server.
+
+    in: a journal that is served, a directory      out: the same log there; after promote(), a journal of its own
+
+The bytes are copied as for a backup.  Until the standby is promoted, a file in its directory names the journal that it
+follows, and no server starts there.
+
+The server that is followed may have given out numbers that the standby does not have: those of messages that it has
+acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
+so that no two messages get the same number.  From the batch with these gaps on, the two logs differ.  A program that
+remembers a position also remembers the checksum of the log before that position, by which it finds out which of the two
+logs it has read.
+
+This module does not import Twisted.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+
+from fyrehose.errors import ConfigError, JournalError, os_reason
+from fyrehose.journal import scan
+from fyrehose.journal.copies import STANDBY, followed
+from fyrehose.journal.files import Files
+from fyrehose.journal.follower import REPLICA
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import Writer
+from fyrehose.offline.backup import Backup, is_empty
+from fyrehose.offline.changing import changing
+
+#: How many numbers every stream skips when a standby is promoted: more than a server gives out in six hours at three
+#: million a second, or in a week at 100,000 a second.  A stream has 2^48 numbers.
+SKIPPED = 1 << 36
+#: How long the server that was followed may take to accept a connection, in seconds.
+PATIENCE = 3.0
+
+
+@attrs.frozen
+class Lag:
+    """How far a standby is behind its source.
+
+    :ivar size: how many bytes that were durable at the source at the last look are missing in the standby
+    :ivar seconds: how long ago the standby had everything that was durable at the source
+    :ivar reachable: whether the source answers
+    """
+
+    size: int
+    seconds: float
+    reachable: bool
+
+
+@attrs.define(eq=False)
+class Standby:
+    """A standby that follows the journal at *url* by means of the backup *copying*.
+
+    :ivar observe: called with the lag from time to time
+    """
+
+    url: str
+    copying: Backup
+    observe: Callable[[Lag], object] = attrs.field(default=lambda lag: None)
+    _began: float = attrs.field(factory=lambda: time.monotonic(), init=False)
+
+    @property
+    def lag(self) -> Lag:
+        """Return how far the standby is behind; until it is complete once, the seconds count from the start."""
+        copying = self.copying
+        since = max(self._began, copying.looked)
+        return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
+
+    def catch_up(self, run: Callable[[], object]) -> None:
+        """Copy the missing bytes by calling *run*, a method of the backup, and mark the directory as a standby.
+
+        A directory that has a journal already is marked only after a check that its log begins like that of the source.
+
+        :raises JournalError: see :meth:`.Backup.run`
+        """
+        directory = self.copying.replica.directory
+        if is_empty(directory):
+            self._note()
+        run()
+        if self.copying.reachable and followed(directory) != self.url:
+            self._note()
+        self.observe(self.lag)
+
+    def follow(self, every: float, say: Callable[[str], object]) -> None:
+        """Copy new bytes again and again, until an exception such as KeyboardInterrupt; see :meth:`.Backup.follow`."""
+
+        def sleep(seconds: float) -> None:
+            self.observe(self.lag)
+            time.sleep(seconds)
+
+        self.copying.follow(every, say, sleep)
+
+    def _note(self) -> None:
+        replica = self.copying.replica
+        replica.files.store(replica.directory / STANDBY, f"{self.url}\n".encode())
+
+
+@attrs.frozen
+class Promoted:
+    """The result of promoting a standby.
+
+    :ivar position: where the log of the standby ended
+    :ivar time: the time of its last batch, in microseconds since 1970 UTC
+    :ivar streams: how many streams the standby has, without retired streams
+    """
+
+    position: int
+    time: int
+    streams: int
+
+
+def promote(directory: Path, files: Files) -> Promoted:
+    """Make the standby in *directory* a journal of its own; after an interruption, the same call completes it.
+
+    :raises ConfigError: the directory is no standby, or nothing was copied into it yet
+    :raises JournalLocked: `fyrehose journal follow` or a server uses the directory
+    :raises JournalFull: the disk is full
+    :raises JournalError: it cannot be recovered or written
+    """
+    check_standby(directory)
+    try:
+        with changing(directory, "cannot be promoted"):
+            journal = recover(directory, files)
+            end = Promoted(journal.position, journal.time, len(journal.streams.ends))
+            _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
+            for name in (STANDBY, REPLICA):
+                files.unlink(directory / name)
+            files.sync_directory(directory)
+    except OSError as error:
+        raise JournalError(
+            f"{directory} cannot be promoted: {os_reason(error)}; check the disk, and run the same command again"
+        ) from error
+    return end
+
+
+def _part(writer: Writer, time: int) -> None:
+    """Append a gap durably, so that every stream skips numbers and the log differs from the source's; close the log."""
+    try:
+        writer.open(time)
+        # The random part makes the checksums differ if two standbys are promoted at the same position.
+        writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
+    except BaseException:
+        writer.close(in_order=False)
+        raise
+    writer.close(in_order=True)
+
+
+def check_standby(directory: Path) -> None:
+    """Check that *directory* is a standby that can be promoted.
+
+    :raises ConfigError: it is not
+    """
+    if not (directory / STANDBY).exists():
+        raise ConfigError(
+            f"{directory} is no standby: `fyrehose journal follow` never copied a journal into it, or it was promoted "
+            "already"
+        )
+    if not scan.segments(directory):
+        raise ConfigError(f"{directory} has no messages yet: nothing was copied from {followed(directory)}")
+
+
+def answers(url: str) -> bool:
+    """Return whether a program accepts connections at *url*."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), PATIENCE).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""The ends of streams: ages and sizes from a bounded number of reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker import stream_statistics as ends
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.stream_statistics import Ends
+from fyrehose.errors import JournalCorrupt
+from fyrehose.records import Run
+from fyrehose.testing import MemoryJournal
+
+
+class Watched:
+    """A broker to which the test publishes."""
+
+    def __init__(self) -> None:
+        self.broker = Broker(Clock(), MemoryJournal(), Sequencer())
+        self.broker.open()
+
+    def publish(self, *payloads: bytes, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, payloads, source="test")])
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def reads(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return the stream and the first number of every read, as they happen."""
+    made: list[tuple[str, int]] = []
+    read = MemoryJournal.read
+
+    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> Any:
+        made.append((stream, start))
+        return read(self, stream, start, max_bytes)
+
+    monkeypatch.setattr(MemoryJournal, "read", counted)
+    return made
+
+
+def test_the_mean_size_is_computed_from_the_newest_records(watched: Watched) -> None:
+    watched.publish(*[b"x" * 100] * 50)
+    watched.publish(*[b"y" * 10] * ends.RECORDS)
+    found = Ends(watched.broker)
+    found.begin()
+    end = found.of("s", 1, 50 + ends.RECORDS, False)
+    assert (end.mean, end.first, end.last) == (10, 1, 50 + ends.RECORDS)
+    assert end.oldest is not None
+    assert end.newest is not None
+    assert end.oldest <= end.newest
+
+
+def test_the_newest_of_large_records_is_read_by_itself(watched: Watched, reads: list[tuple[str, int]]) -> None:
+    for _ in range(4):
+        watched.publish(b"x" * ends.BYTES)
+    found = Ends(watched.broker)
+    found.begin()
+    assert found.of("s", 1, 4, False).mean == ends.BYTES
+    assert reads == [("s", 1), ("s", 1), ("s", 4)]
+
+
+def test_an_end_of_a_stream_that_has_not_moved_is_not_read_again(
+    watched: Watched, reads: list[tuple[str, int]]
+) -> None:
+    watched.publish(b"x", b"y")
+    found = Ends(watched.broker)
+    for _ in range(3):
+        found.begin()
+        found.of("s", 1, 2, False)
+    assert len(reads) == 2
+    watched.publish(b"z")
+    found.of("s", 1, 3, True)
+    assert len(reads) == 2, "the newest record of a stream that grows is not looked up"
+    found.of("s", 1, 3, False)
+    assert reads[2:] == [("s", 1)]
+
+
+def test_an_answer_about_many_streams_makes_a_limited_number_of_reads(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
+) -> None:
+    monkeypatch.setattr(ends, "READS", 3)
+    monkeypatch.setattr(ends, "KEPT", 4)
+    for n in range(10):
+        watched.publish(b"x", stream=f"s{n}")
+    found = Ends(watched.broker)
+    found.begin()
+    known = [found.of(f"s{n}", 1, 1, False) for n in range(10)]
+    assert [end.mean for end in known] == [1] + [None] * 9
+    assert len(reads) == 3
+    assert len(found._known) == 4
+    found.begin()
+    assert found.of("s9", 1, 1, False).mean == 1
+
+
+def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.publish(b"x")
+    found = Ends(watched.broker)
+    found.begin()
+    assert found.of("s", 1, 1, False).mean == 1
+    assert found.of("s", 2, 1, False).mean is None
+
+    def damaged(*_: Any) -> Any:
+        raise JournalCorrupt("damaged")
+
+    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    end = found.of("s", 1, 1, False)
+    assert (end.mean, end.oldest, end.newest) == (None, None, None)

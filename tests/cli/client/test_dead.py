@@ -1,0 +1,57 @@
+"""``fyrehose dead``: what a letter says about its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fyrehose.cli import main
+from fyrehose.cli.client.dead import Letter
+from fyrehose.errors import FyrehoseError, PayloadTooLarge
+from fyrehose.ndjson import objects
+from fyrehose.records import Run
+from fyrehose.subscriptions.letters import MOST, letter
+from fyrehose.subscriptions.progress import SOURCE
+
+
+def read(run: Run) -> Letter:
+    """Return *run*, which is a dead letter, as an object of the class that commands use."""
+    from json import loads
+
+    return Letter({"token": "1.1", **loads(next(objects(run.numbered(3, 0))))})
+
+
+def of_a_listener(payload: bytes, **labels: Any) -> Letter:
+    refused = Run.of("my orders", [payload], source="figg", producer="h:1", **labels)
+    return read(letter("figg", refused, PayloadTooLarge("too large")))
+
+
+def test_dead_letter_of_a_listener_is_published_to_its_original_stream() -> None:
+    found = of_a_listener(b"\xff\x00", content_type="a/b")
+    assert (found.name, found.about) == ("dead.figg/3", ("PayloadTooLarge", 2, "my orders"))
+    assert found.message() == {"stream": "my orders", "payload_base64": "/wA=", "content_type": "a/b"}
+
+
+def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_stream() -> None:
+    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b/17", topic="t"))
+    assert found.about == ("failed as record 17", 1, "a/b")
+    assert found.message() == {"stream": "a/b", "payload": "x"}
+
+
+def test_truncated_dead_letter_is_not_published_again() -> None:
+    with pytest.raises(FyrehoseError, match=rf"has only {MOST} of the {MOST + 5} bytes of its message"):
+        of_a_listener(bytes(MOST + 5)).message()
+
+
+def test_record_that_is_no_dead_letter_is_not_published_again() -> None:
+    with pytest.raises(FyrehoseError, match="does not name the stream"):
+        read(Run.of("dead.figg", [b"x"], source="http", topic="hello world")).message()
+
+
+@pytest.mark.parametrize("words", [["replay"], ["delete", "--all", "dead.figg/1"]])
+def test_letters_are_selected_by_name_or_with_all(words: list[str]) -> None:
+    result = CliRunner().invoke(main, ["dead", *words])
+    assert result.exit_code == 2
+    assert "pass the letters to handle as STREAM/SEQ, or pass --all" in result.output

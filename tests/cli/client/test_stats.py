@@ -1,0 +1,278 @@
+"""A server as tables: what is shown, and what a terminal is not made to obey."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fyrehose.cli.client import stats, streams
+from fyrehose.cli.client.remote import RemoteServer
+from fyrehose.cli.command import main
+from fyrehose.errors import FyrehoseError
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    stream = {"name": "orders\x1b[2J", "first": 1, "last": 123456, "rate": 7.25, "subscribers": 2}
+    stream |= {"bytes_rate": 2_048.0, "bytes": 1 << 20, "oldest_age": 90_061.0, "newest_age": 0.0}
+    subscriber = {
+        "protocol": "figg",
+        "peer": "10.0.0.1:5",
+        "stream": "orders",
+        "position": 4,
+        "lag": 1234,
+        "delivered": 4,
+        "paused": True,
+    }
+    protocol = {
+        "name": "lumberjack",
+        "connections": 3,
+        "published_rate": 1500.0,
+        "published_messages": 10,
+        "published_bytes_rate": 2e6,
+        "delivered_rate": None,
+        "delivered_messages": 0,
+        "publishers": 2,
+        "subscribers": 0,
+        "acknowledge_p99": 0.025,
+        "refused": 5,
+    }
+    made = {
+        "version": "1.2.3",
+        "uptime": 90_061.0,
+        "memory": {"resident": 50_000_000},
+        "reactor": {"lag": 0.002},
+        "journal": {
+            "state": "writable",
+            "durability": "batch",
+            "commit_p50": 0.00025,
+            "commit_p99": 2.5,
+            "size": 1 << 30,
+            "free": 1 << 40,
+            "full_in": 90_061.0,
+        },
+        "protocols": [protocol],
+        "listeners": [
+            {
+                "name": "figg/a",
+                "protocol": "figg",
+                "endpoint": "tcp:8119",
+                "encryption": "",
+                "access": "this machine",
+                "connections": 4,
+            }
+        ],
+        "streams": {"total": 9, "matching": 3, "listed": [stream]},
+        "subscribers": {"total": 1, "lag": 1234, "listed": [subscriber]},
+        "refusals": [{"protocol": "lumberjack", "cause": "too-large", "count": 5}],
+        "events": [{"protocol": "lumberjack", "event": "resent-dropped", "count": 300}],
+    }
+    return {**made, **changes}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Replace the server by one that answers every request; return the requests so far."""
+    found: list[tuple[str, str, int]] = []
+
+    def answer(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
+        found.append((asker.url, match, limit))
+        return status()
+
+    monkeypatch.setattr(RemoteServer, "status", answer)
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=lambda seconds: None))
+    return found
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(main, words, env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
+    said = run("streams", "ord", "--limit", "7", "--url", "http://elsewhere:1")
+    assert asked == [("http://elsewhere:1", "ord", 7)]
+    _, head, line, more = said.splitlines()
+    assert head.split() == ["stream", "first", "last", "/s", "size/s", "size", "oldest", "newest", "subscribers"]
+    assert " ".join(line.split()) == "orders\\x1b[2J 1 123456 7.2 2.0 KiB 1.0 MiB 1 d 1 h 0 s 2"
+    assert more == "1 of 3 streams; raise --limit, or pass a part of the name"
+    assert asked[0][0] == "http://elsewhere:1"
+
+
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [
+        (99.9, "99.9 s"),
+        (130.0, "2 min"),
+        (3600.0, "1 h"),
+        (3700.0, "1 h 1 min"),
+        (86_400.0, "1 d"),
+        (93_599.0, "1 d 1 h"),
+    ],
+)
+def test_ages_leave_out_a_part_that_is_zero(monkeypatch: pytest.MonkeyPatch, age: float, text: str) -> None:
+    made = status()
+    made["streams"]["listed"][0]["oldest_age"] = age
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: made)
+    assert f" MiB {text} 0 s 2" in " ".join(run("streams").splitlines()[2].split())
+
+
+def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PAGE", 2)
+    rates = {"e": None, "d": 0.0, "c": 7.0, "b": 3.0, "a": None}
+    there = [{**status()["streams"]["listed"][0], "name": name, "rate": rate} for name, rate in rates.items()]
+    pages: list[int] = []
+
+    def answer(asker: RemoteServer, match: str, page: int, limit: int) -> dict[str, Any]:
+        pages.append(page)
+        assert (match, limit) == ("x", 2)
+        return {"listed": there[2 * page : 2 * page + 2]}
+
+    monkeypatch.setattr(RemoteServer, "streams", answer)
+    lines = run("streams", "x", "--limit", "4", "--format", "json").splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["c", "b", "a", "d"]
+    assert pages == [0, 1, 2]
+    assert asked == [("http://127.0.0.1:8118", "x", 2)] * len(asked)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_hidden_stream_names_are_an_error(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    hidden = {**status(), "streams": {"total": 3, "matching": 3, "listed": [], "hidden": True}}
+    monkeypatch.setattr(RemoteServer, "status", lambda *_: hidden)
+    result = CliRunner().invoke(main, ["streams", "--format", form])
+    assert result.exit_code == 1
+    assert "hides the names of its 3 streams from this client; set admin.token-file on the server" in result.output
+
+
+def test_streams_are_printed_as_json(asked: list[Any]) -> None:
+    assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
+
+
+def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = status()
+    unknown["streams"]["listed"][0] = {**unknown["streams"]["listed"][0], "rate": None}
+    answers = [status(), unknown]
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: answers.pop())
+    slept: list[float] = []
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=slept.append))
+    assert "7.2" in run("streams")
+    assert slept == [stats.SECOND]
+
+
+@pytest.mark.parametrize(
+    ("subscriber", "state"),
+    [
+        ({"paused": False, "closes_in": None}, ""),
+        ({"paused": True, "closes_in": None}, "waits for the client"),
+        ({"paused": True}, "waits for the client"),
+        ({"paused": True, "closes_in": 12.3}, "does not read, disconnected in 12 s"),
+    ],
+)
+def test_state_of_a_subscriber_says_when_it_is_disconnected(subscriber: dict[str, Any], state: str) -> None:
+    assert stats._state(subscriber) == state
+
+
+def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
+    said = " ".join(run("stats").split())
+    for part in (
+        "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
+        "commits: half within 0.25 ms, 99% within 2.5 s",
+        "journal 1.0 GiB, free disk 1.0 TiB, full in 1 d 1 h",
+        "memory 47.7 MiB; longest pause of the server 2 ms",
+        "streams: 9; subscribers: 1, at most 1234 behind",
+        "lumberjack 3 2 0 1,500 1.9 MiB 10 25 ms - 5",
+        "figg/a tcp:8119 none this machine 4",
+        "lumberjack too-large 5",
+        "lumberjack resent-dropped 300",
+        "figg 10.0.0.1:5 orders 4 1,234 waits for the client",
+    ):
+        assert part in said
+    assert json.loads(run("stats", "--format", "json")) == status()
+
+
+@pytest.mark.parametrize(
+    ("columns", "numbers"), [("80", "3 2 0 1,500 25 ms -"), ("110", "3 2 0 1,500 1.9 MiB 10 25 ms - 0 5")]
+)
+def test_protocols_have_the_columns_that_fit(asked: list[Any], columns: str, numbers: str) -> None:
+    result = CliRunner().invoke(main, ["stats"], env={"COLUMNS": columns})
+    lines = result.output.splitlines()
+    [line] = [" ".join(line.split()) for line in lines if line.startswith("lumberjack  ") and "too-large" not in line]
+    assert line == f"lumberjack {numbers}"
+
+
+def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = {"state": "failed", "commit_p50": None, "commit_p99": None}
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
+    assert "journal failed, durability unknown" in run("stats")
+
+
+def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = status()["journal"] | {"cluster": {"summary": "b follows a\x1b[2J, epoch 7"}}
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
+    said = run("stats")
+    assert "cluster: b follows a" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("full_in", "said"), [(365 * 86_400.0, "full in 365 d\n"), (148_821 * 86_400.0, "full in more than a year\n")]
+)
+def test_forecast_of_years_until_the_disk_is_full_is_not_shown_in_days(
+    monkeypatch: pytest.MonkeyPatch, full_in: float, said: str
+) -> None:
+    distant = status()
+    distant["journal"]["full_in"] = full_in
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: distant)
+    assert said in run("stats")
+
+
+def test_top_stops_after_count_updates(asked: list[Any]) -> None:
+    said = run("top", "--count", "3")
+    assert len(asked) == 3
+    assert "orders\\x1b[2J" in said
+    assert "waits for the client" in said
+    lines = run("top", "--count", "2", "--format", "json").splitlines()
+    assert [json.loads(line) for line in lines] == [status(), status()]
+
+
+def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = status()
+    full["journal"] |= {
+        "size": 900 << 40,
+        "free": 900 << 40,
+        "full_in": 300 * 86_400.0,
+        "commit_p50": 12.34,
+        "commit_p99": 12.34,
+    }
+    full["subscribers"] |= {"total": 300_000, "lag": 1 << 47}
+    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: full)
+    result = CliRunner().invoke(main, ["top", "--count", "1"], env={"COLUMNS": "80"})
+    head = result.output.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in head] == ["fyrehose", "commits:", "journal", "memory", "streams:"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteServer, "status", lambda asker, match="", limit=200: status())
+    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=interrupted))
+    assert "orders" in run("top", "--format", form)
+
+
+@pytest.mark.parametrize("command", ["streams", "stats", "top"])
+def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def silent(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
+        raise FyrehoseError("it cannot be reached")
+
+    monkeypatch.setattr(RemoteServer, "status", silent)
+    result = CliRunner().invoke(main, [command])
+    assert result.exit_code == 1
+    assert result.stderr == "fyrehose: it cannot be reached\n"

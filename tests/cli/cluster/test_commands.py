@@ -1,0 +1,334 @@
+"""``fyrehose cluster``: what was heard is shown, and without a leader the status is 1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+from fyrehose.cli.cluster import commands as cluster
+from fyrehose.cli.cluster.commands import NatsServer, Survey
+from fyrehose.cli.command import main
+from fyrehose.cluster.members import MemberChange, Members
+from fyrehose.cluster.settings import ReplicationSettings
+from fyrehose.errors import FyrehoseError
+
+KNOWN: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "role": "leader" if name == "a" else "follower",
+        "address": "10.0.0.1:8117" if name == "a" else "",
+        "alive": name != "c\n",
+        "heard": 67.2 if name == "c\n" else 0.1,
+        "behind": behind,
+        "records": records,
+        "seconds": seconds,
+    }
+    for name, behind, records, seconds in (("a", 0, 0, 0.0), ("b", 1234, 17, 0.4), ("c\n", 5000, None, None))
+]
+LEADER = {
+    "name": "a",
+    "state": "leader",
+    "epoch": 3,
+    "position": 5000,
+    "address": "10.0.0.1:8117",
+    "leaving": False,
+    "servers": KNOWN,
+}
+FOLLOWER = {"name": "b", "state": "follower", "epoch": 3, "position": 3766, "address": "", "leaving": False}
+NODES = [
+    {"name": "n1", "leads": True, "current": True, "offline": False, "lag": 0},
+    {"name": "n2", "leads": False, "current": False, "offline": False, "lag": 1},
+    {"name": "n3", "leads": False, "current": False, "offline": True, "lag": 700},
+]
+LOG = {"stream": "FYREHOSE_x", "first": 11, "last": 20, "bytes": 1234, "replicas": 3, "nodes": NODES}
+SERVERS = [NatsServer("10.0.0.1:4222", True, "n1", "2.15.1"), NatsServer("10.0.0.2:4222", False)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ReplicationSettings]:
+    """Replace the survey by that of a leader and a follower; return the settings with which it is called."""
+    return hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG, SERVERS))
+
+
+def hear(monkeypatch: pytest.MonkeyPatch, found: Survey) -> list[ReplicationSettings]:
+    asked: list[ReplicationSettings] = []
+
+    async def survey(settings: ReplicationSettings, *rest: Any) -> Survey:
+        asked.append(settings)
+        return found
+
+    monkeypatch.setattr(cluster, "survey", survey)
+    return asked
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["cluster", *words], env={"COLUMNS": "100"})
+
+
+NATS = ("--nats", "nats://10.0.0.1:4222")
+
+
+def test_status_shows_who_leads_and_how_far_the_others_are_behind(asked: list[ReplicationSettings]) -> None:
+    ended = run("status", *NATS, "--cluster", "x")
+    assert ended.exit_code == 0
+    lines = [line.split() for line in ended.output.splitlines()]
+    assert ["a", "leader", "5000", "0", "0", "0.0", "10.0.0.1:8117"] in lines
+    assert ["b", "follower", "3766", "1,234", "17", "0.4", "0.1", "s", "ago"] in lines
+    assert "FYREHOSE_x, 10 entries (1,234 bytes) on 3 NATS servers, up to entry 20" in ended.output
+    assert (asked[0].servers, asked[0].cluster) == (("nats://10.0.0.1:4222",), "x")
+
+
+def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(asked: list[ReplicationSettings]) -> None:
+    lines = [line.split() for line in run("status", *NATS).output.splitlines()]
+    assert ["n1", "10.0.0.1:4222", "2.15.1", "leads"] in lines
+    assert ["?", "10.0.0.2:4222", "no"] in lines
+    assert ["n2", "?", "?", "1", "entry", "behind"] in lines
+    assert ["n3", "?", "no", "offline"] in lines
+
+
+def test_status_can_be_printed_as_json(asked: list[ReplicationSettings]) -> None:
+    said = json.loads(run("status", *NATS, "--format", "json").output)
+    assert said["servers"] == [LEADER, FOLLOWER]
+    assert said["log"] == LOG
+    assert said["nats"][0] == {"address": "10.0.0.1:4222", "alive": True, "name": "n1", "version": "2.15.1"}
+
+
+@pytest.mark.parametrize("servers", [[], [FOLLOWER], [{**LEADER, "leaving": True}]])
+def test_without_a_leader_the_status_is_1(monkeypatch: pytest.MonkeyPatch, servers: list[dict[str, Any]]) -> None:
+    hear(monkeypatch, Survey(servers, None))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "JetStream does not answer" in ended.output
+    assert "no server leads" in ended.output
+    assert run("leader", *NATS).exit_code == 1
+
+
+def test_a_leader_that_refuses_messages_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([{**LEADER, "refusal": "its disk is full"}, FOLLOWER], LOG))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "server a leads, and refuses messages: its disk is full" in ended.output
+
+
+def test_of_two_servers_that_claim_to_lead_the_one_of_the_last_takeover_is_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = {**LEADER, "name": "b", "epoch": 4, "refusal": "its disk is full", "address": "10.0.0.2:8117"}
+    hear(monkeypatch, Survey([LEADER, later], LOG))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "server b leads, and refuses messages" in ended.output
+    assert run("leader", *NATS, "--name").output == "b\n"
+
+
+def test_the_status_is_1_while_jetstream_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], None, why="permissions violation"))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "JetStream does not answer (permissions violation): messages wait" in ended.output
+
+
+def test_the_status_is_1_while_no_nats_server_leads_the_shared_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NATS server that has lost the majority still answers, with the state of the log at that moment."""
+    nodes = [{**node, "leads": False} for node in NODES]
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": nodes}))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    assert "no NATS server leads the shared log: messages wait" in ended.output
+
+
+def test_status_lists_servers_that_only_the_leader_has_heard(asked: list[ReplicationSettings]) -> None:
+    (line,) = [line for line in run("status", *NATS).output.splitlines() if "silent" in line]
+    assert line.split() == ["c?", "silent", "for", "67", "s", "?", "5,000", "?", "?", "67.2", "s", "ago"]
+
+
+def test_leader_prints_its_address_or_its_name(asked: list[ReplicationSettings]) -> None:
+    assert run("leader", *NATS).output == "10.0.0.1:8117\n"
+    assert run("leader", *NATS, "--name").output == "a\n"
+
+
+def test_a_leader_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([{**LEADER, "address": ""}], LOG))
+    assert "set address in [replication]" in run("leader", *NATS).output
+    assert run("leader", *NATS, "--name").output == "a\n"
+
+
+def test_the_cluster_is_named_by_a_configuration_file(asked: list[ReplicationSettings], tmp_path: Path) -> None:
+    config = tmp_path / "fyrehose.toml"
+    config.write_text('[replication]\nservers = ["nats://10.0.0.9:4222"]\nname = "a"\n')
+    assert run("status", "--config", str(config)).exit_code == 0
+    assert asked[0].servers == ("nats://10.0.0.9:4222",)
+    config.write_text("")
+    assert "has no table [replication]" in run("status", "--config", str(config)).output
+
+
+@pytest.mark.parametrize("words", [(), (*NATS, "--config", "x.toml")])
+def test_a_configuration_or_an_address_is_needed_and_not_both(words: tuple[str, ...]) -> None:
+    assert "either --config FILE or --nats URL" in run("status", *words).output
+
+
+def test_unreachable_nats_is_reported_in_one_line() -> None:
+    ended = run("status", "--nats", "nats://127.0.0.1:1")
+    assert ended.exit_code == 1
+    assert ended.output.startswith("fyrehose: no NATS server of nats://127.0.0.1:1 can be reached")
+    assert ended.output.count("\n") == 1
+
+
+THREE = Members(5, ("a", "b", "c"), places=1)
+
+
+def survey_of(members: Members | None, *more: dict[str, Any]) -> Survey:
+    said = {} if members is None else {"listed": members.pack().decode()}
+    known = [{**each, "name": each["name"].strip()} for each in KNOWN]
+    return Survey([{**LEADER, **said, "servers": known}, FOLLOWER, *more], None)
+
+
+@attrs.define
+class Message:
+    data: bytes
+
+
+@attrs.define
+class Client:
+    """A connection to NATS, behind which a leader answers.
+
+    :ivar deaf: how many requests are lost
+    """
+
+    members: Members = THREE
+    deaf: int = 1
+    requests: list[MemberChange] = attrs.field(factory=list)
+    subjects: list[str] = attrs.field(factory=list)
+    _heard: Callable[[Message], Any] = attrs.field(init=False)
+
+    async def subscribe(self, subject: str, cb: Callable[[Message], Any]) -> None:
+        self.subjects.append(subject)
+        self._heard = cb
+
+    async def publish(self, subject: str, message: bytes) -> None:
+        change = MemberChange.unpack(message)
+        assert change is not None
+        self.subjects.append(subject)
+        self.requests.append(change)
+        if len(self.requests) <= self.deaf:
+            return
+        refused = ""
+        try:
+            self.members = change.apply(self.members)
+        except FyrehoseError as error:
+            refused = str(error)
+        for ident in ("another", change.ident):
+            said = {**LEADER, "listed": self.members.pack().decode(), "answer": {"id": ident, "refused": refused}}
+            await self._heard(Message(json.dumps(said).encode()))
+
+    async def close(self) -> None:
+        self.subjects.append("closed")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client()
+
+    async def survey(settings: ReplicationSettings, *_: Any) -> Survey:
+        return survey_of(made.members)
+
+    async def connect(settings: ReplicationSettings, errors: list[Exception]) -> Client:
+        return made
+
+    monkeypatch.setattr(cluster, "survey", survey)
+    monkeypatch.setattr(cluster, "connect", connect)
+    return made
+
+
+def test_members_shows_the_state_of_each_member_and_free_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members(5, ("a", "b", "c", "d"), places=1)
+    hear(monkeypatch, survey_of(members, {"name": "x\n", "state": "follower"}))
+    ended = run("members", *NATS)
+    assert ended.exit_code == 0
+    lines = [line.strip().split(maxsplit=1) for line in ended.output.splitlines()]
+    assert lines[1:] == [
+        ["a", "leader"],
+        ["b", "follower"],
+        ["c", "silent for 67 s"],
+        ["d", "not heard"],
+        ["x?", "not a member"],
+        ["1", "place is free: the next new servers take them"],
+    ]
+
+
+def test_members_can_be_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, survey_of(Members(5, ("a", "b"))))
+    assert json.loads(run("members", *NATS, "--format", "json").output) == {
+        "version": 5,
+        "places": 0,
+        "servers": [
+            {"name": "a", "member": True, "state": "leader"},
+            {"name": "b", "member": True, "state": "follower"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("said", [None, "x", "1 0"])
+def test_members_fails_if_no_server_has_a_list_of_members(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    hear(monkeypatch, Survey([LEADER if said is None else {**LEADER, "listed": said}], None))
+    ended = run("members", *NATS)
+    assert ended.exit_code == 1
+    assert "no server knows the members" in ended.output
+
+
+def test_a_request_is_repeated_until_the_leader_answers(client: Client) -> None:
+    ended = run("add", "d", *NATS, "--cluster", "x")
+    assert ended.exit_code == 0, ended.output
+    assert ended.output == "the members are a, b, c and d\n"
+    assert client.subjects == ["fyrehose.x.say", "fyrehose.x.members", "fyrehose.x.members", "closed"]
+    assert len({request.ident for request in client.requests}) == 1
+
+
+def test_add_and_replace_use_the_server_name_in_the_configuration_file(client: Client, tmp_path: Path) -> None:
+    config = tmp_path / "fyrehose.toml"
+    config.write_text('[replication]\nservers = ["nats://10.0.0.9:4222"]\nname = "new"\n')
+    assert run("replace", "c", "--config", str(config)).output == "the members are a, b and new (1 place is free)\n"
+    client.members = THREE
+    assert run("add", "--config", str(config)).output == "the members are a, b, c and new\n"
+    assert "pass the name of the server" in run("add", *NATS).output
+
+
+def test_remove_removes_a_server_or_all_free_places(client: Client) -> None:
+    assert run("remove", "c", *NATS).output == "the members are a and b (1 place is free)\n"
+    assert run("remove", "--places", *NATS).output == "the members are a and b\n"
+    for words in (("remove",), ("remove", "a", "--places")):
+        assert "either the name of a server or --places" in run(*words, *NATS).output
+
+
+def test_a_change_that_the_leader_refuses_is_an_error(client: Client) -> None:
+    client.members = Members(5, ("a", "b"))
+    ended = run("remove", "b", *NATS)
+    assert ended.exit_code == 1
+    assert ended.output.startswith("fyrehose: b cannot be removed")
+
+
+def test_a_name_that_is_no_member_is_not_removed(client: Client) -> None:
+    assert "x is not a member; the members are a, b and c" in run("remove", "x", *NATS).output
+    assert "'x y' is not the name of a server" in run("remove", "x y", *NATS).output
+    assert not client.requests
+
+
+def test_without_a_leader_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([FOLLOWER], None))
+    ended = run("add", "d", *NATS, "--wait", "1s")
+    assert ended.exit_code == 1
+    assert "no server leads, so the members cannot be changed; listened for 1 s" in ended.output
+
+
+def test_without_an_answer_the_outcome_is_unknown(client: Client) -> None:
+    client.deaf = 100
+    ended = run("add", "d", *NATS, "--wait", "1s")
+    assert ended.exit_code == 1
+    assert "whether the members were changed is unknown" in ended.output
+    assert len(client.requests) > 1

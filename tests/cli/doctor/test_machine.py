@@ -1,0 +1,159 @@
+"""What `fyrehose doctor` finds about the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fyrehose import kernels
+from fyrehose.bench.disk import Mount
+from fyrehose.cli.doctor import machine as doctor_machine
+from fyrehose.cli.doctor.findings import Finding, Level
+from fyrehose.cli.doctor.machine import clock, descriptors, disk, memory, permissions, versions
+
+GIB = 1 << 30
+
+
+def levels(found: list[Finding]) -> dict[str, Level]:
+    """Return the worst level of each subject."""
+    return {each.subject: max(other.level for other in found if other.subject == each.subject) for each in found}
+
+
+def test_versions_are_reported() -> None:
+    text = next(versions()).what
+    assert all(word in text for word in ("Fyrehose", "Python", "Twisted", "OpenSSL"))
+
+
+def test_package_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["Twisted[tls]>=26.4", "attrs>=9999.1", "not-there>=1", 'numpy>=9999; extra == "spark"']
+    monkeypatch.setattr(doctor_machine, "requires", lambda name: required)
+    old, missing = [each for each in versions() if each.subject == "versions" and each.level > Level.OK]
+    assert (old.level, old.where) == (Level.WARNING, "attrs")
+    assert "attrs>=9999.1" in old.advice
+    assert (missing.level, missing.where) == (Level.ERROR, "not-there")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_kernels_are_reported(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "NATIVE", native)
+    assert levels(list(versions()))["kernels"] is (Level.OK if native else Level.WARNING)
+
+
+def test_clock_is_synchronized_or_not() -> None:
+    (found,) = clock()
+    assert found.subject == "clock"
+    assert found.level in (Level.OK, Level.NOTE, Level.WARNING)
+
+
+def test_budget_has_to_fit_into_memory() -> None:
+    (much,) = memory(1 << 50)
+    (little,) = memory(1 << 20)
+    assert (much.level, little.level) == (Level.WARNING, Level.OK)
+    assert "server.memory" in much.advice
+
+
+def test_container_limits_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "_cgroup_limit", lambda: 1 << 20)
+    (found,) = memory(1 << 20)
+    assert (found.level, found.where) == (Level.WARNING, "this container or unit")
+
+
+def test_descriptors_have_to_suffice_for_all_connections() -> None:
+    (few,) = descriptors(1 << 40, True, None)
+    (default,) = descriptors(1 << 40, False, None)
+    (enough,) = descriptors(10, True, None)
+    assert (few.level, default.level, enough.level) == (Level.WARNING, Level.NOTE, Level.OK)
+    assert "LimitNOFILE" in few.advice
+
+
+def test_descriptor_limit_is_that_of_the_running_server() -> None:
+    found = list(descriptors(10, False, os.getpid()))
+    assert found[0].where == f"process {os.getpid()}"
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize(("free", "level"), [(GIB // 8, Level.ERROR), (GIB // 2, Level.WARNING), (50 * GIB, Level.OK)])
+def test_free_space_is_compared_with_min_free(
+    free: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * GIB, 100 * GIB - free, free))
+    found = next(iter(disk(tmp_path, GIB // 4, 0)))
+    assert (found.subject, found.level) == ("disk", level)
+
+
+def test_retention_has_to_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * GIB, 0, 100 * GIB))
+    found = [each.what for each in disk(tmp_path, GIB, 200 * GIB) if each.level is Level.WARNING]
+    assert any("keep-bytes is 200.0 GiB" in each for each in found)
+    assert not any("keep-bytes" in each.what for each in disk(tmp_path, GIB, 50 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("mount", "level", "words"),
+    [
+        (Mount("tmpfs", ("rw",)), Level.ERROR, "a restart loses everything"),
+        (Mount("nfs4", ("rw",)), Level.WARNING, "another machine"),
+        (Mount("overlay", ("rw",)), Level.WARNING, "container"),
+        (Mount("ext4", ("rw", "nobarrier")), Level.ERROR, "nobarrier"),
+        (Mount("ext4", ("ro",)), Level.ERROR, "read-only"),
+    ],
+)
+def test_unsuitable_file_system_is_reported(
+    mount: Mount, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_machine, "mount_of", lambda path: mount)
+    assert [each.level for each in disk(tmp_path, 0, 0) if words in each.what] == [level]
+
+
+@pytest.mark.parametrize(
+    ("times", "level"), [([0.001] * 100, Level.OK), ([0.1] * 100, Level.WARNING), ([1e-6] * 100, Level.WARNING)]
+)
+def test_syncs_are_timed(times: list[float], level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "sync_times", lambda path, count: times)
+    (found,) = [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+    assert found.level is level
+
+
+def test_timing_syncs_leaves_no_file(tmp_path: Path) -> None:
+    assert [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_that_cannot_be_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any) -> list[float]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor_machine, "sync_times", refused)
+    (found,) = [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+    assert (found.level, found.what) == (Level.NOTE, "not timed: Permission denied")
+
+
+def test_missing_directory_is_examined_by_its_nearest_parent(tmp_path: Path) -> None:
+    assert next(iter(disk(tmp_path / "a" / "b", 0, 0))).where == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "private", "words"),
+    [(0o644, True, "can read"), (0o600, True, ""), (0o640, True, ""), (0o644, False, ""), (0o666, False, "can change")],
+)
+def test_permissions_of_files_are_checked(mode: int, private: bool, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.touch()
+    file.chmod(mode)
+    found = list(permissions(file, "key", private))
+    assert bool(found) is bool(words)
+    assert all(words in each.what and each.level is Level.ERROR for each in found)
+
+
+def test_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    (found,) = permissions(tmp_path / "key", "key", private=True)
+    assert (found.level, found.what) == (Level.ERROR, "cannot be read: No such file or directory")

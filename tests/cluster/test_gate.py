@@ -1,0 +1,776 @@
+"""The journal of a cluster's server: it follows, leads, steps down, and acknowledges nothing before it is released."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from fyrehose.cluster.gate import ReplicatedGate
+from fyrehose.errors import Closed, OutcomeUnknown, ReadOnly, Unreplicated
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker, Worker
+from fyrehose.journal.files import Files, SteppedFiles
+from fyrehose.journal.format import BatchHeader
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.writer import Writer
+from fyrehose.records import Buffer, Run
+from tests.doubles.files import FaultyFiles
+
+
+class ThreadedClock(Clock):
+    """A reactor whose calls from other threads run at once."""
+
+    def callFromThread(self, call: Callable[..., object], *args: object) -> None:
+        call(*args)
+
+
+@attrs.define(eq=False)
+class SteppedWorker:
+    """A writer thread whose jobs wait while it is held.
+
+    :ivar held: whether jobs wait for :meth:`work`, and their results for :meth:`settle`
+    """
+
+    held: bool = False
+    idle: bool = False
+    _jobs: list[Callable[[], object]] = attrs.field(factory=list)
+    _results: list[Callable[[], object]] = attrs.field(factory=list)
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        done: Deferred[Any] = Deferred()
+
+        def work() -> None:
+            result = job()
+            self._results.append(lambda: done.callback(result))
+
+        self._jobs.append(work)
+        if not self.held:
+            self.settle()
+        return done
+
+    def work(self) -> None:
+        """Run the jobs that wait; their results wait."""
+        while self._jobs:
+            self._jobs.pop(0)()
+
+    def settle(self) -> None:
+        self.work()
+        while self._results:
+            self._results.pop(0)()
+            self.work()
+
+    def stop(self) -> None:
+        self.settle()
+
+
+@attrs.define(eq=False)
+class WatchedFiles(SteppedFiles):
+    """Files whose syncs are watched."""
+
+    synced: Callable[[], object] = lambda: None
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced()
+
+
+@attrs.define(eq=False)
+class Member:
+    """A server's journal, the batches that it has handed over, and the events that its observer has received."""
+
+    directory: Path
+    worker: Worker = attrs.field(factory=InlineWorker)
+    files: Files = attrs.field(factory=Files)
+    clock: ThreadedClock = attrs.field(factory=ThreadedClock)
+    gate: ReplicatedGate = attrs.field(init=False)
+    journal: FileJournal = attrs.field(init=False)
+    handed: list[tuple[int, bytes]] = attrs.field(factory=list)
+    ends: dict[str, int] = attrs.field(factory=dict)
+    states: list[tuple[JournalState, str]] = attrs.field(factory=list)
+    next: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        self.gate = ReplicatedGate(self.directory.name, hand_over=self.take)
+        self.journal = FileJournal(
+            self.clock,
+            self.directory,
+            JournalSettings(segment_size=1 << 16, min_free=0),
+            files=self.files,
+            worker=self.worker,
+            gate=self.gate,
+        )
+        self.ends = dict(now(self.journal.open(self)))
+
+    def take(self, position: int, batches: Sequence[Buffer]) -> None:
+        self.handed.append((position, b"".join(each.data for each in batches)))
+
+    def durable(self, ends: dict[str, int]) -> None:
+        self.ends.update(ends)
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        self.states.append((state, reason))
+        self.next = self.journal.ends().get("s", 0) + 1
+
+    def append(self, *payloads: bytes) -> Deferred[None]:
+        run = Run.of("s", payloads, source="test")
+        self.next += len(run)
+        return self.journal.append([run], [self.next - len(run)])
+
+    def position(self) -> int:
+        return self.journal.writer.position
+
+    def read(self) -> list[bytes]:
+        runs = self.journal.read("s", 1, 1 << 20)
+        return [record.payload for run in runs for record in run.records()]
+
+    def send(self, *followers: Member) -> None:
+        """Apply what was handed over to *followers*."""
+        handed, self.handed = self.handed, []
+        for position, data in handed:
+            for follower in followers:
+                now(follower.journal.apply(position, data))
+
+
+def now(result: Deferred[Any]) -> Any:
+    """Return the result of a Deferred that has fired."""
+    found: list[Any] = []
+    result.addCallback(found.append)
+    assert found, result
+    return found[0]
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
+    made: list[Member] = []
+
+    def make(name: str) -> Member:
+        made.append(Member(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.gate.leading:
+            now(each.gate.follow(each.position(), "the test is over"))
+        now(each.journal.close())
+
+
+def test_a_follower_refuses_appends_and_says_why(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    assert follower.journal.state is JournalState.READ_ONLY
+    refused: list[Any] = []
+    follower.append(b"x").addErrback(lambda failure: refused.append(failure.value))
+    follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
+    assert [type(error) for error in refused] == [Unreplicated, Unreplicated]
+    assert "follows" in str(refused[0])
+
+
+def test_an_append_is_acknowledged_and_served_when_it_is_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    assert leader.journal.state is JournalState.WRITABLE
+    acknowledged: list[Any] = []
+    leader.append(b"one").addCallback(acknowledged.append)
+    assert len(leader.handed) == 2  # the beginning of the segment, and the batch
+    assert (acknowledged, leader.read(), leader.ends) == ([], [], {})
+    leader.gate.release(leader.position() - 1)
+    assert acknowledged == []
+    assert scan.read_mark(leader.directory) < leader.position()
+    leader.gate.release(leader.position())
+    assert (acknowledged, leader.read(), leader.ends) == ([None], [b"one"], {"s": 1})
+    assert scan.read_mark(leader.directory) == leader.position() == leader.journal.status().durable
+
+
+def test_later_appends_are_committed_while_earlier_ones_are_not_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[int] = []
+    for number in range(3):
+        leader.append(b"%d" % number).addCallback(lambda _, number=number: results.append(number))
+    assert len(leader.handed) == 4
+    end = leader.handed[2][0]
+    leader.gate.release(end)
+    assert results == [0]
+    leader.gate.release(leader.position())
+    assert results == [0, 1, 2]
+
+
+def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) -> None:
+    leader, follower = member("a"), member("b")
+    now(leader.gate.lead())
+    for number in range(300):
+        leader.append(b"%d" % number * 400)
+        leader.gate.release(leader.position())
+        leader.send(follower)
+    assert len(scan.segments(follower.directory)) > 2
+    assert follower.journal.bounds("s") == leader.journal.bounds("s") == (1, 300)
+    found, start = [], 1
+    while runs := follower.journal.read("s", start, 1 << 20):
+        found += [record.payload for run in runs for record in run.records()]
+        start = runs[-1].last_seq + 1
+    assert found == [b"%d" % number * 400 for number in range(300)]
+    assert follower.ends == {"s": 300}
+
+
+def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.gate.lead())
+    old.append(b"one", b"two")
+    old.gate.release(old.position())
+    old.send(new)
+    now(new.gate.lead())
+    assert new.states == [(JournalState.WRITABLE, "this server leads")]
+    new.append(b"three")
+    now(old.gate.follow(old.position(), "b leads"))
+    new.gate.release(new.position())
+    new.send(old)
+    assert old.read() == new.read() == [b"one", b"two", b"three"]
+    for each in (old, new):
+        assert each.journal.bounds("s") == (1, 3)
+
+
+def test_stepping_down_fails_and_sets_aside_publishes_that_are_not_released(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.gate.lead())
+    old.append(b"kept")
+    kept = old.position()
+    old.gate.release(kept)
+    old.send(new)
+    results: list[Any] = []
+    for payload in (b"lost", b"lost, too"):
+        old.append(payload).addBoth(results.append)
+    now(old.gate.follow(kept, "b has taken over"))
+    assert [str(failure.value) for failure in results] == ["b has taken over; whether this is stored is unknown"] * 2
+    assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
+    assert old.position() == kept
+    assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
+    now(new.gate.lead())
+    new.append(b"mine")
+    new.send(old)
+    assert old.read() == [b"kept", b"mine"]
+
+
+def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    leader.append(b"one").addBoth(results.append)
+    confirmed = leader.position()
+    leader.append(b"two").addBoth(results.append)
+    now(leader.gate.follow(confirmed, "b leads"))
+    assert results[0] is None
+    assert leader.read() == [b"one"]
+
+
+def test_an_early_acknowledgement_delivers_nothing(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    for payload in (b"one", b"two"):
+        leader.append(payload).addBoth(results.append)
+    between = leader.handed[-1][0]
+    leader.gate.acknowledge(between)
+    assert (results, leader.read(), leader.ends) == ([None], [], {})
+    assert [(run.first_seq, bytes(run.payload)) for run in leader.gate.unconfirmed] == [(1, b"one")]
+    leader.gate.release(leader.position())
+    assert (results, leader.read(), leader.ends) == ([None, None], [b"one", b"two"], {"s": 2})
+    assert leader.gate.unconfirmed == []
+
+
+def test_records_of_the_server_itself_are_not_acknowledged_early(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    own = [Run.of("s", [b"one"], source="test"), Run.of(".relink/x", [b"a link"], source="test")]
+    leader.journal.append(own, [1, 1]).addBoth(results.append)
+    leader.gate.acknowledge(leader.position())
+    assert results == []
+    leader.gate.release(leader.position())
+    assert results == [None]
+
+
+def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
+    member: Callable[[str], Member], log_lines: list[str]
+) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    leader.append(b"kept").addBoth(results.append)
+    kept = leader.position()
+    leader.append(b"lost", b"lost, too").addBoth(results.append)
+    told = leader.position()
+    leader.append(b"never told").addErrback(lambda failure: results.append(failure.type))
+    leader.gate.acknowledge(told)
+    now(leader.gate.follow(kept, "b has taken over"))
+    assert results == [None, None, OutcomeUnknown]
+    assert leader.read() == [b"kept"]
+    assert sum("not confirmed 2 of the messages" in line for line in log_lines) == 1
+    assert leader.states[-1] == (JournalState.READ_ONLY, "b has taken over")
+
+
+def test_a_suspended_leader_is_announced_when_early_acknowledgements_are_released(
+    member: Callable[[str], Member],
+) -> None:
+    """The broker then takes the last numbers of streams from the journal; no number may be given out twice."""
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.acknowledge(leader.position())
+    leader.gate.suspend("the shared log does not answer")
+    assert leader.states == [(JournalState.WRITABLE, "this server leads")]
+    leader.gate.release(leader.position())
+    assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
+    assert leader.next == 2
+
+
+def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: Callable[[str], Member]) -> None:
+    old, new = member("a"), member("b")
+    now(old.gate.lead())
+    for _ in range(3):
+        old.append(bytes(30_000)).addErrback(lambda _: None)
+    old.gate.release(old.position())
+    lost = old.handed.pop()  # the shared log has the first batch of the second segment, and none of the following
+    old.send(new)
+    now(old.gate.follow(lost[0], "b leads"))
+    now(new.gate.lead())
+    for number in range(4):
+        new.append(b"%d" % number * 30_000)
+        new.gate.release(new.position())
+        new.send(old)
+    assert old.journal.status().segments == new.journal.status().segments == 3
+    assert old.read() == new.read()
+
+
+def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
+    member: Callable[[str], Member], tmp_path: Path
+) -> None:
+    worker = SteppedWorker()
+    old, new = Member(tmp_path / "a", worker=worker), member("b")
+    now(old.gate.lead())
+    old.gate.release(old.position())
+    worker.held = True
+    results: list[Any] = []
+    for number in range(3):  # one commit with a batch each, because they are too large to share one
+        old.append(b"%d" % number * 2_500_000).addBoth(results.append)
+    worker.settle()
+    position, data = old.handed.pop()
+    first = BatchHeader.unpack(data, position).end
+    old.handed.append((position, data[: first - position]))
+    old.send(new)
+    followed = old.gate.follow(first, "b leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    assert [failure.type for failure in results] == [OutcomeUnknown] * 3
+    now(new.gate.lead())
+    new.append(b"next")
+    new.gate.release(new.position())
+    new.send(old)
+    assert old.read() == new.read() == [b"0" * 2_500_000]
+    assert [bytes(run.payload) for run in old.journal.read("s", 2, 1 << 20)] == [b"next"]
+    assert old.ends == {"s": 2}
+    now(old.journal.close())
+
+
+def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"one").addErrback(lambda _: None)
+    now(leader.gate.follow(0, "b leads"))
+    assert scan.segments(leader.directory) == []
+    leader.handed.clear()
+    now(leader.gate.lead())
+    leader.append(b"two")
+    leader.gate.release(leader.position())
+    assert leader.handed[0][0] == 0
+    assert leader.read() == [b"two"]
+
+
+def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    for _ in range(3):
+        leader.append(bytes(30_000)).addBoth(results.append)
+    assert len(scan.segments(leader.directory)) == 1
+    leader.gate.release(leader.position())
+    assert len(scan.segments(leader.directory)) == 2
+    leader.gate.release(leader.position())
+    assert results == [None] * 3
+
+
+def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> None:
+    leader, follower = member("a"), member("b")
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.release(leader.position())
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    assert (results, leader.journal.ends()) == ([], {"s": 1})
+    leader.gate.release(leader.position())
+    assert results == [None]
+    leader.send(follower)
+    for each in (leader, follower):
+        assert (each.journal.ends(), each.journal.retired()) == ({}, {"s": 1})
+
+
+def test_a_retirement_that_is_not_released_fails(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.release(leader.position())
+    position = leader.position()
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    now(leader.gate.follow(position, "b leads"))
+    assert results[0].check(OutcomeUnknown)
+    assert leader.journal.ends() == {"s": 1}
+
+
+def test_a_restarted_server_continues_where_everything_was_released(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"kept")
+    leader.gate.release(leader.position())
+    released = leader.position()
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.gate.follow(released, "it stops"))
+    now(leader.journal.close())
+    again = member("a")
+    assert (again.position(), again.ends) == (released, {"s": 1})
+    assert again.directory.joinpath("REPLICA").read_text() == "a\n"
+
+
+def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"one")
+    position, data = leader.handed[1]
+    changed = data[:-1] + bytes([data[-1] ^ 1])
+    assert not now(leader.journal.differs(position, data))
+    assert not now(leader.journal.differs(position, data + b"what follows is not here yet"))
+    assert now(leader.journal.differs(position, changed))
+
+
+def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    for _ in range(3):
+        follower.journal.reactor.advance(1)
+    assert follower.journal.state is JournalState.READ_ONLY
+    assert follower.states == []
+
+
+def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    leader = Member(tmp_path / "a", SteppedWorker(), files)
+    now(leader.gate.lead())
+    leader.handed.clear()
+    handed: list[bool] = []
+    files.synced = lambda: handed.append(bool(leader.handed))
+    leader.append(b"x")
+    assert handed[0]
+    now(leader.gate.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def deposed_before_its_commit_settled(directory: Path, idle: bool = False) -> Member:
+    """Return a member that led, and whose last commit was accepted and not settled when another server took over.
+
+    :param idle: whether its writer thread looks idle, so that a commit is handed over only when it is settled
+    """
+    worker = SteppedWorker(idle=idle)
+    leader = Member(directory, worker)
+    now(leader.gate.lead())
+    worker.held = True
+    accepted = leader.append(b"accepted")
+    worker.work()
+    followed = leader.gate.follow(leader.position(), "another server leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    now(accepted)
+    return leader
+
+
+def test_a_commit_that_is_accepted_before_it_is_settled_counts_when_another_server_takes_over(tmp_path: Path) -> None:
+    leader = deposed_before_its_commit_settled(tmp_path / "a")
+    assert leader.read() == [b"accepted"]
+    assert leader.ends == {"s": 1}
+    now(leader.journal.close())
+
+
+def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    assert now(leader.journal.retire(["there is no such stream"])) is None
+
+
+def test_a_retirement_that_the_disk_refuses_fails_and_changes_nothing(tmp_path: Path, logged_errors: Any) -> None:
+    files = FaultyFiles()
+    leader = Member(tmp_path / "a", files=files)
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.release(leader.position())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    results: list[Any] = []
+    leader.journal.retire(["s"]).addBoth(results.append)
+    assert results[0].check(OutcomeUnknown)
+    assert leader.states[-1][0] is JournalState.FAILED
+    assert len(logged_errors.take()) == 1
+    leader.journal.close()
+
+
+def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    assert not leader.gate.suspend("it follows anyway")
+    now(leader.gate.lead())
+    assert not leader.gate.resume()
+    assert [leader.gate.suspend("the shared log is silent") for _ in range(2)] == [True, False]
+    assert leader.append(b"x").addErrback(lambda failure: failure.value.args).result == ("the shared log is silent",)
+    assert [leader.gate.resume() for _ in range(2)] == [True, False]
+    assert leader.journal.state is JournalState.WRITABLE
+
+
+def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
+    member: Callable[[str], Member], logged_errors: Any
+) -> None:
+    follower = member("a")
+    follower.journal.break_off("the shared log differs")
+    leader = member("b")
+    now(leader.gate.lead())
+    assert leader.gate.suspend("the shared log is silent")
+    leader.journal.break_off("the shared log differs")
+    assert leader.gate.resume()
+    for each in (follower, leader):
+        assert each.journal.state is JournalState.FAILED
+        failures: list[Any] = []
+        each.append(b"x").addErrback(failures.append)
+        assert failures[0].check(Closed)
+    assert len(logged_errors.take()) == 2
+
+
+def test_following_another_leader_is_no_change_of_state(member: Callable[[str], Member]) -> None:
+    follower = member("a")
+    now(follower.gate.follow(0, "c leads"))
+    assert follower.states == []
+    assert now(follower.append(b"x").addErrback(lambda failure: failure.value.args)) == ("c leads",)
+
+
+def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(Writer, "write_mark", lambda self: written.append(self.released))
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.gate.lead())
+    for payload in (b"one", b"two"):
+        leader.append(payload)
+    written.clear()
+    worker.held = True
+    for _ in range(3):
+        leader.gate.release(leader.position())
+    worker.work()
+    assert written == [leader.position()]
+    leader.gate.release(leader.position())
+    worker.held = False
+    worker.settle()
+    assert len(written) == 2, "the next release is noted again"
+    now(leader.gate.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(tmp_path: Path) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.gate.lead())
+    kept = leader.position()
+    worker.held = True
+    failures: list[Any] = []
+    leader.append(b"too late").addErrback(failures.append)
+    followed = leader.gate.follow(kept, "b leads")
+    worker.held = False
+    worker.settle()
+    now(followed)
+    assert failures[0].check(Unreplicated)
+    assert leader.position() == kept
+    assert not list(leader.directory.glob("torn-*"))
+    now(leader.journal.close())
+
+
+def test_a_start_logs_which_bytes_it_has_set_aside(tmp_path: Path) -> None:
+    leader = Member(tmp_path / "a")
+    now(leader.gate.lead())
+    leader.append(b"kept")
+    leader.gate.release(leader.position())
+    now(leader.journal.note())
+    leader.append(b"lost").addErrback(lambda _: None)
+    leader.journal.writer.close(in_order=False)
+    leader.journal._unlock()
+    again = Member(tmp_path / "a")
+    (note,) = again.journal.report.notes
+    assert note.startswith("set aside ")
+    now(again.journal.close())
+
+
+def test_a_journal_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    first = Member(tmp_path / "a")
+    now(first.journal.close())
+    files = FaultyFiles(name="write", nth=1)
+    journal = FileJournal(
+        ThreadedClock(),
+        tmp_path / "a",
+        JournalSettings(min_free=0),
+        files=files,
+        worker=InlineWorker(),
+        gate=ReplicatedGate("a"),
+    )
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    failures: list[Any] = []
+    journal.open(first).addErrback(failures.append)
+    assert failures
+    assert files.calls["write"] == 1
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "refused", "logged"),
+    [(errno.EIO, JournalState.FAILED, OutcomeUnknown, 1), (errno.ENOSPC, JournalState.READ_ONLY, ReadOnly, 0)],
+)
+def test_an_append_that_the_disk_refuses_fails_once(
+    tmp_path: Path, logged_errors: Any, error: int, state: JournalState, refused: type, logged: int
+) -> None:
+    files = FaultyFiles(error=error)
+    leader = Member(tmp_path / "a", files=files)
+    now(leader.gate.lead())
+    files.name, files.nth = "write", files.calls["write"] + 1
+    failures: list[Any] = []
+    leader.append(b"x").addErrback(failures.append)
+    assert failures[0].check(refused)
+    assert [each for each, _ in leader.states[1:]] == [state]
+    assert len(logged_errors.take()) == logged
+    now(leader.gate.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+def test_the_position_of_a_synced_retirement_is_reported_at_once(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.release(leader.position())
+    told: list[int] = []
+    leader.gate.on_synced = told.append
+    leader.journal.retire(["s"]).addErrback(lambda _: None)
+    assert told == [leader.position()]
+
+
+def test_a_server_that_steps_down_cuts_batches_that_it_has_not_handed_over(tmp_path: Path) -> None:
+    leader = deposed_before_its_commit_settled(tmp_path / "a", idle=True)
+    assert leader.journal.writer.handover.take() == []
+    now(leader.journal.close())
+
+
+def test_a_server_whose_log_is_ahead_of_the_shared_log_is_cut_to_its_end(member: Callable[[str], Member]) -> None:
+    server = member("a")
+    now(server.gate.lead())
+    for payload in (b"kept", b"of another life of the shared log"):
+        server.append(payload)
+        server.gate.release(server.position())
+    assert now(server.journal.note()) == server.position()
+    kept = server.handed[-1][0]
+    now(server.gate.follow(kept, "b leads"))
+    assert (server.position(), scan.read_mark(server.directory)) == (kept, kept)
+
+
+def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"kept")
+    kept = leader.position()
+    leader.gate.release(kept)
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.gate.follow(kept, "b leads"))
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(
+    member: Callable[[str], Member],
+) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(b"lost").addErrback(lambda _: None)
+    now(leader.gate.follow(0, "b leads"))
+    now(leader.gate.lead())
+    for payload in (b"a long message", b"a short"):
+        leader.append(payload).addErrback(lambda _: None)
+        assert payload in leader.handed[-1][1]
+
+
+def test_a_segment_begins_behind_released_batches_only(member: Callable[[str], Member]) -> None:
+    leader = member("a")
+    now(leader.gate.lead())
+    leader.append(bytes(1000))
+    assert leader.gate.may_write(1000)
+    assert not leader.gate.may_write(1 << 16)
+    leader.gate.release(leader.position())
+    assert leader.gate.may_write(1 << 16)
+
+
+def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.gate.lead())
+    for _ in range(2):
+        leader.append(bytes(30_000))
+    commits = leader.journal._commits
+
+    def released_too_late(size: int) -> bool:
+        may = leader.gate.may_write(size)
+        leader.gate.release(leader.position())
+        return may
+
+    monkeypatch.setattr(commits, "may_write", released_too_late)
+    worker.held = True
+    leader.append(bytes(30_000))
+    worker.work()
+    assert len(scan.segments(leader.directory)) == 1
+    monkeypatch.undo()
+    worker.held = False
+    worker.settle()
+    assert len(scan.segments(leader.directory)) == 2
+    now(leader.gate.follow(leader.position(), "the test is over"))
+    now(leader.journal.close())
+
+
+@pytest.mark.parametrize("retires", [False, True])
+def test_a_commit_that_ends_after_the_journal_of_a_leader_has_failed_is_refused(
+    tmp_path: Path, logged_errors: Any, retires: bool
+) -> None:
+    """The commit is on disk, but can no longer be released.  The failure is announced when no commit waits."""
+    worker = SteppedWorker()
+    leader = Member(tmp_path / "a", worker)
+    now(leader.gate.lead())
+    leader.append(b"one")
+    leader.gate.release(leader.position())
+    worker.held = True
+    results: list[Any] = []
+    under_way = leader.journal.retire(["s"]) if retires else leader.append(b"two")
+    under_way.addBoth(results.append)
+    worker.work()
+    leader.journal.break_off("another part of its disk failed")
+    assert results == []
+    worker.held = False
+    worker.settle()
+    assert [result.type for result in results] == [Closed]
+    assert leader.states[-1][0] is JournalState.FAILED
+    assert len(logged_errors.take()) == 1
+    now(leader.journal.close())

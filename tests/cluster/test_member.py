@@ -1,0 +1,1173 @@
+"""Servers with real journals and a shared log in memory: they follow, take over, step down, and stay identical."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.task import Clock, deferLater
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.once import STREAM as KEYS
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.cli.command import main
+from fyrehose.cluster.members import ChangeKind, MemberChange
+from fyrehose.cluster.replicated import replicated
+from fyrehose.cluster.role import State
+from fyrehose.cluster.settings import ReplicationSettings
+from fyrehose.cluster.shared_log import EntryRange, Unavailable
+from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeUnknown, ReadOnly
+from fyrehose.interfaces import JournalState
+from fyrehose.journal import scan
+from fyrehose.journal.commit import InlineWorker
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import Durability, JournalSettings
+from fyrehose.journal.writer import SyncFailed, Writer
+from fyrehose.offline.verify import verify
+from fyrehose.records import Run
+from fyrehose.server.journal_copy import copy_journal
+from fyrehose.testing.sinks import RecordingSink
+from tests.doubles.shared_log import Hub, MemoryLog
+
+
+@attrs.define(eq=False)
+class Server:
+    """One server of the cluster: a broker, its journal, and what was acknowledged to publishers."""
+
+    cluster: Cluster
+    name: str
+    broker: Broker = attrs.field(init=False)
+    journal: FileJournal = attrs.field(init=False)
+    acknowledged: list[bytes] = attrs.field(factory=list)
+    refused: list[Any] = attrs.field(factory=list)
+    starts: int = 0
+    up: bool = False
+    reopenings: list[str] = attrs.field(factory=list)
+
+    def start(self) -> Server:
+        self.starts += 1
+        cluster = self.cluster
+        self.journal = replicated(
+            cluster.clock,
+            cluster.directory / self.name,
+            JournalSettings(segment_size=1 << 14, min_free=0),
+            worker=InlineWorker(),
+            replication=ReplicationSettings(
+                servers=("nats://x:1",),
+                name=self.name,
+                address=f"{self.name}:1",
+                members=cluster.members,
+                member_timeout=cluster.member_timeout,
+                log_limit=cluster.log_limit,
+                acknowledge=cluster.acknowledge,
+                journal=str(cluster.directory / self.name) if cluster.fills else "",
+            ),
+            copy=partial(copy_journal, "") if cluster.fills else None,
+            in_thread=maybeDeferred,
+            on_reopen=self.reopenings.append,
+            shared_log=cluster.hub.log(self.name),
+            incarnation=self.starts + 331 * (ord(self.name[-1]) - ord("a")),
+        )
+        self.broker = Broker(cluster.clock, self.journal, Sequencer())
+        opened: list[Any] = []
+        self.broker.open().addBoth(opened.append)
+        cluster.run(20, until=lambda: bool(opened))
+        assert opened == [None], opened
+        self.up = True
+        return self
+
+    @property
+    def role(self) -> State:
+        return self.journal.gate.cluster.role.state
+
+    def publish(self, payload: bytes) -> None:
+        published = self.broker.publish([Run.of("s", [payload], source="t")])
+        published.addCallback(lambda _: self.acknowledged.append(payload))
+        published.addErrback(lambda failure: self.refused.append(failure.value))
+
+    def stop(self) -> None:
+        closed: list[Any] = []
+        self.broker.close().addBoth(closed.append)
+        self.cluster.run(10, until=lambda: bool(closed))
+        assert closed == [None], closed
+        self.up = False
+
+    def read(self) -> list[bytes]:
+        found: list[bytes] = []
+        while runs := self.journal.read("s", len(found) + 1, 1 << 20):
+            found += [record.payload for run in runs for record in run.records()]
+        return found
+
+    def log(self) -> bytes:
+        """Return the durable bytes of the journal."""
+        data = b"".join(segment.path.read_bytes() for segment in scan.segments(self.journal.directory))
+        return data[: scan.read_mark(self.journal.directory)]
+
+
+@attrs.define(eq=False)
+class Cluster:
+    directory: Path
+    members: int = 3
+    #: Whether servers copy each other's journals by themselves.
+    fills: bool = False
+    member_timeout: float = 86400.0
+    log_limit: int = 1 << 30
+    acknowledge: str = "both"
+    clock: Clock = attrs.field(factory=Clock)
+    hub: Hub = attrs.field(init=False)
+    servers: dict[str, Server] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.hub = Hub(self.clock, Random(1))
+
+    def add(self, name: str) -> Server:
+        """Start another server, which the leader, if there is one, makes a member."""
+        for leader in self.leaders:
+            members = leader.journal.gate.cluster.role.members
+            self.hub.ask(MemberChange("r", members.version, ChangeKind.ADD, name).pack())
+        self.servers[name] = Server(self, name)
+        return self.servers[name].start()
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = self.clock.seconds() + seconds
+        while self.clock.seconds() < end and not until():
+            self.clock.advance(0.01)
+
+    @property
+    def leaders(self) -> list[Server]:
+        return [server for server in self.servers.values() if server.up and server.role is State.LEADER]
+
+    def elect(self, names: str = "") -> Server:
+        """Add a server for each letter of *names*, and run until one server leads, and accepts messages."""
+        for name in names:
+            self.add(name)
+        self.run(30, until=lambda: any(s.journal.state is JournalState.WRITABLE for s in self.leaders))
+        (leader,) = self.leaders
+        return leader
+
+    def elect_of_two(self) -> Server:
+        """Add the only two members, a and b, and return the leader."""
+        self.members = 2
+        return self.elect("ab")
+
+    def publish_five(self, leader: Server) -> None:
+        """Publish five messages, each followed by time for a checkpoint."""
+        for number in range(5):
+            leader.publish(b"%d" % number)
+            self.run(3)
+
+    def settle(self) -> None:
+        """Run until all servers have the same durable bytes."""
+
+        def same() -> bool:
+            writers = [server.journal.writer for server in self.servers.values() if server.up]
+            ends = {writer.released for writer in writers} | {writer.position for writer in writers}
+            return len(ends) == 1 == len({server.log() for server in self.servers.values() if server.up})
+
+        self.run(30, until=same)
+        logs = {name: server.log() for name, server in self.servers.items() if server.up}
+        assert same(), {name: len(data) for name, data in logs.items()}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.hub.away.clear()
+    made.hub.loss = 0.0
+    for server in made.servers.values():
+        if server.up:
+            server.stop()
+    for server in made.servers.values():
+        if scan.segments(server.journal.directory):
+            assert not verify(server.journal.directory).problems
+
+
+def test_one_of_three_servers_leads_and_the_others_serve_what_it_accepts(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    for number in range(100):
+        leader.publish(b"%d" % number * 100)
+        cluster.run(0.02)
+    cluster.settle()
+    assert leader.acknowledged == [b"%d" % number * 100 for number in range(100)]
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged
+        assert len(scan.segments(server.journal.directory)) > 1
+
+
+def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
+    leader = cluster.elect("ab")
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    leads, follows = leader.journal.cluster_status(), follower.journal.cluster_status()
+    assert leads is not None
+    assert follows is not None
+    assert (leads.role, leads.takeovers, leads.silent) == ("leader", 1, 0.0)
+    assert (follows.role, follows.leader, follows.takeovers, follows.behind) == ("follower", leader.name, 0, 0)
+    assert leads.epoch == follows.epoch == 1
+    assert follower.journal.caught_up
+    cluster.hub.away.add(follower.name)
+    cluster.run(9)
+    assert follower.journal.caught_up
+    cluster.run(2)
+    assert not follower.journal.caught_up
+
+
+def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
+    servers = [cluster.add(name) for name in "abc"]
+    leader = cluster.elect()
+    cluster.run(5)
+    follower, other = (server for server in servers if server is not leader)
+    for server in servers:
+        assert server.journal.age < 1.5, "also while nobody publishes"
+    leader.publish(b"x")
+    cluster.settle()
+    assert leader.journal.age == 0.0, "nobody can have taken over"
+    cluster.hub.away.add(follower.name)
+    cluster.run(20)
+    assert 19 < follower.journal.age < 23
+    assert other.journal.age < 1.5
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: follower.journal.age < 1.5)
+    assert follower.journal.age < 1.5
+
+
+def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that is cut off from the shared log cannot know what another leader has acknowledged meanwhile."""
+    servers = [cluster.add(name) for name in "ab"]
+    leader = cluster.elect()
+    (follower,) = (server for server in servers if server is not leader)
+    cluster.run(5)
+    monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # messages between servers still arrive
+    cluster.run(8)
+    assert leader.role is State.LEADER
+    assert leader.journal.age > 7
+    assert follower.journal.age > 7
+
+
+def test_a_leader_that_is_cut_off_is_not_ready_for_readers_although_nobody_publishes(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(30)
+    assert leader.journal.caught_up, "it asks the shared log now and then"
+    cluster.hub.away.add("a")
+    cluster.run(16)
+    assert leader.role is State.LEADER
+    assert not leader.journal.caught_up
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: leader.journal.caught_up)
+    assert leader.journal.caught_up
+
+
+def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    before = len(cluster.hub.entries)
+    leader.publish(b"x")
+    assert (leader.acknowledged, leader.read()) == ([], [])
+    cluster.run(1, until=lambda: bool(leader.acknowledged))
+    assert len(cluster.hub.entries) > before
+    assert leader.read() == [b"x"]
+
+
+def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:
+    leader = cluster.elect("ab")
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    with pytest.raises(ReadOnly, match=f"follows {leader.name} at {leader.name}:1; publish there"):
+        raise_from(follower.journal.append([Run.of("s", [b"x"], source="t")], [1]))
+
+
+def test_a_follower_tells_publishers_the_address_of_the_leader(cluster: Cluster) -> None:
+    leader = cluster.elect("ab")
+    cluster.run(1)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.publish(b"x")
+    (refused,) = follower.refused
+    assert isinstance(refused, Following)
+    assert refused.leader == f"{leader.name}:1"
+    assert "publish there" in str(refused)
+    opened: list[str] = []
+    for server in (leader, follower):
+        server.broker.when_leading().addCallback(lambda _, name=server.name: opened.append(name))
+    assert opened == [leader.name]
+    leader.stop()
+    cluster.elect()
+    assert opened == [leader.name, follower.name]
+
+
+def raise_from(failed: Deferred[Any]) -> None:
+    found: list[Any] = []
+    failed.addErrback(lambda failure: found.append(failure.value))
+    raise found[0]
+
+
+def test_a_subscriber_that_comes_from_another_server_is_not_given_a_message_twice(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    behind = next(server for server in cluster.servers.values() if server is not leader)
+    leader.publish(b"1")
+    cluster.settle()
+    cluster.hub.away.add(behind.name)
+    for payload in (b"2", b"3"):
+        leader.publish(payload)
+    cluster.run(1)
+    sink = RecordingSink()
+    subscription = behind.broker.subscribe("s", 3, sink)  # it has received three messages from the leader
+    subscription.resumeProducing()
+    cluster.hub.away.clear()
+    leader.publish(b"4")
+    cluster.run(5)
+    assert behind.read() == [b"1", b"2", b"3", b"4"]
+    assert sink.payloads == [b"4"]
+
+
+def test_a_journal_of_another_cluster_of_the_same_length_is_refused(
+    cluster: Cluster, tmp_path: Path, logged_errors: list[Any]
+) -> None:
+    other = Cluster(tmp_path / "other")
+    for each in (cluster, other):
+        for name in "abc":
+            each.add(name)
+        each.elect().publish(b"mine" if each is cluster else b"them")
+        each.settle()
+    for server in other.servers.values():
+        server.stop()
+    stray = next(server for server in cluster.servers.values() if server.role is State.FOLLOWER)
+    stray.stop()
+    good = [server for server in cluster.servers.values() if server is not stray]
+    shutil.rmtree(stray.journal.directory)
+    assert len(other.servers[stray.name].log()) == len(good[0].log()), "a position alone cannot tell them"
+    (other.directory / stray.name).rename(stray.journal.directory)
+    stray.start()
+    cluster.run(10, until=lambda: stray.journal.state is JournalState.FAILED)
+    assert stray.journal.state is JournalState.FAILED
+    (said,) = logged_errors
+    assert "is of another cluster: its journal is" in str(said["log_failure"])
+    logged_errors.clear()
+    leader = cluster.elect()
+    leader.publish(b"more")
+    cluster.run(10)
+    assert leader in good
+    assert [server.read() for server in good] == [[b"mine", b"more"]] * 2
+    assert stray.read() == [b"them"]
+    closed: list[Any] = []
+    stray.journal.close().addBoth(closed.append)
+    cluster.run(10, until=lambda: bool(closed))
+    stray.up = False
+
+
+def test_another_server_takes_over_when_the_leader_is_silent(cluster: Cluster) -> None:
+    old = cluster.elect("abc")
+    old.publish(b"kept")
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    old.publish(b"lost")
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    new.publish(b"new")
+    cluster.run(1)
+    assert new.acknowledged == [b"new"]
+    assert old.acknowledged == [b"kept"]
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+    cluster.settle()
+    assert [type(error) for error in old.refused] == [OutcomeUnknown]
+    for server in cluster.servers.values():
+        assert server.read() == [b"kept", b"new"]
+    assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+
+
+def test_local_acknowledgements_do_not_wait_for_the_shared_log(cluster: Cluster, log_lines: list[str]) -> None:
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"x")
+    assert (leader.acknowledged, leader.read()) == ([b"x"], [])
+    status = leader.journal.cluster_status()
+    assert status is not None
+    assert status.unconfirmed > 0
+    cluster.hub.away.clear()
+    cluster.run(5, until=lambda: bool(leader.read()))
+    assert leader.read() == [b"x"]
+    assert any('acknowledge = "local"' in line for line in log_lines)
+
+
+def test_local_acknowledgements_wait_when_the_shared_log_is_far_behind(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fyrehose.cluster.settings.AHEAD", 1000)
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    for number in range(10):
+        leader.publish(b"%d" % number * 300)
+    assert 1 <= len(leader.acknowledged) <= 3
+    cluster.hub.away.clear()
+    cluster.run(5, until=lambda: len(leader.acknowledged) == 10)
+    assert leader.acknowledged == [b"%d" % number * 300 for number in range(10)]
+
+
+def test_a_leader_without_the_shared_log_soon_refuses_messages_with_local_acknowledgements(cluster: Cluster) -> None:
+    cluster.acknowledge = "local"
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.hub.away.add("a")
+    leader.publish(b"first")
+    cluster.run(7)
+    leader.publish(b"refused")
+    assert leader.acknowledged == [b"first"]
+    cluster.hub.away.clear()
+    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    leader.publish(b"second")
+    cluster.settle()
+    assert leader.read() == leader.acknowledged == [b"first", b"second"]
+
+
+def test_with_local_acknowledgements_a_take_over_may_lose_messages(cluster: Cluster, log_lines: list[str]) -> None:
+    """With `acknowledge = "local"` such messages are lost; the journals of the servers are still identical."""
+    cluster.acknowledge = "local"
+    old = cluster.elect("abc")
+    old.publish(b"kept")
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    old.publish(b"lost")
+    assert old.acknowledged == [b"kept", b"lost"]
+    assert old.read() == [b"kept"]
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    new.publish(b"new")
+    cluster.run(1)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.read() == [b"kept", b"new"]
+    assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
+    assert any("not confirmed 1 of the messages" in line for line in log_lines)
+
+
+def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise two servers that miss messages of the leader would depose each other again and again."""
+    leader = cluster.elect("abc")
+    cluster.settle()
+    monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
+    for number in range(20):
+        leader.publish(b"%d" % number)
+        cluster.run(1)
+    assert cluster.leaders == [leader]
+    assert leader.journal.gate.cluster.role.validity.epoch == 1
+    leader.stop()
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    assert cluster.leaders
+
+
+def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) -> None:
+    old = cluster.elect("abc")
+    for payload in (b"1", b"2", b"3"):
+        old.publish(payload)
+    keyed: list[int] = []
+    old.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    named: list[Any] = []
+    old.broker.named.open("billing", "s", 0).addCallback(named.append)
+    cluster.run(1)
+    old.broker.named.acknowledge(named[0], 3)
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    new = next(server for server in cluster.leaders if server is not old)
+    cluster.run(1)
+    assert new.broker.named.find("billing").state.seq == 3
+    new.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    cluster.run(1)
+    assert keyed == [4, 4]
+    assert new.read() == [b"1", b"2", b"3", b"4"]
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+
+
+def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
+    old = cluster.elect("abc")
+    for number in range(20):
+        old.broker.publish_once([Run.of("s", [b"%d" % number], source="t")], f"key {number}")
+        cluster.run(0.1)
+    cluster.settle()
+    cluster.hub.away.add(old.name)
+    cluster.run(2)
+    read: list[str] = []
+    original = FileJournal.read
+
+    def reading(journal: FileJournal, stream: str, start: int, size: int) -> Any:
+        read.append(stream)
+        return original(journal, stream, start, size)
+
+    monkeypatch.setattr(FileJournal, "read", reading)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    (new,) = [server for server in cluster.leaders if server is not old]
+    cluster.run(1)
+    assert KEYS not in read
+    numbers: list[int] = []
+    new.broker.publish_once([Run.of("s", [b"7"], source="t")], "key 7").addCallback(numbers.append)
+    assert numbers == [8]
+
+
+def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"waits")
+    cluster.run(8)
+    assert leader.journal.state is JournalState.READ_ONLY
+    leader.publish(b"refused")
+    assert len(leader.refused) == 1
+    cluster.hub.away.clear()
+    cluster.run(8, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    assert leader.acknowledged == [b"waits"]
+    leader.publish(b"goes on")
+    cluster.run(2)
+    assert leader.acknowledged == leader.read() == [b"waits", b"goes on"]
+
+
+def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log(
+    cluster: Cluster, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+    told: list[JournalState] = []
+    leader.broker.watch = lambda state, reason: told.append(state)
+    cluster.hub.away.add("a")
+    leader.publish(b"waits")
+    cluster.run(0.5)
+    leader.journal.break_off("the disk failed")
+    assert told == [JournalState.FAILED]
+    assert [type(error) for error in leader.refused] == [OutcomeUnknown]
+    logged_errors.clear()
+
+
+def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, logged_errors: list[Any]
+) -> None:
+    leader = cluster.add("a")
+    cluster.elect()
+    cluster.run(1)
+
+    def fails(writer: Writer) -> int:
+        raise SyncFailed("simulated")
+
+    monkeypatch.setattr(Writer, "sync", fails)
+    leader.stop()
+    assert leader.journal.state is JournalState.FAILED
+    with leader.journal.directory.joinpath("LOCK").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no server has this message any more
+    logged_errors.clear()
+
+
+def seconds_without_a_leader(cluster: Cluster) -> float:
+    """Cut the leader of three servers off; return how long it takes until another one leads."""
+    old = cluster.elect("abc")
+    cluster.settle()
+    cluster.run(2)
+    cluster.hub.away.add(old.name)
+    began = cluster.clock.seconds()
+    cluster.run(10, until=lambda: len(cluster.leaders) == 2)
+    return cluster.clock.seconds() - began
+
+
+def test_a_leader_whose_process_has_ended_is_replaced_within_two_seconds(cluster: Cluster) -> None:
+    assert 0.75 < seconds_without_a_leader(cluster) < 1.75
+
+
+def test_a_silent_leader_that_is_still_connected_is_waited_for_longer(cluster: Cluster) -> None:
+    cluster.hub.answers = True
+    assert seconds_without_a_leader(cluster) > 2.75
+
+
+def test_a_silent_leader_that_nats_has_never_shown_is_waited_for_longer(cluster: Cluster) -> None:
+    """The permissions of NATS may hide every server."""
+    cluster.hub.answers = False
+    assert seconds_without_a_leader(cluster) > 2.75
+
+
+def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:
+    old = cluster.elect("ab")
+    old.publish(b"one")
+    cluster.settle()
+    old.stop()
+    began = cluster.clock.seconds()
+    new = cluster.elect()
+    assert cluster.clock.seconds() - began < 1.0  # in simulated time; without a hand-over it takes longer
+    new.publish(b"two")
+    cluster.run(1)
+    old.start()
+    cluster.settle()
+    assert old.read() == [b"one", b"two"]
+
+
+def test_the_shared_log_is_trimmed_and_a_restarted_server_goes_on(cluster: Cluster) -> None:
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
+    assert cluster.hub.first > 5
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    leader.publish(b"meanwhile")
+    cluster.run(3)
+    follower.start()
+    cluster.settle()
+    assert follower.read() == leader.acknowledged
+
+
+def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, logged_errors: list[Any]) -> None:
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
+    new = cluster.add("c")
+    cluster.run(3)
+    assert new.journal.state is JournalState.FAILED
+    assert "fyrehose journal backup" in str(logged_errors[0]["log_failure"])
+    logged_errors.clear()
+
+
+def test_a_new_server_follows_after_the_journal_of_another_was_copied(cluster: Cluster) -> None:
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
+    source, target = leader.journal.directory, cluster.directory / "c"
+    copied = CliRunner().invoke(main, ["journal", "backup", str(source), str(target)])
+    assert copied.exit_code == 0, copied.output
+    new = cluster.add("c")
+    leader.publish(b"after the copy")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def trimmed(cluster: Cluster) -> Server:
+    """Return the leader of two servers whose shared log does not begin at its first entry any more."""
+    cluster.members = 2
+    cluster.fills = True
+    cluster.member_timeout = 60.0
+    leader = cluster.elect("ab")
+    cluster.publish_five(leader)
+    assert cluster.hub.first > 1
+    return leader
+
+
+def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full(cluster: Cluster) -> None:
+    cluster.log_limit = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    leader.publish(b"1")
+    cluster.run(10)
+    assert leader.acknowledged == [b"1"]
+    assert leader.journal.state is JournalState.READ_ONLY
+    leader.publish(b"2")
+    cluster.run(1)
+    assert "more than log-limit, and no server has taken the 2 places of new members yet" in str(leader.refused[0])
+    for name in "bc":
+        cluster.add(name)
+    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
+    leader.publish(b"3")
+    cluster.run(1)
+    assert leader.acknowledged == [b"1", b"3"]
+
+
+def leader_alone(cluster: Cluster) -> Server:
+    """Return the leader of a cluster that has no other member."""
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    return leader
+
+
+def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    """So operators notice it before the first publisher is refused."""
+    leader = leader_alone(cluster)
+    cluster.run(10)
+    assert leader.journal.state is JournalState.WRITABLE
+    cluster.hub.away.add("a")
+    cluster.run(10)
+    assert leader.journal.state is JournalState.READ_ONLY
+    assert "no answer" in leader.journal.refusal
+    cluster.hub.away.clear()
+    cluster.run(5)
+    assert leader.journal.state is JournalState.WRITABLE
+    assert leader.journal.refusal == ""
+
+
+def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    """The stream was deleted: appends fail for one reason, and the request for the extent of the log for another."""
+
+    def fail(why: str) -> Callable[..., Deferred[Any]]:
+        return lambda log, *_: deferLater(log.hub.clock, 0.01, raise_unavailable, why)
+
+    def logged(why: str) -> int:
+        return sum(line.endswith(f"replication: {why}") for line in log_lines)
+
+    cluster.members = 1
+    leader = cluster.add("a")
+    assert cluster.elect() is leader
+    cluster.run(1)
+    for time in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "append", fail("nobody takes it"))
+            patched.setattr(MemoryLog, "extent", fail("no stream"))
+            leader.publish(b"%d" % time)
+            cluster.run(10)
+        cluster.run(5)
+        assert len(leader.acknowledged) == time
+        assert (logged("nobody takes it"), logged("no stream")) == (time, time)
+
+
+def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_accept(cluster: Cluster) -> None:
+    """Listeners wait for it before they close, and the journal closes after them."""
+    leader = leader_alone(cluster)
+    leader.publish(b"1")
+    cluster.run(1)
+    cluster.hub.away.add("a")
+    leader.publish(b"2")
+    cluster.run(1)
+    leader.journal.expect_close()
+    cluster.run(4)
+    assert leader.acknowledged == [b"1"]
+    (error,) = leader.refused
+    assert isinstance(error, OutcomeUnknown)
+    leader.stop()
+    cluster.hub.away.clear()
+    leader.start()
+    cluster.elect()
+    leader.publish(b"3")
+    cluster.run(1)
+    assert leader.acknowledged == [b"1", b"3"]
+
+
+def test_a_leader_that_is_about_to_stop_confirms_what_the_shared_log_accepts_meanwhile(cluster: Cluster) -> None:
+    leader = leader_alone(cluster)
+    cluster.hub.away.add("a")
+    leader.publish(b"1")
+    cluster.run(1)
+    leader.journal.expect_close()
+    cluster.hub.away.clear()
+    cluster.run(2)
+    assert leader.acknowledged == [b"1"]
+    leader.stop()
+
+
+def raise_unavailable(why: str) -> None:
+    raise Unavailable(why)
+
+
+def publish_and_trim(cluster: Cluster, leader: Server) -> None:
+    """Publish, and wait until the shared log is trimmed although a server is away."""
+    first = cluster.hub.first
+    for number in range(5):
+        leader.publish(b"while a server is away %d" % number)
+        cluster.run(20)
+    assert cluster.hub.first > first + 5
+
+
+def test_a_new_server_fills_its_journal_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    leader.publish(b"after the start")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    follower = next(name for name in "ab" if name != leader.name)
+    assert any(f"copying the journal of {follower} from" in line for line in log_lines), "the leader has enough to do"
+
+
+def test_a_server_that_was_away_too_long_fills_the_rest_of_its_journal(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    new.stop()
+    publish_and_trim(cluster, leader)
+    kept = new.log()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert new.log().startswith(kept)
+
+
+def test_a_running_server_that_is_too_far_behind_asks_to_be_started_again(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.hub.away.add("c")
+    publish_and_trim(cluster, leader)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(new.reopenings))
+    assert "it has to be filled from another server" in new.reopenings[0]
+    new.stop()
+    new.start()
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_server_is_filled_when_another_one_can_be_reached(
+    cluster: Cluster, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = trimmed(cluster)
+    tries = []
+    works = copy_journal
+
+    def copy(token_file: str, url: str, *arguments: Any) -> int:
+        tries.append(url)
+        if len(tries) < 4:
+            raise JournalUnreachable("it is not running")
+        return works(token_file, url, *arguments)
+
+    monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
+    new = cluster.add("c")
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+    assert len(tries) == 4
+    assert any("cannot be copied: it is not running" in line for line in log_lines)
+
+
+def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.clock.callLater(3, lambda: [cluster.servers[name].start() for name in "ab"])
+    new = cluster.add("c")
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    cluster.run(1)
+    cluster.settle()
+    assert new.read() == leader.acknowledged
+
+
+def test_a_server_opens_its_journal_although_the_shared_log_does_not_answer(cluster: Cluster) -> None:
+    leader = trimmed(cluster)
+    other = next(server for server in cluster.servers.values() if server is not leader)
+    other.stop()
+    cluster.hub.away.add(other.name)
+    other.start()
+    assert other.read() == leader.acknowledged
+
+
+def lose_the_shared_log(cluster: Cluster) -> None:
+    """Stop all servers, and delete the shared log."""
+    for server in cluster.servers.values():
+        server.stop()
+    cluster.hub.entries.clear()
+    cluster.hub.first = 1
+
+
+def test_an_empty_server_waits_for_the_others_before_it_begins_a_shared_log(cluster: Cluster) -> None:
+    leader = cluster.elect("ab")
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    cluster.add("c")
+    cluster.run(5)
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.hub.entries
+
+
+def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, log_lines: list[str]) -> None:
+    leader = cluster.elect("ab")
+    leader.publish(b"1")
+    cluster.settle()
+    lose_the_shared_log(cluster)
+    new = cluster.add("c")
+    for name in "ab":
+        cluster.servers[name].start()
+    cluster.run(30)
+    assert not cluster.leaders
+    assert not cluster.hub.entries
+    assert any("it was deleted or lost" in line and "fyrehose cluster reseed" in line for line in log_lines)
+    assert any("has a longer journal than this server; waiting for it" in line for line in log_lines)
+    with pytest.raises(ReadOnly, match="the shared log is empty"):
+        raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
+
+
+def test_a_server_continues_after_outdated_answers_for_some_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NATS server that was frozen may believe for a while that it leads the stream, and report an earlier end."""
+    leader = cluster.elect("ab")
+    outdated = EntryRange(1, 1)
+    leader.publish(b"x")
+    cluster.settle()
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "extent", lambda log: log._ask(lambda: outdated))
+        cluster.run(10)
+    leader.publish(b"y")
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.role in (State.LEADER, State.FOLLOWER)
+        assert server.read() == [b"x", b"y"]
+
+
+def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:
+    """Empty the shared log, as an operator of NATS can; the leader publishes *payloads* before it can notice that."""
+    cluster.hub.purge(len(cluster.hub.entries) + 1)
+    for payload in payloads:
+        leader.publish(payload)
+    cluster.run(0.1)
+
+
+def test_a_server_that_starts_after_the_shared_log_was_emptied_follows(cluster: Cluster, log_lines: list[str]) -> None:
+    """The server begins to read at the leader's next checkpoint."""
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.stop()
+    empty(cluster, leader)
+    follower.start()
+    cluster.run(10)
+    leader.publish(b"2")
+    cluster.run(1)
+    cluster.settle()
+    assert follower.read() == leader.acknowledged == [b"1", b"2"]
+    assert follower.reopenings == []
+    assert any("something else than Fyrehose has purged the shared log up to entry" in line for line in log_lines)
+
+
+def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
+    cluster: Cluster, log_lines: list[str]
+) -> None:
+    leader = cluster.elect_of_two()
+    leader.publish(b"1")
+    cluster.settle()
+    for server in cluster.servers.values():
+        server.stop()
+    empty(cluster, leader)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    follower.start()
+    cluster.run(30)
+    assert follower.role is State.FOLLOWER
+    assert not follower.journal.caught_up
+    (line,) = [line for line in log_lines if "waits for a checkpoint" in line]
+    assert "fyrehose cluster reseed" in line
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_followers_that_lack_what_something_else_purged_are_filled(cluster: Cluster, count: int, starts: bool) -> None:
+    """The first entry that is left is data; the leader trims the shared log up to a checkpoint behind it."""
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    leader.publish(b"1")
+    cluster.settle()
+    followers = [server for server in cluster.servers.values() if server is not leader][:count]
+    for follower in followers:
+        if starts:
+            follower.stop()
+        cluster.hub.away.add(follower.name)
+    leader.publish(b"2")
+    cluster.run(1)
+    empty(cluster, leader, b"3")
+    cluster.hub.away.clear()
+    for follower in followers:
+        if starts:
+            follower.start()
+    cluster.run(20, until=lambda: all(follower.reopenings for follower in followers))
+    for follower in followers:
+        assert "it has to be filled from another server" in follower.reopenings[0]
+        follower.stop()
+        follower.start()
+    cluster.settle()
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged == [b"1", b"2", b"3"]
+
+
+def test_a_deposed_leader_asks_its_process_to_reopen_the_journal(cluster: Cluster) -> None:
+    old = cluster.elect("ab")
+    told: list[str] = []
+    old.journal.gate.cluster.on_reopen = told.append
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(told))
+    assert "has written to the shared log" in told[0]
+
+
+def test_a_server_that_is_to_be_opened_again_does_not_take_over(cluster: Cluster) -> None:
+    old = cluster.elect("ab")
+    cluster.hub.away.add(old.name)
+    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
+    cluster.hub.away.clear()
+    cluster.run(10, until=lambda: bool(old.reopenings))
+    (new,) = (server for server in cluster.servers.values() if server is not old)
+    cluster.hub.away.add(new.name)
+    cluster.run(30)
+    assert old.role is State.FOLLOWER
+
+
+def test_a_leader_accepts_nothing_and_opens_again_when_the_shared_log_has_lost_entries(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add("a")
+    leader = cluster.elect()
+    leader.publish(b"x")
+    cluster.settle()
+    cluster.hub.entries.pop()
+    leader.publish(b"y")
+    cluster.run(40, until=lambda: bool(leader.reopenings))
+    assert "the shared log has lost entries: it ends at entry" in leader.reopenings[0]
+    assert leader.acknowledged == [b"x"]
+    assert isinstance(leader.refused[0], OutcomeUnknown)
+    assert leader.journal.state is JournalState.READ_ONLY
+
+
+def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: list[Any]) -> None:
+    one = cluster.add("a")
+    cluster.run(1)
+    other = Server(cluster, "a")
+    cluster.directory = cluster.directory / "other"
+    cluster.hub.hears["first"] = cluster.hub.hears["a"]
+    other.starts = 7
+    other.start()
+    cluster.servers["other"] = other
+    cluster.run(3)
+    assert one.journal.state is JournalState.FAILED
+    assert "same name" in str(logged_errors[0]["log_failure"])
+    logged_errors.clear()
+
+
+def test_a_late_message_of_the_previous_start_is_not_taken_for_another_server(cluster: Cluster) -> None:
+    """A connection between NATS servers that was cut may deliver the message after the server has started again."""
+    one = cluster.add("a")
+    cluster.run(1)
+    late: list[bytes] = []
+    cluster.hub.hears["observer"] = late.append
+    cluster.run(1)
+    del cluster.hub.hears["observer"]
+    one.stop()
+    one.start()
+    cluster.run(1)
+    for message in late:
+        cluster.hub.hears["a"](message)
+    cluster.run(3)
+    assert late
+    assert cluster.elect() is one
+
+
+@pytest.mark.parametrize("settings", [{"durability": Durability("never")}, {"quarantine": True}])
+def test_settings_that_cannot_be_replicated_are_refused(cluster: Cluster, settings: dict[str, Any]) -> None:
+    journal = replicated(
+        cluster.clock,
+        cluster.directory,
+        JournalSettings(**settings),
+        replication=ReplicationSettings(name="a"),
+        shared_log=cluster.hub.log("a"),
+    )
+    opening = journal.open(Broker(cluster.clock, journal, Sequencer()))
+    cluster.run(1)
+    with pytest.raises(ConfigError, match="a replicated journal"):
+        raise_from(opening)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_acknowledged_message_is_lost_while_servers_and_answers_fail(cluster: Cluster, seed: int) -> None:
+    rnd = Random(seed)
+    cluster.hub.rnd = Random(seed)
+    for name in "abc":
+        cluster.add(name)
+    number = 0
+    for _ in range(60):
+        luck, server = rnd.random(), cluster.servers[rnd.choice("abc")]
+        cluster.hub.loss = rnd.choice([0, 0, 0.2])
+        if luck < 0.15:
+            cluster.hub.away.symmetric_difference_update({server.name})
+        elif luck < 0.25:
+            if server.up:
+                server.stop()
+            else:
+                server.start()
+        for leader in cluster.leaders:
+            for _ in range(rnd.randint(0, 3)):
+                number += 1
+                leader.publish(b"%d " % number * rnd.randint(1, 300))
+        cluster.run(rnd.choice([0.05, 0.5, 4]))
+    cluster.hub.loss = 0
+    cluster.hub.away.clear()
+    for server in cluster.servers.values():
+        if not server.up:
+            server.start()
+    cluster.run(20, until=lambda: bool(cluster.leaders))
+    cluster.run(5)
+    cluster.settle()
+    kept = cluster.servers["a"].read()
+    assert len(set(kept)) == len(kept)
+    acknowledged = [payload for server in cluster.servers.values() for payload in server.acknowledged]
+    assert acknowledged
+    assert set(acknowledged) <= set(kept)
+    for server in cluster.servers.values():
+        assert server.read() == kept
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_followers_come_and_go_while_somebody_purges_the_shared_log(cluster: Cluster, seed: int) -> None:
+    """The leader is never stopped: it alone has the entries that were purged before a follower had read them."""
+    rnd = cluster.hub.rnd = Random(seed)
+    cluster.fills = True
+    leader = cluster.elect("abc")
+    cluster.run(3)
+    followers = [server for server in cluster.servers.values() if server is not leader]
+    purges = number = 0
+    for _ in range(40):
+        luck, server = rnd.random(), rnd.choice(followers)
+        if luck < 0.2:
+            purges += 1
+            cluster.hub.purge(rnd.choice([len(cluster.hub.entries) + 1, len(cluster.hub.entries)]))
+        elif luck < 0.35:
+            cluster.hub.away.symmetric_difference_update({server.name})
+        elif luck < 0.5:
+            server.stop() if server.up else server.start()
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+                server.start()
+        for _ in range(rnd.randint(0, 3)):
+            number += 1
+            leader.publish(b"%d " % number * rnd.randint(1, 300))
+        cluster.run(rnd.choice([0.01, 0.05, 0.5, 4]))
+    cluster.hub.away.clear()
+    for _ in range(3):
+        for server in followers:
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+            if not server.up:
+                server.start()
+        cluster.run(10)
+    cluster.settle()
+    assert purges
+    assert leader.role is State.LEADER
+    assert len(leader.acknowledged) == number
+    for server in cluster.servers.values():
+        assert server.read() == leader.acknowledged

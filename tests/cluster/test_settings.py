@@ -1,0 +1,91 @@
+"""The table [replication]: its options, and the errors about invalid ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.cluster.settings import parse
+from fyrehose.errors import ConfigError
+
+TABLE = {"servers": ["nats://10.0.0.1:4222", "tls://10.0.0.2:4222"], "name": "a"}
+
+
+def test_a_table_with_only_servers_and_a_name_is_valid() -> None:
+    settings = parse(TABLE)
+    assert settings.servers == ("nats://10.0.0.1:4222", "tls://10.0.0.2:4222")
+    assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 3.0)
+
+
+def test_messages_wait_for_disk_and_shared_log_unless_the_table_says_local() -> None:
+    assert parse(TABLE).acknowledge == "both"
+    assert parse(TABLE).ahead == 0
+    assert parse({**TABLE, "acknowledge": "local"}).ahead == 16 << 20
+
+
+def test_options_may_be_written_with_hyphens() -> None:
+    assert parse({**TABLE, "takeover-after": "5s", "members": 2}).takeover_after == 5.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"servers": []}, "addresses such as"),
+        ({"servers": ["10.0.0.1:4222"]}, "addresses such as"),
+        ({"name": "a b"}, "letters, digits"),
+        ({"name": ""}, "letters, digits"),
+        ({"cluster": "a.b"}, "letters, digits"),
+        ({"replicas": 0}, "replicas"),
+        ({"members": 65}, "at most 64"),
+        ({"takeover-after": "10ms"}, "takeover"),
+        ({"server": "x"}, "server"),
+        ({"acknowledge": "none"}, "'none' for option replication.acknowledge: expected both or local"),
+        ({"acknowledge": ""}, "expected both or local"),
+    ],
+)
+def test_invalid_options_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse({**TABLE, **change})
+
+
+def test_missing_servers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="needs servers"):
+        parse({"name": "a"})
+
+
+def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"servers": TABLE["servers"]}
+    monkeypatch.setattr("socket.gethostname", lambda: "node-7.example.org")
+    assert parse(table).name == "node-7"
+    monkeypatch.setattr("socket.gethostname", lambda: "node 7")
+    with pytest.raises(ConfigError, match="because the host name 'node 7' cannot be used"):
+        parse(table)
+
+
+def test_a_value_other_than_a_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a table"):
+        parse("nats://10.0.0.1:4222")
+
+
+def test_a_user_needs_a_password_file_that_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for more in ({"user": "a"}, {"password-file": str(file)}):
+        with pytest.raises(ConfigError, match="both user and password-file"):
+            parse({**TABLE, **more}).connect_options()
+    settings = parse({**TABLE, "user": "a", "password-file": str(file)})
+    with pytest.raises(ConfigError, match=r"cannot read password-file .*: No such file"):
+        settings.connect_options()
+    file.write_text("secret\n")
+    options = settings.connect_options()
+    assert (options["user"], options["password"]()) == ("a", "secret")
+
+
+def test_answers_of_nats_use_the_inbox_that_the_user_may_subscribe_to() -> None:
+    assert parse({**TABLE, "cluster": "x"}).connect_options()["inbox_prefix"] == "fyrehose.x.inbox.a"
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    settings = parse({**TABLE, "servers": ["nats://user:p@ss@10.0.0.1:4222", "nats://10.0.0.2:4222"]})
+    assert settings.shown_servers == "nats://10.0.0.1:4222, nats://10.0.0.2:4222"

@@ -1,0 +1,118 @@
+"""A journal on a real file system for tests, which control its clock, its worker and its system calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.commit import InlineWorker, Pace, Worker
+from fyrehose.journal.files import Files
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.records import Record, Run
+
+
+@implementer(IJournalObserver)
+@attrs.define(eq=False)
+class Observer:
+    ends: dict[str, int] = attrs.field(factory=dict)
+    states: list[tuple[JournalState, str]] = attrs.field(factory=list)
+
+    def durable(self, ends: Mapping[str, int]) -> None:
+        self.ends.update(ends)
+
+    def state_changed(self, state: JournalState, reason: str) -> None:
+        self.states.append((state, reason))
+
+
+@attrs.define(eq=False)
+class Bench:
+    """An open journal, with helpers to append and to read."""
+
+    directory: Path
+    journal: FileJournal
+    clock: Clock
+    observer: Observer
+    next: dict[str, int]
+    failures: list[Any] = attrs.field(factory=list)
+
+    def append(self, *payloads: bytes, stream: str = "s", **constants: Any) -> Deferred[None]:
+        run = Run.of(stream, payloads, source="test", **constants)
+        first = self.next.get(stream, self.journal.floor + 1)
+        self.next[stream] = first + len(run)
+        return self.journal.append([run], [first])
+
+    def records(self, stream: str = "s", start: int = 1, max_bytes: int = 1 << 20) -> list[Record]:
+        found: list[Record] = []
+        while runs := self.journal.read(stream, start, max_bytes):
+            found += [record for run in runs for record in run.records()]
+            start = runs[-1].last_seq + 1
+        return found
+
+    def payloads(self, stream: str = "s", start: int = 1) -> list[bytes]:
+        return [record.payload for record in self.records(stream, start)]
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def crash(self) -> None:
+        """Stop as if the process had been killed: nothing more is written, and the lock is released."""
+        if self.journal._checking is not None and self.journal._checking.running:
+            self.journal._checking.stop()
+        self.journal._unlock()
+        for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
+            os.close(fd)
+
+
+Opener = Callable[..., Bench]
+
+
+@pytest.fixture
+def open_journal(tmp_path: Path) -> Iterator[Opener]:
+    """Return a function that opens the journal of this test; it may be called again after a stop."""
+    benches: list[Bench] = []
+
+    def open_it(
+        files: Files | None = None,
+        now: Callable[[], int] = lambda: 1_000_000,
+        monotonic: Callable[[], int] | None = None,
+        worker: Worker | None = None,
+        pace: Pace | None = None,
+        stream_age: Callable[[str], float] | None = None,
+        directory: Path = tmp_path / "j",
+        **settings: Any,
+    ) -> Bench:
+        clock, observer = Clock(), Observer()
+        settings = {"min_free": 0, "segment_size": 1 << 20} | settings
+        journal = FileJournal(
+            clock,
+            directory,
+            JournalSettings(**settings),
+            files=files or Files(),
+            now=now,
+            monotonic=monotonic or (lambda: int(clock.seconds() * 1_000_000)),
+            worker=worker or InlineWorker(),
+            pace=pace,
+            stream_age=stream_age,
+        )
+        opened: list[Any] = []
+        journal.open(observer).addBoth(opened.append)
+        if not isinstance(opened[0], Mapping):
+            opened[0].raiseException()
+        bench = Bench(directory, journal, clock, observer, {s: end + 1 for s, end in opened[0].items()})
+        benches.append(bench)
+        return bench
+
+    yield open_it
+    for bench in benches:
+        if bench.journal._checking is not None and bench.journal._checking.running:
+            bench.close()

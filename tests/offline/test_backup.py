@@ -1,0 +1,964 @@
+"""Backups are consistent at every moment, incremental, and refused if source and target do not match."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+from crc32c import crc32c
+from twisted.internet.task import Clock
+from zope.interface import implementer
+
+from fyrehose.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalError,
+    JournalFull,
+    JournalGap,
+    JournalLocked,
+    JournalUnreachable,
+)
+from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal import format as fmt
+from fyrehose.journal import scan, snapshots, streams, subscriptions
+from fyrehose.journal.commit import InlineWorker
+from fyrehose.journal.copies import RESTORING
+from fyrehose.journal.files import Files, SteppedFiles
+from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.recovery import recover
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.streams import Streams
+from fyrehose.offline import backup as backups
+from fyrehose.offline.backup import Backup, SourceBehind, restore
+from fyrehose.offline.dump import runs
+from fyrehose.offline.mirror import Copied, Replica
+from fyrehose.offline.places import Directory, Missing
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
+from fyrehose.records import Run
+from tests.doubles.disk import RecordingFiles, images
+
+Opener = Callable[..., Any]
+
+
+@implementer(IJournalObserver)
+class Silent:
+    def durable(self, ends: Any) -> None: ...
+
+    def state_changed(self, state: JournalState, reason: str) -> None: ...
+
+
+def fill(bench: Any, count: int, size: int = 300) -> None:
+    """Append *count* messages with consecutive numbers."""
+    first = bench.next.get("s", 1)
+    for number in range(first, first + count):
+        assert bench.append(b"%06d" % number + b"." * size).called
+
+
+def backed_up(source: Path, target: Path, **options: Any) -> Copied:
+    """Run a backup once; return its statistics."""
+    files = options.pop("files", Files())
+    with Replica(target, files) as replica:
+        Backup(Directory(source), replica, **options).run()
+    return replica.done
+
+
+def numbers(directory: Path) -> list[int]:
+    """Return the messages in the files of a journal."""
+    return [int(bytes(payload)[:6]) for run in runs(directory) for payload in run.payloads()]
+
+
+def started(directory: Path, quarantine: bool = False) -> list[int]:
+    """Start a server in the directory; return the messages that it serves."""
+    journal = FileJournal(Clock(), directory, JournalSettings(min_free=0, quarantine=quarantine), worker=InlineWorker())
+    opened: list[Any] = []
+    journal.open(Silent()).addBoth(opened.append)
+    if not isinstance(opened[0], dict):
+        opened[0].raiseException()
+    journal.close()
+    return numbers(directory)
+
+
+def is_same_log(source: Path, target: Path) -> bool:
+    """Return whether the target has the durable part of the source, byte for byte."""
+    view = look(source)
+    return look(target) == view and all(
+        scan.path_of(source, e.base).read_bytes()[: e.end - e.base] == scan.path_of(target, e.base).read_bytes()
+        for e in view.segments
+    )
+
+
+def rename_journal(segment: Path, identity: bytes) -> None:
+    """Give the journal of a segment another identity."""
+    data = bytearray(segment.read_bytes())
+    data[: fmt.SEGMENT_HEADER.size] = attrs.evolve(fmt.SegmentHeader.unpack(data), identity=identity).pack()
+    segment.write_bytes(data)
+
+
+def put_snapshot(directory: Path, position: int) -> None:
+    """Write a snapshot that no segment refers to."""
+    data = b"".join(snapshots.pieces(Streams({"s": 1}), position, bytes(16)))
+    scan.snapshot_path_of(directory, position).write_bytes(data)
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def source(open_journal: Opener) -> Any:
+    """Return a journal of several segments that is open."""
+    bench = open_journal(segment_size=4096)
+    fill(bench, 50)
+    return bench
+
+
+class TestCopying:
+    def test_a_backup_is_a_journal_with_everything_that_is_durable(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        done = backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        assert (done.records, done.size) == (50, look(source.directory).mark)
+        report = verify(target)
+        assert (report.problems, report.notes, report.records) == ([], [], 50)
+        assert recover(target, Files()).streams.ends == {"s": 50}
+        assert not any("is a copy" in note for note in recover(target, Files()).notes)
+
+    def test_only_durable_batches_are_copied(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        mark = scan.read_mark(source.directory)
+        fill(source, 1)
+        noted = scan.look_at_mark(source.directory, Files())
+        fd = os.open(source.directory / "MARK", os.O_RDWR)
+        os.pwrite(fd, scan.pack_mark(mark, noted.begin, Files().identity(fd)), 0)
+        os.close(fd)
+        backed_up(source.directory, target)
+        assert numbers(target) == list(range(1, 51))
+
+    @pytest.mark.parametrize("step", [1, 3, 40])
+    def test_next_run_copies_only_new_batches(self, source: Any, tmp_path: Path, step: int) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for _ in range(5):
+            before = look(source.directory).mark
+            fill(source, step)
+            done = backed_up(source.directory, target)
+            assert (done.records, done.size) == (step, look(source.directory).mark - before)
+            assert is_same_log(source.directory, target)
+        assert backed_up(source.directory, target) == Copied()
+        report = verify(target)
+        assert (report.problems, report.notes) == ([], [])
+
+    def test_backup_continues_after_a_restart_of_the_source(
+        self, source: Any, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        source.close()
+        backed_up(source.directory, target)
+        assert recover(target, Files()).closed
+        again = open_journal(segment_size=4096)
+        fill(again, 5)
+        backed_up(source.directory, target)
+        assert started(target) == list(range(1, 56))
+
+    def test_progress_reports_bytes(self, source: Any, tmp_path: Path) -> None:
+        told: list[tuple[int, int]] = []
+        backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
+        before = look(source.directory)
+        assert told == [(extent.end, before.mark) for extent in before.segments]
+        told.clear()
+        fill(source, 25)
+        backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
+        after = look(source.directory)
+        ends = [extent.end for extent in after.segments if extent.end > before.mark]
+        assert len(ends) > 2
+        assert told == [(end - before.mark, after.mark - before.mark) for end in ends]
+
+    def test_large_batches_are_copied_in_pieces(self, open_journal: Opener, tmp_path: Path) -> None:
+        bench = open_journal(segment_size=16 << 20)
+        for size in (5 << 20, 100, 3 << 20, 9 << 20):
+            bench.append(bytes(size))
+        told: list[int] = []
+        backed_up(bench.directory, tmp_path / "b", progress=lambda done, total: told.append(done))
+        assert len(told) > len(scan.segments(bench.directory)), "progress is reported within a segment, too"
+        assert told == sorted(told)
+        assert is_same_log(bench.directory, tmp_path / "b")
+
+    def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        second, third = (scan.segments(target)[i].path for i in (1, 2))
+        second.unlink()
+        os.truncate(third, 100)
+        fill(source, 3)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        assert verify(target).problems == []
+
+    def test_a_segment_that_source_and_backup_lack_is_reported(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        second = scan.segments(target)[1]
+        second.path.unlink()
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        with pytest.raises(JournalCorrupt, match=f"lacks the positions {second.base} to {second.end}"):
+            backed_up(source.directory, target)
+
+    def test_missing_oldest_segments_are_reported_until_a_mirror_deletes_the_rest(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for directory in (source.directory, target):
+            for segment in scan.segments(directory)[:2]:
+                segment.path.unlink()
+        first = scan.segments(target)[0].base
+        for _ in range(2):
+            fill(source, 1)
+            with pytest.raises(JournalCorrupt, match=f"lacks the positions 0 to {first}, .* use --mirror"):
+                backed_up(source.directory, target)
+            assert numbers(target)[-1] == numbers(source.directory)[-1], "what is new is there all the same"
+        backed_up(source.directory, target, mirror=True)
+        backed_up(source.directory, target)
+        assert verify(target).problems == []
+
+    def test_intact_batches_of_a_copied_journal_are_copied(self, source: Any, tmp_path: Path) -> None:
+        source.close()
+        copy, target = tmp_path / "copy", tmp_path / "b"
+        shutil.copytree(source.directory, copy)
+        assert look(copy).mark < look(source.directory).mark, "MARK of a copy is not believed"
+        backed_up(copy, target)
+        assert is_same_log(source.directory, target)
+
+    def test_a_copied_journal_with_durable_damage_in_its_last_segment_is_refused(
+        self, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        source = open_journal()
+        fill(source, 8)
+        copy, target = tmp_path / "copy", tmp_path / "b"
+        shutil.copytree(source.directory, copy)
+        last = scan.segments(copy)[-1]
+        flip(last.path, 300)
+        with pytest.raises(JournalCorrupt, match=f"{last.path.name} is damaged at byte"):
+            backed_up(copy, target)
+
+    def test_moved_backup_is_continued(self, source: Any, tmp_path: Path) -> None:
+        target, moved = tmp_path / "b", tmp_path / "moved"
+        backed_up(source.directory, target)
+        shutil.copytree(target, moved)
+        assert backed_up(source.directory, moved) == Copied()
+        assert is_same_log(source.directory, moved)
+        fill(source, 2)
+        assert backed_up(source.directory, moved).records == 2
+        assert is_same_log(source.directory, moved)
+        assert not scan.look_at_mark(moved, Files()).copied
+
+
+class TestSnapshotsAndReaders:
+    def test_snapshots_of_streams_are_copied_before_segments_and_once(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        put_snapshot(source.directory, 0)
+        order: list[str] = []
+
+        class Watched(Files):
+            def rename(self, old: Path, new: Path) -> None:
+                order.append(new.suffix)
+                super().rename(old, new)
+
+        backed_up(source.directory, target, files=Watched())
+        assert order[0] == ".streams"
+        assert order.count(".streams") == 1
+        assert scan.snapshot_path_of(target, 0).read_bytes() == scan.snapshot_path_of(source.directory, 0).read_bytes()
+        put_snapshot(source.directory, 4096)
+        fill(source, 40)
+        order.clear()
+        backed_up(source.directory, target, files=Watched())
+        assert order.count(".streams") == 1
+        assert scan.snapshots(target) == [0, 4096]
+
+    @pytest.mark.parametrize("how", ["empty", "flipped", "another"])
+    def test_a_damaged_snapshot_is_refused(self, source: Any, tmp_path: Path, how: str) -> None:
+        put_snapshot(source.directory, 0)
+        path = scan.snapshot_path_of(source.directory, 0)
+        if how == "empty":
+            path.write_bytes(b"")
+        elif how == "flipped":
+            flip(path, 70)
+        else:
+            put_snapshot(source.directory, 4096)
+            scan.snapshot_path_of(source.directory, 4096).rename(path)
+        with pytest.raises(JournalCorrupt, match=r"0{16}\.streams of .* is damaged: "):
+            backed_up(source.directory, tmp_path / "b")
+
+    def test_a_journal_of_many_streams_is_copied_and_starts(
+        self, open_journal: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(streams, "INLINE", 4)
+        bench, target = open_journal(segment_size=4096), tmp_path / "b"
+        for turn in range(4):
+            for i in range(20):
+                bench.append(b"x", stream=f"stream {i}")
+            fill(bench, 20)
+            backed_up(bench.directory, target, mirror=turn % 2 == 0)
+        restore(Directory(target), tmp_path / "r", Files())
+        assert scan.snapshots(tmp_path / "r")
+        for directory in (target, tmp_path / "r"):
+            assert verify(directory).problems == []
+            assert recover(directory, Files()).streams.ends == dict(bench.journal.ends())
+
+    def test_a_snapshot_that_is_deleted_during_the_copy_is_skipped(
+        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Directory, "snapshots", lambda self: [4096])
+        backed_up(source.directory, tmp_path / "b")
+        assert is_same_log(source.directory, tmp_path / "b")
+
+    def test_subscriptions_are_copied_and_deleted_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        subscriptions.update(source.directory, "lake", 4096, 17)
+        subscriptions.update(source.directory, "gone", 64, 18)
+        backed_up(source.directory, target, subscription="backup")
+        assert [reader.name for reader in subscriptions.registered(target)] == ["gone", "lake"]
+        subscriptions.delete(source.directory, "gone")
+        fill(source, 1)
+        backed_up(source.directory, target, subscription="backup")
+        assert subscriptions.registered(target) == [subscriptions.FileSubscription("lake", 4096, 17)]
+
+    def test_subscription_follows_the_backup(
+        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target = tmp_path / "b"
+        updates: list[int] = []
+        clock = [64.0]
+        monkeypatch.setattr(backups, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        class Recording(Directory):
+            def update_subscription(self, name: str, position: int, identity: bytes = fmt.UNKNOWN) -> None:
+                assert name == "backup"
+                updates.append(position)
+                super().update_subscription(name, position, identity)
+
+        with Replica(target, Files()) as replica:
+            backup = Backup(Recording(source.directory), replica, subscription="backup")
+            backup.run()
+            assert updates == [0, look(source.directory).mark]
+            backup.run()
+            assert len(updates) == 2, "a subscription without news is updated once a minute only"
+            clock[0] += 59.9
+            backup.run()
+            assert len(updates) == 2
+            clock[0] += 0.1
+            backup.run()
+            assert updates.pop() == updates[-1], "the time of the subscription is updated, its position is the same"
+            fill(source, 1)
+            backup.run()
+            assert updates[2:] == [look(source.directory).mark]
+
+
+class TestInterruption:
+    """A backup that is interrupted at any moment keeps its previous content, or has more."""
+
+    class Killed(BaseException):
+        pass
+
+    def files(self, after: int, half: bool) -> Files:
+        """Files that "kill" the process at change number *after*, which is done by half or not at all."""
+        killed, count = self.Killed, [0]
+
+        class Mortal(SteppedFiles):
+            def step(self) -> bool:
+                """Return whether this change is the last one."""
+                if count[0] > after:
+                    raise killed
+                count[0] += 1
+                return count[0] > after
+
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                if self.step():
+                    if half:
+                        super().write(fd, bytes(data)[: len(data) // 2], offset)
+                    raise killed
+                super().write(fd, data, offset)
+
+            def sync(self, fd: int) -> None:
+                if self.step():
+                    raise killed
+                super().sync(fd)
+
+            def truncate(self, fd: int, size: int) -> None:
+                if self.step():
+                    raise killed
+                super().truncate(fd, size)
+
+            def rename(self, old: Path, new: Path) -> None:
+                if self.step():
+                    raise killed
+                super().rename(old, new)
+
+            def unlink(self, path: Path) -> None:
+                if self.step():
+                    raise killed
+                super().unlink(path)
+
+        return Mortal()
+
+    @pytest.mark.parametrize("half", [False, True], ids=["before", "half"])
+    @pytest.mark.parametrize("mirror", [False, True], ids=["kept", "mirror"])
+    def test_backup_killed_at_any_step_can_be_continued(
+        self, source: Any, tmp_path: Path, half: bool, mirror: bool
+    ) -> None:
+        base, target, scratch = tmp_path / "base", tmp_path / "b", tmp_path / "scratch"
+        backed_up(source.directory, base)
+        before = numbers(base)
+        fill(source, 12)
+        if mirror:
+            for segment in scan.segments(source.directory)[:3]:
+                segment.path.unlink()
+        wanted = numbers(source.directory)
+        steps, ended = 0, False
+        while not ended:
+            for path in (target, scratch):
+                shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(base, target)
+            with Replica(target, Files()) as replica:
+                replica.note()  # the directory is no copy any more
+            assert numbers(target) == before
+            try:
+                backed_up(source.directory, target, files=self.files(steps, half), mirror=mirror)
+                ended = True
+            except self.Killed:
+                steps += 1
+            found = numbers(target)
+            assert set(before) & set(wanted) <= set(found)
+            assert found == list(range(found[0], found[-1] + 1))
+            assert verify(target).problems == []
+            shutil.copytree(target, scratch)
+            fd = os.open(scratch / "MARK", os.O_RDWR)
+            noted = scan.look_at_mark(target, Files())
+            os.pwrite(fd, scan.pack_mark(noted.durable, noted.begin, Files().identity(fd)), 0)
+            os.close(fd)
+            assert set(found) <= set(started(scratch)), "a server starts on it"
+            backed_up(source.directory, target, mirror=mirror)
+            assert set(wanted) <= set(numbers(target))
+            assert verify(target).problems == []
+        assert steps > 10
+
+    def test_first_backup_killed_at_any_step_can_be_continued(self, source: Any, tmp_path: Path) -> None:
+        steps = 0
+        while True:
+            target = tmp_path / f"b{steps}"
+            try:
+                backed_up(source.directory, target, files=self.files(steps, half=True))
+                break
+            except self.Killed:
+                steps += 1
+            if scan.segments(target):
+                found = numbers(target)
+                assert found == list(range(1, len(found) + 1))
+            backed_up(source.directory, target)
+            assert is_same_log(source.directory, target)
+        assert steps > 20
+
+    def test_durable_mark_and_file_names_are_written_only_after_a_sync(self, source: Any, tmp_path: Path) -> None:
+        class Watched(SteppedFiles):
+            """Files that record which files were written and not synced yet."""
+
+            def __init__(self) -> None:
+                self.paths: dict[int, str] = {}
+                self.unsynced: set[str] = set()
+                self.marks = 0
+
+            def open(self, path: Path, flags: int) -> int:
+                fd = super().open(path, flags)
+                self.paths[fd] = path.name
+                return fd
+
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                if self.paths[fd] == "MARK":
+                    assert self.unsynced == set()
+                    self.marks += 1
+                self.unsynced.add(self.paths[fd])
+                super().write(fd, data, offset)
+
+            def sync(self, fd: int) -> None:
+                self.unsynced.discard(self.paths[fd])
+                super().sync(fd)
+
+            def rename(self, old: Path, new: Path) -> None:
+                assert old.name not in self.unsynced
+                self.unsynced.add("directory")
+                super().rename(old, new)
+
+            def sync_directory(self, directory: Path) -> None:
+                self.unsynced.discard("directory")
+                super().sync_directory(directory)
+
+        files = Watched()
+        for _ in range(3):
+            before = files.marks
+            backed_up(source.directory, tmp_path / "b", files=files)
+            assert files.marks > before
+            assert files.unsynced == set()
+            fill(source, 12)
+
+    def test_bytes_behind_the_durable_mark_are_overwritten(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        with scan.segments(target)[-1].path.open("ab") as file:
+            file.write(b"of a run that was killed" * 1000)
+        fill(source, 1)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_backup_is_continued_after_the_source_went_away(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+
+        class Flaky(Directory):
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                return FlakyReader(scan.path_of(self.path, base), base, limit=limit)
+
+        class FlakyReader(scan.SegmentReader):
+            def read(self, position: int, size: int) -> memoryview:
+                if position > 10_000:
+                    raise JournalUnreachable("the network is down")
+                return super().read(position, size)
+
+        with Replica(target, Files()) as replica:
+            with pytest.raises(JournalUnreachable):
+                Backup(Flaky(source.directory), replica).run()
+            assert 10_000 < look(target).mark < 11_000
+            assert replica.position == look(target).mark
+            Backup(Directory(source.directory), replica).run()
+        assert is_same_log(source.directory, target)
+
+
+class TestRefusals:
+    def test_another_journal_is_refused(self, source: Any, tmp_path: Path) -> None:
+        target, other = tmp_path / "b", tmp_path / "other"
+        backed_up(source.directory, target)
+        journal = FileJournal(
+            Clock(), other, JournalSettings(min_free=0, segment_size=4096), worker=InlineWorker(), now=lambda: 5
+        )
+        journal.open(Silent())
+        for number in range(60):
+            journal.append([Run.of("s", [b"%06d" % number + bytes(300)], source="test")], [number + 1])
+        before = {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
+        with pytest.raises(JournalError, match=r"is another journal \(identity \w{32}\) than the one that was copied"):
+            backed_up(other, target)
+        assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == before
+        journal.close()
+
+    def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        started(target)
+        fill(source, 5)
+        with pytest.raises(JournalError, match="a server was started in the backup; use an empty directory"):
+            backed_up(source.directory, target)
+
+    def test_source_restored_from_an_older_copy_is_refused(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        older = tmp_path / "older"
+        backed_up(source.directory, older)
+        fill(source, 1)
+        backed_up(source.directory, target)
+        with pytest.raises(SourceBehind, match="restored from an older copy"):
+            backed_up(older, target)
+        started(older)
+        with pytest.raises(JournalError, match="ends at position"):
+            backed_up(older, target)
+
+    def test_journal_with_another_identity_is_refused(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        source.close()
+        found = scan.segments(source.directory)
+        rename_journal(found[0].path, bytes(16))  # an older version wrote the first segment
+        for segment in found[1:]:
+            rename_journal(segment.path, b"a" * 16)
+        shutil.copytree(
+            source.directory, tmp_path / "c", ignore=lambda _, names: [n for n in names if n > found[3].path.name]
+        )
+        backed_up(tmp_path / "c", target)
+        rename_journal(found[-1].path, b"b" * 16)
+        with pytest.raises(JournalError, match=r"is another journal \(identity (62){16}\)"):
+            backed_up(source.directory, target)
+
+    def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        before = numbers(target)
+        fill(source, 50)
+        for segment in scan.segments(source.directory)[:-2]:
+            segment.path.unlink()
+        with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --subscription NAME"):
+            backed_up(source.directory, target)
+        assert numbers(target) == before
+
+    def test_missing_segment_of_the_source_is_reported(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        third = scan.segments(source.directory)[2]
+        third.path.unlink()
+        with pytest.raises(
+            JournalCorrupt, match=f"lacks the positions {third.base} to {third.end}: a segment is missing"
+        ):
+            backed_up(source.directory, target)
+        assert look(target).mark == third.base
+        assert scan.segments(target)[-1].end == third.base, "nothing behind it was copied"
+
+    def test_segment_of_the_source_that_does_not_continue_is_reported(self, source: Any, tmp_path: Path) -> None:
+        third = scan.segments(source.directory)[2]
+        data = third.path.read_bytes()
+        head = fmt.SegmentHeader.unpack(data[: fmt.SEGMENT_HEADER.size])
+        third.path.write_bytes(attrs.evolve(head, chain=head.chain ^ 1).pack() + data[fmt.SEGMENT_HEADER.size :])
+        with pytest.raises(JournalCorrupt, match="the segment does not continue from the previous one"):
+            backed_up(source.directory, tmp_path / "b")
+
+    @pytest.mark.parametrize("offset", [20, 70, 400, 1500])
+    def test_batches_before_damage_of_the_source_are_copied(self, source: Any, tmp_path: Path, offset: int) -> None:
+        target = tmp_path / "b"
+        third = scan.segments(source.directory)[2]
+        flip(third.path, offset)
+        for _ in range(2):
+            with pytest.raises(
+                JournalCorrupt, match=rf"{third.path} is damaged at byte \d+ \(position \d+\)"
+            ) as caught:
+                backed_up(source.directory, target)
+            assert caught.value.exit_status == 3
+            assert third.base <= look(target).mark <= third.base + offset
+            assert verify(target).problems == []
+        flip(third.path, offset)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_damage_that_quarantine_has_replaced_at_the_source_is_copied_as_a_gap(
+        self, source: Any, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        segments = scan.segments(source.directory)
+        source.close()
+        flip(segments[2].path, 700)
+        flip(segments[4].path, 20)
+        again = open_journal(segment_size=4096, quarantine=True)
+        fill(again, 3)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+        fill(again, 30)
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_segments_of_a_newer_version_are_refused(self, source: Any, tmp_path: Path) -> None:
+        segment = scan.segments(source.directory)[1]
+        data = bytearray(segment.path.read_bytes())
+        data[8] = 9
+        data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
+        segment.path.write_bytes(data)
+        with pytest.raises(JournalCorrupt, match=r"newer Fyrehose .*; copy it with that version"):
+            backed_up(source.directory, tmp_path / "b")
+
+    def test_damaged_end_of_the_backup_is_reported(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        last = scan.segments(target)[-1]
+        flip(last.path, last.size - 5)
+        with pytest.raises(JournalCorrupt, match=f"{last.path} is damaged .*; delete this file and MARK beside it"):
+            backed_up(source.directory, target)
+        last.path.unlink()
+        (target / "MARK").unlink()
+        backed_up(source.directory, target)
+        assert is_same_log(source.directory, target)
+
+    def test_backup_without_its_segments_is_reported(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for segment in scan.segments(target):
+            segment.path.unlink()
+        with pytest.raises(JournalCorrupt, match="has no segments below position"):
+            backed_up(source.directory, target)
+
+    def test_directory_of_a_running_server_is_refused(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        backed_up(source.directory, other)
+        with pytest.raises(JournalLocked, match=rf"in use by another process \(pid {os.getpid()}\)"):
+            backed_up(other, source.directory)
+
+    def test_second_backup_into_a_directory_is_refused(self, source: Any, tmp_path: Path) -> None:
+        with (
+            Replica(tmp_path / "b", Files()),
+            pytest.raises(
+                JournalLocked, match="a server, or a command such as a backup into it; stop that process first"
+            ),
+            Replica(tmp_path / "b", Files()),
+        ):
+            raise AssertionError("it was let in")
+
+    def test_directories_that_cannot_become_a_backup_are_refused(self, source: Any, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        (home / "thesis.tex").write_text("years of work")
+        with pytest.raises(ConfigError, match="has files and is no backup"):
+            backups.check_target(Directory(source.directory), home)
+        with pytest.raises(ConfigError, match="a copy of itself"):
+            backups.check_target(Directory(source.directory), source.directory)
+        with pytest.raises(JournalUnreachable, match="no such directory"):
+            backups.check_target(Directory(tmp_path / "typo"), tmp_path / "b")
+
+    def test_full_disk_is_reported_before_copying(self, source: Any, tmp_path: Path) -> None:
+        class Full(Files):
+            def free(self, directory: Path) -> int:
+                return 1000
+
+        with pytest.raises(JournalFull, match="has 1000 bytes of free space"):
+            backed_up(source.directory, tmp_path / "b", files=Full())
+
+        class Fills(SteppedFiles):
+            def write(self, fd: int, data: Any, offset: int) -> None:
+                raise OSError(28, "No space left on device")
+
+        with pytest.raises(JournalFull, match=r"cannot be written: No space left .* complete up to position 0"):
+            backed_up(source.directory, tmp_path / "b", files=Fills())
+
+
+class TestRetention:
+    def test_backup_keeps_segments_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target)
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        fill(source, 5)
+        backed_up(source.directory, target)
+        assert numbers(target) == list(range(1, 56))
+
+    def test_backup_continues_when_the_source_deleted_everything_that_it_has(self, source: Any, tmp_path: Path) -> None:
+        mark = 0
+        while scan.segments(source.directory)[-1].base != mark:
+            backed_up(source.directory, tmp_path / "b")
+            mark = look(source.directory).mark
+            fill(source, 1)
+        for segment in scan.segments(source.directory)[:-1]:
+            segment.path.unlink()
+        backed_up(source.directory, tmp_path / "b")
+        assert numbers(tmp_path / "b") == list(range(1, source.next["s"]))
+
+    def test_mirror_deletes_segments_and_snapshots_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
+        target = tmp_path / "b"
+        put_snapshot(source.directory, 0)
+        backed_up(source.directory, target, mirror=True)
+        assert scan.snapshots(target) == [0]
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        scan.snapshot_path_of(source.directory, 0).unlink()
+        fill(source, 5)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        done = backed_up(source.directory, target, mirror=True)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert done.deleted == 3
+        assert scan.snapshots(target) == []
+        assert look(target).start == look(source.directory).start == scan.look_at_mark(target, Files()).begin
+        assert not scan.index_path_of(target, 0).exists()
+        assert verify(target).problems == []
+
+    def test_mirror_deletes_nothing_while_it_cannot_tell_which_snapshots_are_needed(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        target = tmp_path / "b"
+        backed_up(source.directory, target, mirror=True)
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        before = sorted(target.glob("*.segment"))
+        flip(before[3], fmt.SEGMENT_HEADER.size + 30)
+        with pytest.raises(JournalCorrupt, match=f"{before[3]} is damaged"):
+            backed_up(source.directory, target, mirror=True)
+        assert sorted(target.glob("*.segment")) == before
+
+    def test_first_backup_begins_at_the_oldest_kept_segment(self, source: Any, tmp_path: Path) -> None:
+        for segment in scan.segments(source.directory)[:3]:
+            segment.path.unlink()
+        backed_up(source.directory, tmp_path / "b")
+        assert is_same_log(source.directory, tmp_path / "b")
+        assert started(tmp_path / "b")[-1] == 50
+
+    def test_first_backup_is_repeated_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
+        class Fading(Directory):
+            """A place that deletes the oldest segment when it is opened, while there are more than three."""
+
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                there = scan.segments(self.path)
+                if base == there[0].base and len(there) > 3:
+                    there[0].path.unlink()
+                return super().open(base, limit)
+
+        with Replica(tmp_path / "b", Files()) as replica:
+            Backup(Fading(source.directory), replica).run()
+        assert len(scan.segments(source.directory)) == 3
+        assert is_same_log(source.directory, tmp_path / "b")
+
+    def test_segment_deleted_during_the_copy_is_reported(self, source: Any, tmp_path: Path) -> None:
+        class Fading(Directory):
+            def open(self, base: int, limit: int) -> scan.SegmentReader:
+                if base > 10_000:
+                    for segment in scan.segments(self.path)[:-1]:
+                        segment.path.unlink()
+                return super().open(base, limit)
+
+        with Replica(tmp_path / "b", Files()) as replica, pytest.raises(JournalGap, match="begin another in an empty"):
+            Backup(Fading(source.directory), replica).run()
+        assert verify(tmp_path / "b").problems == []
+
+
+class TestFollowing:
+    def test_follow_copies_new_batches_until_it_is_interrupted(self, source: Any, tmp_path: Path) -> None:
+        target, said, turns = tmp_path / "b", [], iter(range(4))
+
+        def sleep(seconds: float) -> None:
+            assert seconds == 0.5
+            if next(turns, None) is None:
+                raise KeyboardInterrupt
+            fill(source, 7)
+
+        with Replica(target, Files()) as replica, pytest.raises(KeyboardInterrupt):
+            Backup(Directory(source.directory), replica).follow(0.5, said.append, sleep)
+        assert said == []
+        assert numbers(target) == list(range(1, 79))
+
+    def test_follow_waits_for_an_unreachable_source(self, source: Any, tmp_path: Path) -> None:
+        target, away = tmp_path / "b", tmp_path / "away"
+        said: list[str] = []
+        turn = [0]
+
+        def sleep(seconds: float) -> None:
+            turn[0] += 1
+            if turn[0] == 2:
+                source.directory.rename(away)
+            elif turn[0] == 5:
+                away.rename(source.directory)
+                fill(source, 3)
+            elif turn[0] == 7:
+                raise KeyboardInterrupt
+
+        with Replica(target, Files()) as replica, pytest.raises(KeyboardInterrupt):
+            Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
+        assert [line.partition(";")[0] for line in said] == [
+            f"{source.directory} is no journal: there is no such directory",
+            f"{source.directory} is reachable again",
+        ]
+        assert numbers(target) == list(range(1, 54))
+
+    def test_follow_ends_if_the_source_is_replaced(self, source: Any, tmp_path: Path) -> None:
+        target, older = tmp_path / "b", tmp_path / "older"
+        said: list[str] = []
+        backed_up(source.directory, older)
+        fill(source, 1)
+        turn = [0]
+
+        def sleep(seconds: float) -> None:
+            turn[0] += 1
+            if turn[0] == 2:  # the source was restored from an older copy, and is shorter than the backup
+                source.close()
+                source.directory.rename(tmp_path / "away")
+                older.rename(source.directory)
+            elif turn[0] == 4:
+                for _ in range(20):
+                    started(source.directory)
+            assert turn[0] < 6
+
+        with Replica(target, Files()) as replica, pytest.raises(JournalError, match="differ at position"):
+            Backup(Directory(source.directory), replica).follow(1, said.append, sleep)
+        assert len(said) == 1
+        assert "restored from an older copy" in said[0]
+        assert numbers(target) == list(range(1, 52))
+
+
+class TestRestore:
+    def test_server_starts_in_a_restored_directory(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        done = restore(Directory(backup), target, Files()).done
+        assert done.records == 50
+        assert is_same_log(backup, target)
+        assert started(target) == list(range(1, 51))
+        assert {path.name for path in target.iterdir()} >= {"MARK", "LOCK"}
+        assert not (target / RESTORING).exists()
+
+    def test_copy_of_a_backup_is_restored_up_to_its_end(self, source: Any, tmp_path: Path) -> None:
+        backup, tape, target = tmp_path / "b", tmp_path / "tape", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        shutil.copytree(backup, tape)
+        restore(Directory(tape), target, Files())
+        assert numbers(target) == list(range(1, 51))
+
+    def test_a_finished_restore_survives_a_power_cut(self, source: Any, tmp_path: Path) -> None:
+        backed_up(source.directory, tmp_path / "b")
+        target = tmp_path / "restored"
+        target.mkdir()
+        files = RecordingFiles(target)
+        restore(Directory(tmp_path / "b"), target, files)
+        whole = {path.name: path.read_bytes() for path in target.iterdir() if path.name not in ("LOCK", "readers")}
+        assert RESTORING not in whole
+        for state in images(files, len(files.log), Random(1), 3):
+            assert state == whole
+
+    def test_a_directory_that_is_not_empty_is_refused(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        target.mkdir()
+        (target / "lost+found").mkdir()
+        restore(Directory(backup), target, Files())
+        with pytest.raises(ConfigError, match="is not empty"):
+            restore(Directory(backup), target, Files())
+        with pytest.raises(ConfigError, match="is not empty"):
+            restore(Directory(backup), backup, Files())
+
+    def test_restoring_a_missing_backup_creates_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(JournalError, match="no such directory"):
+            restore(Directory(tmp_path / "typo"), tmp_path / "restored", Files())
+        assert not (tmp_path / "restored").exists()
+
+    def test_interrupted_restore_starts_no_server_and_can_be_repeated(self, source: Any, tmp_path: Path) -> None:
+        backup = tmp_path / "b"
+        backed_up(source.directory, backup)
+        interrupted = TestInterruption()
+        steps = 0
+        while True:
+            target = tmp_path / f"restored{steps}"
+            try:
+                restore(Directory(backup), target, interrupted.files(steps, half=True))
+                break
+            except TestInterruption.Killed:
+                steps += 1
+            if any(path.name != "LOCK" and path.suffix != ".new" for path in target.iterdir()):
+                for quarantine in (False, True):
+                    with pytest.raises(JournalCorrupt, match="`fyrehose journal restore` was interrupted"):
+                        started(target, quarantine)
+            restore(Directory(backup), target, Files())
+            assert started(target) == list(range(1, 51))
+        assert steps > 20
+
+    def test_restoring_a_damaged_backup_is_refused(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        third = scan.segments(backup)[2]
+        flip(third.path, 500)
+        with pytest.raises(JournalCorrupt, match=f"{third.path} is damaged at byte"):
+            restore(Directory(backup), target, Files())
+        with pytest.raises(JournalCorrupt, match="is not complete"):
+            started(target)
+
+
+def test_source_that_keeps_deleting_segments_is_unreachable(source: Any, tmp_path: Path) -> None:
+    class Gone(Directory):
+        def open(self, base: int, limit: int) -> scan.SegmentReader:
+            raise Missing(self.name(base))
+
+    with Replica(tmp_path / "b", Files()) as replica, pytest.raises(JournalUnreachable, match="was deleted while"):
+        Backup(Gone(source.directory), replica).run()

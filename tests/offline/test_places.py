@@ -1,0 +1,258 @@
+"""A journal is read in the same way from its directory and from `fyrehose journal serve`."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
+from fyrehose.journal import scan, subscriptions
+from fyrehose.offline import places
+from fyrehose.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
+from fyrehose.offline.serve import ServeFactory
+
+Opener = Callable[..., Any]
+
+
+def test_place_parses_paths_and_addresses(tmp_path: Path) -> None:
+    assert place(str(tmp_path)) == place(f"file://{tmp_path}") == Directory(tmp_path)
+    assert place("http://h:1/") == RemoteJournal("http://h:1")
+    assert str(place("https://h:1")) == "https://h:1"
+    assert str(place(str(tmp_path))) == str(tmp_path)
+    with pytest.raises(ConfigError, match="directory, or http"):
+        place("s3://bucket/journal")
+
+
+@pytest.fixture
+def written(open_journal: Opener) -> Any:
+    """Return a journal of several segments."""
+    bench = open_journal(segment_size=4096)
+    for i in range(20):
+        bench.append(b"%03d" % i * 300)
+    return bench
+
+
+@pytest.mark.live
+def test_a_served_journal_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
+    server, directory = place(serve(written.directory)), place(str(written.directory))
+    assert server.view() == directory.view()
+    for extent in directory.view().segments:
+        assert server.index(extent.base) == directory.index(extent.base)
+        readers = [there.open(extent.base, extent.end) for there in (server, directory)]
+        first, second = (reader.read(extent.base, extent.end - extent.base) for reader in readers)
+        assert first == second
+        assert len(first) == extent.end - extent.base
+        for reader in readers:
+            reader.close()
+    scan.snapshot_path_of(written.directory, 4096).write_bytes(b"every stream")
+    assert server.snapshots() == directory.snapshots() == [4096]
+    assert server.snapshot(4096) == directory.snapshot(4096) == b"every stream"
+    for there in (server, directory):
+        with pytest.raises(Missing):
+            there.snapshot(0)
+    server.update_subscription("lake", 77)
+    directory.update_subscription("other", 78)
+    assert [(r.name, r.position) for r in subscriptions.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
+
+
+class Local:
+    """An HTTP connection to a site in this very process.
+
+    :ivar asked: the requests, in order
+    """
+
+    directory: Path
+    asked: list[tuple[str, str]]
+    token: str | None = None
+
+    def __init__(self, host: str, port: int | None, timeout: float) -> None:
+        assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
+        self._clock = Clock()
+        self._factory = ServeFactory(self.directory, token=self.token, reactor=self._clock)
+        self._answer = b""
+
+    def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
+        self.asked.append((method, path))
+        transport = StringTransport()
+        connection: Any = self._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+        connection.makeConnection(transport)
+        lines = [f"{method} {path} HTTP/1.1", "Host: here", *(f"{name}: {text}" for name, text in headers.items())]
+        lines += [f"Content-Length: {len(body or b'')}", "Connection: close", "", ""]
+        connection.dataReceived("\r\n".join(lines).encode() + (body or b""))
+        while any(call.getTime() <= self._clock.seconds() for call in self._clock.getDelayedCalls()):
+            self._clock.advance(0)  # a file is sent in several turns
+        self._answer = transport.value()
+        connection.connectionLost(Failure(ConnectionDone()))
+
+    def getresponse(self) -> SimpleNamespace:
+        head, _, body = self._answer.partition(b"\r\n\r\n")
+        return SimpleNamespace(status=int(head.split()[1]), read=lambda: body)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def local(written: Any, monkeypatch: pytest.MonkeyPatch) -> type[Local]:
+    monkeypatch.setattr(Local, "directory", written.directory, raising=False)
+    monkeypatch.setattr(Local, "asked", [], raising=False)
+    monkeypatch.setattr(places, "HTTPConnection", Local)
+    return Local
+
+
+def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, local: type[Local]) -> None:
+    server, directory = place("http://here:80/"), place(str(written.directory))
+    assert server.view() == directory.view()
+    assert [server.index(base) for base in written.journal._store.bases] == [
+        directory.index(base) for base in written.journal._store.bases
+    ]
+    assert server.index(written.journal._store.bases[-1]) is None
+    extent = directory.view().segments[1]
+    with pytest.raises(Missing, match=r"^http://here:80/segments/00000000000000ff$"):
+        server.open(255, 1 << 20)
+    assert server.name(extent.base) == f"http://here:80/segments/{extent.base:016x}"
+    reader = server.open(extent.base, extent.end)
+    whole = bytes(reader.read(extent.base, extent.end - extent.base))
+    assert whole == scan.path_of(written.directory, extent.base).read_bytes()
+    assert bytes(reader.read(extent.end - 5, 100)) == whole[-5:]
+    assert bytes(reader.read(extent.end, 10)) == b""
+    assert bytes(reader.read(extent.base, 0)) == b""
+    reader.close()
+    for position in (4096, 64):
+        scan.snapshot_path_of(written.directory, position).write_bytes(b"every stream %d" % position)
+    assert server.snapshots() == directory.snapshots() == [64, 4096]
+    assert server.snapshot(4096) == directory.snapshot(4096) == b"every stream 4096"
+    for there in (server, directory):
+        with pytest.raises(Missing):
+            there.snapshot(0)
+    server.update_subscription("lake", 77)
+    directory.update_subscription("other", 78)
+    assert [(r.name, r.position) for r in subscriptions.registered(written.directory)] == [("lake", 77), ("other", 78)]
+    assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
+
+
+def test_a_segment_is_requested_over_http_in_large_pieces(
+    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = place("http://here:80").open(0, 1 << 30)
+    for at in range(0, 2000, 100):
+        assert bytes(reader.read(at, 100)) == scan.path_of(written.directory, 0).read_bytes()[at : at + 100]
+    assert [method for method, _ in local.asked] == ["HEAD", "GET"]
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"), [(None, "requires a token: name a file"), ("other", "the token that was sent is wrong")]
+)
+def test_a_token_is_sent_and_a_client_without_one_is_told_which_option_to_use(
+    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
+) -> None:
+    monkeypatch.setattr(Local, "token", "0123456789abcdef")
+    assert RemoteJournal("http://here:80", "0123456789abcdef").view() == place(str(written.directory)).view()
+    with pytest.raises(JournalError, match=said):
+        RemoteJournal("http://here:80", sent).view()
+
+
+@pytest.mark.live
+def test_server_requires_its_token(
+    written: Any, serve: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, other = tmp_path / "token", tmp_path / "other"
+    token.write_text("0123456789abcdef\n")
+    other.write_text("0123456789abcdeg\n")
+    url = serve(written.directory, "--token-file", str(token))
+    monkeypatch.delenv(TOKEN_FILE, raising=False)
+    with pytest.raises(JournalError, match="requires a token: name a file that contains it with --token-file"):
+        place(url).view()
+    with pytest.raises(JournalError, match="requires a token: the token that was sent is wrong"):
+        place(url, str(other)).view()
+    with pytest.raises(ConfigError, match="cannot read the token file"):
+        place(url, str(tmp_path / "none"))
+    view = place(str(written.directory)).view()
+    assert place(url, str(token)).view() == view
+    monkeypatch.setenv(TOKEN_FILE, str(token))
+    there = pickle.loads(pickle.dumps(place(url)))  # Spark's workers get the pickled place, and have no token file
+    token.unlink()
+    assert there.view() == view
+    assert "0123456789abcdef" not in repr(there)
+    there.open(0, view.mark).close()
+    there.update_subscription("lake", 7)
+
+
+@pytest.mark.live
+def test_opening_a_deleted_segment_raises_missing(written: Any, serve: Callable[[Path], str]) -> None:
+    url = serve(written.directory)
+    scan.path_of(written.directory, 0).unlink()
+    for there in (place(url), place(str(written.directory))):
+        with pytest.raises(Missing, match=r"0{16}"):
+            there.open(0, 100)
+
+
+def test_missing_or_empty_directory_is_unreachable(tmp_path: Path) -> None:
+    with pytest.raises(JournalUnreachable, match="is no journal: it has no segment files"):
+        place(str(tmp_path)).view()
+    with pytest.raises(JournalUnreachable, match="is no journal: there is no such directory"):
+        place(str(tmp_path / "unmounted")).view()
+
+
+def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(JournalUnreachable, match=r"does not answer.*`fyrehose journal serve` running"):
+            RemoteJournal(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
+    for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
+        with pytest.raises(ConfigError, match="http://HOST:PORT"):
+            RemoteJournal(wrong).view()
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([b"", b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b'{"mark": 0, "segments": []}\n  '], None),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n" + b"cut off"] * 4, "does not answer"),
+        ([b"HTTP/1.1 500 Not Now\r\nContent-Length: 9\r\n\r\nno\nreason"], "/journal: 500 no"),
+        ([b"HTTP/1.1 300 Many\r\nContent-Length: 0\r\n\r\n"], "/journal: 300"),
+        ([b"rubbish\r\n\r\n"] * 4, "does not answer"),
+        ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"], "is no `fyrehose journal serve`"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"], "is no `fyrehose journal serve`"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"], "is no `fyrehose journal serve`"),
+    ],
+)
+def test_invalid_answers_are_reported(
+    answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for said in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        server = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        if outcome is None:
+            assert server.view().mark == 0
+        else:
+            with pytest.raises(JournalError, match=outcome) as refused:
+                server.view()
+            if " 50" in outcome:
+                assert isinstance(refused.value, JournalUnreachable), "another try may succeed"
+        thread.join()

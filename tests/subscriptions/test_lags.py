@@ -1,0 +1,92 @@
+"""How far named subscriptions are behind, in records and in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.consuming import describe
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.records import Run
+from fyrehose.subscriptions.lags import LOOKS
+from fyrehose.subscriptions.named import CHECK
+from fyrehose.subscriptions.subscription import Named
+from fyrehose.testing import MemoryJournal
+
+
+class World:
+    """A broker with ten records in each of two streams, at second 1; it is second 5."""
+
+    def __init__(self) -> None:
+        self.journal, self.clock = MemoryJournal(), Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
+        self.broker.open()
+        self.table, self.named = self.broker.table, self.broker.named
+        self.table.now = lambda: 5_000_000
+        for stream in ("logs.a", "logs.b"):
+            self.publish(10, stream)
+
+    def publish(self, count: int, stream: str) -> None:
+        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+
+    def open(self, stream: str, pattern: bool = False) -> Named:
+        opened: list[Named] = []
+        self.named.open("n", stream, 0, pattern).addCallback(opened.append)
+        return opened[0]
+
+
+def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
+    world = World()
+    named = world.open("logs.a")
+    assert world.table.lags.of(named) == (10, None)
+    world.clock.advance(CHECK)
+    assert world.table.lags.of(named) == (10, 4.0)
+    world.named.acknowledge(named, 10)
+    assert world.table.lags.of(named) == (0, 0.0)
+    assert describe(world.table, named)["lag_seconds"] == 0.0
+
+
+def test_records_that_retention_deleted_are_no_lag() -> None:
+    world = World()
+    named = world.open("logs.a")
+    world.publish(5, "logs.a")
+    world.journal.forget("logs.a", 11)
+    assert world.table.lags.of(named)[0] == 5
+
+
+def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
+    world = World()
+    named = world.open("logs.*", pattern=True)
+    assert world.table.lags.of(named) == (20, None)
+    world.clock.advance(CHECK)
+    assert world.table.lags.of(named) == (20, 4.0)
+    world.named.acknowledge(named, {"logs.a": 10, "logs.b": 9})
+    shown: dict[str, Any] = world.named.show(named)
+    assert (shown["kind"], shown["stream"], shown["streams"], shown["lag"]) == ("pattern", "logs.*", 2, 1)
+    assert shown["positions"] == {
+        "logs.a": {"position": 10, "lag": 0, "lag_seconds": 0.0},
+        "logs.b": {"position": 9, "lag": 1, "lag_seconds": 4.0},
+    }
+    assert "positions" not in describe(world.table, named)
+
+
+def test_one_check_reads_a_limited_number_of_streams_and_the_next_continues() -> None:
+    world = World()
+    for number in range(LOOKS):
+        world.publish(1, f"logs.{number}")
+    named = world.open("logs.*", pattern=True)
+    world.clock.advance(CHECK)
+    assert len(named.oldest) == LOOKS
+    world.clock.advance(CHECK)
+    assert len(named.oldest) == LOOKS + 2
+
+
+def test_age_of_the_oldest_record_is_dropped_when_everything_is_acknowledged() -> None:
+    world = World()
+    named = world.open("logs.*", pattern=True)
+    world.clock.advance(CHECK)
+    world.named.acknowledge(named, {"logs.a": 10, "logs.b": 10})
+    world.clock.advance(CHECK)
+    assert named.oldest == {}

@@ -1,0 +1,384 @@
+"""Named subscriptions: their positions move when that is durable, and never back except by rewinding."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.quotas import ENTRY
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import (
+    InvalidPosition,
+    JournalCorrupt,
+    NoSuchSubscription,
+    ReadOnly,
+    SubscriptionConflict,
+    SubscriptionError,
+    SubscriptionInUse,
+    TooManyNamedSubscriptions,
+)
+from fyrehose.interfaces import FileLag, JournalState
+from fyrehose.records import Run
+from fyrehose.subscriptions.named import CHECK
+from fyrehose.subscriptions.positions import STREAM
+from fyrehose.subscriptions.subscription import Named
+from fyrehose.testing import MemoryJournal
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.reasons: list[Exception] = []
+
+    def displaced(self, reason: Exception) -> None:
+        self.reasons.append(reason)
+
+
+class World:
+    """A broker whose stream "s" has ten records; the subscription "n" reads it."""
+
+    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal = journal or MemoryJournal()
+        self.clock = Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
+        self.broker.open()
+        self.table, self.named = self.broker.table, self.broker.named
+        if journal is None:
+            self.publish(10)
+
+    def publish(self, count: int, stream: str = "s") -> None:
+        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+
+    def open(self, name: str = "n", stream: str = "s", after: int | None = 0) -> Named:
+        opened: list[Named] = []
+        self.named.open(name, stream, after).addCallback(opened.append)
+        return opened[0]
+
+    def restarted(self) -> World:
+        self.table.close()
+        return World(self.journal)
+
+
+def test_a_closed_broker_checks_nothing_any_more() -> None:
+    world = World()
+    world.open()
+    assert world.clock.getDelayedCalls()
+    world.broker.close()
+    assert not world.clock.getDelayedCalls()
+
+
+def refusal(call: Any) -> Exception:
+    failures: list[Any] = []
+    call.addErrback(failures.append)
+    assert failures, "it should have been refused"
+    error: Exception = failures[0].value
+    return error
+
+
+@pytest.mark.parametrize(("after", "begin"), [(0, 0), (4, 4), (None, 10), (99, 10)])
+def test_a_new_subscription_begins_where_the_peer_says(after: int | None, begin: int) -> None:
+    assert World().open(after=after).state.seq == begin
+
+
+def test_a_subscription_that_exists_keeps_its_position() -> None:
+    world = World()
+    world.named.acknowledge(world.open(), 3)
+    assert world.open(after=7).state.seq == 3
+
+
+def test_positions_and_deletions_survive_a_restart() -> None:
+    world = World()
+    world.named.acknowledge(world.open(), 3)
+    world.named.delete(world.open("gone"))
+    again = world.restarted()
+    assert again.open().state.seq == 3
+    assert list(again.table.entries) == ["n"]
+    assert again.broker.budget.kept == ENTRY
+
+
+def test_a_position_moves_when_its_record_is_durable() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    moved: list[Any] = []
+    world.named.acknowledge(named, 3).addCallback(moved.append)
+    world.named.acknowledge(named, 5).addCallback(moved.append)
+    assert (named.state.seq, moved) == (0, [])
+    world.journal.commit()
+    assert (named.state.seq, [each.seq for each in moved]) == (3, [3])
+    world.journal.commit()
+    assert (named.state.seq, [each.seq for each in moved]) == (5, [3, 5])
+
+
+def test_acknowledgements_during_a_write_are_written_together() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    for seq in range(1, 10):
+        world.named.acknowledge(named, seq)
+    world.journal.commit()
+    world.journal.commit()
+    assert world.journal.bounds(STREAM)[1] == 3  # created, 1, 9
+
+
+def test_an_acknowledgement_never_moves_a_position_back() -> None:
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, 5)
+    assert world.named.acknowledge(named, 3).result.seq == 5
+    assert named.state.seq == 5
+
+
+def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
+    world = World()
+    named = world.open()
+    assert "ends at 10" in str(refusal(world.named.acknowledge(named, 11)))
+    assert "ends at 10" in str(refusal(world.named.rewind(named, 11)))
+    assert named.state.seq == 0
+
+
+def test_rewinding_displaces_the_consumer_and_refuses_its_acknowledgements() -> None:
+    world = World()
+    named, consumer = world.open(), Consumer()
+    begun = world.named.attach(named, consumer)
+    world.named.acknowledge(named, 8, begun.generation)
+    world.named.rewind(named, 2)
+    assert [str(reason) for reason in consumer.reasons] == ["subscription 'n' was rewound"]
+    assert isinstance(refusal(world.named.acknowledge(named, 9, begun.generation)), InvalidPosition)
+    assert world.restarted().open().state.seq == 2
+
+
+def test_rewinding_without_a_number_skips_to_the_end() -> None:
+    world = World()
+    assert world.named.rewind(world.open(), None).result.seq == 10
+
+
+def test_a_second_consumer_is_refused() -> None:
+    world = World()
+    named, first = world.open(), Consumer()
+    world.named.attach(named, first)
+    with pytest.raises(SubscriptionInUse, match="has a consumer"):
+        world.named.attach(named, Consumer())
+    named.detach(Consumer())
+    assert named.consumer is first
+    named.detach(first)
+    world.named.attach(named, Consumer())
+    assert first.reasons == []
+
+
+def test_a_second_consumer_may_take_over() -> None:
+    world = World()
+    named, first, second = world.open(), Consumer(), Consumer()
+    before = world.named.attach(named, first)
+    after = world.named.attach(named, second, takeover=True)
+    assert "has taken over" in str(first.reasons[0])
+    assert after.generation > before.generation
+    assert named.consumer is second
+
+
+def test_the_same_owner_continues_on_another_connection() -> None:
+    world = World()
+    named, first, second = world.open(), Consumer(), Consumer()
+    before = world.named.attach(named, first, owner="link")
+    assert world.named.attach(named, second, owner="link") == before
+    assert (first.reasons, named.consumer) == ([], second)
+    assert world.restarted().open().state.owner == "link"
+
+
+def test_another_owner_gets_a_new_generation() -> None:
+    world = World()
+    named, first = world.open(), Consumer()
+    before = world.named.attach(named, first, owner="link")
+    named.detach(first)
+    after = world.named.attach(named, Consumer())
+    assert (after.owner, after.generation) == ("", before.generation + 1)
+
+
+def test_deleting_displaces_the_consumer() -> None:
+    world = World()
+    named, consumer = world.open(), Consumer()
+    world.named.attach(named, consumer)
+    world.named.delete(named)
+    assert isinstance(consumer.reasons[0], NoSuchSubscription)
+    with pytest.raises(NoSuchSubscription):
+        world.named.find("n")
+    assert isinstance(refusal(world.named.acknowledge(named, 1)), NoSuchSubscription)
+    assert world.broker.budget.kept == 0
+
+
+def test_a_subscription_can_be_created_again_while_it_is_being_deleted() -> None:
+    world = World()
+    named = world.open(after=5)
+    world.journal.auto = False
+    world.named.delete(named)
+    again: list[Named] = []
+    world.named.open("n", "s", 2).addCallback(again.append)
+    world.journal.commit()
+    world.journal.commit()
+    assert again[0].state.seq == 2
+    assert world.restarted().open().state.seq == 2
+
+
+def test_a_subscription_belongs_to_one_stream() -> None:
+    world = World()
+    world.open()
+    assert isinstance(refusal(world.named.open("n", "other", 0)), SubscriptionConflict)
+
+
+def test_two_peers_may_create_a_subscription_at_once_but_not_of_two_streams() -> None:
+    world = World()
+    world.journal.auto = False
+    opened = [world.named.open("n", stream, 0) for stream in ("s", "s", "other")]
+    world.journal.commit()
+    world.journal.commit()
+    assert opened[0].result is opened[1].result
+    assert isinstance(refusal(opened[2]), SubscriptionConflict)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a b", ".a", "a/b", "a.new", "ä"])
+def test_invalid_names_are_refused(name: str) -> None:
+    assert isinstance(refusal(World().named.open(name, "s", 0)), SubscriptionError)
+
+
+def test_the_name_of_a_program_that_reads_the_files_is_refused() -> None:
+    world = World()
+    world.journal.keeper.kept.append(FileLag("archive", 5, 6))
+    assert isinstance(refusal(world.named.open("archive", "s", 0)), SubscriptionInUse)
+
+
+def test_the_number_of_subscriptions_is_limited() -> None:
+    world = World(named_subscriptions=4)
+    for name in ("a", "b", "c", "d"):
+        world.table.create(name, "s", 0, "10.0.0.1" if name < "c" else "10.0.0.2")
+    assert isinstance(refusal(world.table.create("e", "s", 0, "10.0.0.3")), TooManyNamedSubscriptions)
+    world.named.delete(world.named.find("d"))
+    assert "2 of them by 10.0.0.1" in str(refusal(world.table.create("e", "s", 0, "10.0.0.1")))
+    assert world.table.create("e", "s", 0, "10.0.0.2").result
+
+
+def test_the_memory_of_subscriptions_is_limited() -> None:
+    world = World()
+    world.broker.budget.keep(world.broker.budget.limit // 2)
+    assert "server.memory" in str(refusal(world.named.open("n", "s", 0)))
+
+
+def test_positions_do_not_move_while_the_disk_is_full() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    waiting = [world.named.acknowledge(named, 3), world.named.acknowledge(named, 4)]
+    creating = world.named.open("new", "s", 0)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert [type(refusal(each)) for each in (*waiting, creating)] == [ReadOnly] * 3
+    assert (named.state.seq, list(world.table.entries)) == (0, ["n"])
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert world.named.acknowledge(named, 4).result.seq == 4
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_written_when_enough_was_written() -> None:
+    world = World()
+    named = world.open()
+    world.publish(5_000)
+    for seq in range(1, 5_000):
+        world.named.acknowledge(named, seq)
+    assert world.journal.bounds(STREAM)[1] == 5_000
+    assert sum(len(run.payload) for run in world.journal.read(STREAM, 1, 1 << 30)) > world.table.stream.checkpoint_bytes
+    world.clock.advance(CHECK)
+    world.named.acknowledge(named, 5_001)
+    world.journal.forget(STREAM, 5_001)
+    assert world.restarted().open().state.seq == 5_001
+
+
+def test_a_checkpoint_is_written_again_when_its_segment_is_sealed() -> None:
+    world = World()
+    world.open()
+    world.journal.keeper.sealed = True
+    pinned = world.table.unread()[-1]
+    assert (pinned.stream, pinned.seq, pinned.pinned) == (STREAM, 0, True)
+    world.clock.advance(CHECK)
+    assert world.table.unread()[-1].seq == 1
+
+
+def test_a_checkpoint_contains_changes_that_are_being_written() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    world.named.acknowledge(named, 3)
+    world.journal.keeper.sealed = True
+    world.clock.advance(CHECK)
+    world.journal.commit()
+    world.journal.forget(STREAM, 3)
+    assert world.restarted().open().state.seq == 3
+
+
+def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> None:
+    world = World()
+    for name in ("with", "without"):
+        world.named.acknowledge(world.open(name), 3)
+    world.table.attach(world.table.find("with"), Consumer())
+    before = world.journal.bounds(STREAM)[1]
+    world.journal.keeper.sealed = True
+    world.clock.advance(CHECK)
+    world.journal.forget(STREAM, before + 1)  # retention keeps nothing before the checkpoint
+    again = world.restarted()
+    assert {name: named.state.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
+
+
+def test_a_subscription_that_has_read_everything_counts_as_active() -> None:
+    world = World()
+    behind, done = world.open("behind"), world.open("done", after=None)
+    created = behind.active
+    world.table.now = lambda: created + 10**9
+    world.clock.advance(CHECK)
+    assert (behind.active, done.active) == (created, created + 10**9)
+
+
+def test_damaged_records_stop_the_start() -> None:
+    world = World()
+    world.broker.publish([Run.of(STREAM, [b"{}"], source="server-subscriptions")])
+    with pytest.raises(JournalCorrupt, match=r"stream \.subscriptions"):
+        Broker(Clock(), world.journal, Sequencer()).table.open()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_positions_agree_with_the_acknowledgements_over_crashes(seed: int) -> None:
+    """Acknowledge, rewind, commit and crash at random: a position is never ahead of, nor behind, what was durable."""
+    dice = random.Random(seed)
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    highest, durable = 0, 0  # since the last rewind: acknowledged by the consumer, and told to be durable
+    rewound: list[int] = []
+
+    def told(position: Any) -> None:
+        nonlocal durable
+        durable = position.seq
+
+    for _ in range(200):
+        what = dice.random()
+        if what < 0.5:
+            seq = dice.randint(0, 10)
+            highest = max(highest, seq)
+            world.named.acknowledge(named, seq).addCallbacks(told, lambda failure: None)
+        elif what < 0.6 and not rewound:
+            highest = seq = dice.randint(0, 10)
+            rewound.append(seq)
+            world.named.rewind(named, seq).addCallbacks(told, lambda failure: None)
+        elif what < 0.9:
+            world.journal.commit()
+            rewound = rewound if named.writing else []
+        else:
+            world.journal.enter(JournalState.FAILED, "crash")
+            world.journal.enter(JournalState.WRITABLE, "restart")
+            world = world.restarted()
+            named = world.open()
+            assert durable <= named.state.seq <= highest or rewound
+            highest = durable = named.state.seq
+            rewound = []
+        assert named.state.seq <= highest or rewound
+    world.journal.commit()

@@ -1,0 +1,380 @@
+"""Named subscriptions of patterns: a position in each stream that matches, also in those that are created later."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import parse
+from fyrehose.broker.quotas import ENTRY, PLACE
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import (
+    Forbidden,
+    InvalidPattern,
+    InvalidPosition,
+    ReadOnly,
+    SubscriptionConflict,
+    SubscriptionInUse,
+    TooManyNamedSubscriptions,
+)
+from fyrehose.identity import Identity
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.subscriptions.named import CHECK
+from fyrehose.subscriptions.positions import STREAM
+from fyrehose.subscriptions.subscription import Named
+from fyrehose.testing import MemoryJournal
+
+
+class World:
+    """A broker with ten records in each of "logs.a", "logs.b" and "other"."""
+
+    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal = journal or MemoryJournal()
+        self.clock = Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
+        self.broker.open()
+        self.table, self.named = self.broker.table, self.broker.named
+        if journal is None:
+            for stream in ("logs.a", "logs.b", "other"):
+                self.publish(10, stream)
+
+    def publish(self, count: int, stream: str) -> None:
+        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+
+    def open(self, after: int | None = 0, pattern: str = "logs.*", name: str = "n") -> Named:
+        opened: list[Named] = []
+        self.named.open(name, pattern, after, pattern=True).addCallback(opened.append)
+        return opened[0]
+
+    def restarted(self) -> World:
+        self.table.close()
+        return World(self.journal)
+
+
+def refusal(call: Any) -> Exception:
+    failures: list[Any] = []
+    call.addErrback(failures.append)
+    assert failures, "it should have been refused"
+    error: Exception = failures[0].value
+    return error
+
+
+@pytest.mark.parametrize(("after", "begin"), [(0, 0), (4, 4), (None, 10), (99, 10)])
+def test_a_new_subscription_begins_in_each_stream_that_matches(after: int | None, begin: int) -> None:
+    assert World().open(after).places == {"logs.a": begin, "logs.b": begin}
+
+
+def test_positions_of_streams_are_independent_and_survive_a_restart() -> None:
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 3})
+    world.named.acknowledge(named, {"logs.b": 7, "logs.a": 2})
+    assert named.places == {"logs.a": 3, "logs.b": 7}
+    assert world.restarted().open().places == {"logs.a": 3, "logs.b": 7}
+
+
+def test_a_stream_that_is_created_later_begins_with_its_first_record() -> None:
+    world = World()
+    named = world.open(after=None)
+    world.publish(2, "logs.c")
+    world.publish(2, "others")
+    assert named.places == {"logs.a": 10, "logs.b": 10, "logs.c": 0}
+    again = world.restarted()
+    assert again.open().places == {"logs.a": 10, "logs.b": 10, "logs.c": 0}
+    assert again.broker.budget.kept == world.broker.budget.kept == ENTRY + 3 * PLACE
+
+
+def test_a_change_holds_only_the_numbers_that_moved() -> None:
+    world = World()
+    named = world.open(after=5)
+    world.named.acknowledge(named, {"logs.b": 6})
+    last = world.journal.read(STREAM, world.journal.bounds(STREAM)[1], 1)[0]
+    assert b'"streams":{"logs.b":6}' in bytes(last.payload)
+
+
+def test_a_checkpoint_has_every_position() -> None:
+    world = World()
+    named = world.open(after=5)
+    world.named.acknowledge(named, {"logs.b": 6})
+    world.journal.keeper.sealed = True
+    world.clock.advance(CHECK)
+    world.named.acknowledge(named, {"logs.a": 8})
+    world.journal.forget(STREAM, 3)
+    assert world.restarted().open().places == {"logs.a": 8, "logs.b": 6}
+
+
+@pytest.mark.parametrize("refused", [{"logs.b": 7}, {"logs.a": 9, "logs.b": 7}])
+def test_a_position_that_was_refused_is_written_when_it_is_acknowledged_again(refused: dict[str, int]) -> None:
+    """Records have only the numbers that differ from what was written, and what was refused was not."""
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 3})
+    world.journal.auto = False
+    waiting = world.named.acknowledge(named, refused)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert isinstance(refusal(waiting), ReadOnly)
+    assert named.places == {"logs.a": 3, "logs.b": 0}
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.named.acknowledge(named, refused)
+    assert world.restarted().open().places == {"logs.a": 3, "logs.b": 0} | refused
+
+
+def test_a_position_is_refused_that_the_streams_cannot_have() -> None:
+    world = World()
+    named = world.open()
+    assert "ends at 10" in str(refusal(world.named.acknowledge(named, {"logs.a": 11})))
+    assert "is not one of" in str(refusal(world.named.acknowledge(named, {"other": 1})))
+    assert "for each stream" in str(refusal(world.named.acknowledge(named, 3)))
+    assert "for each stream" in str(refusal(world.named.rewind(named, 3)))
+    assert named.places == {"logs.a": 0, "logs.b": 0}
+
+
+def test_rewinding_sets_the_positions_of_all_streams_or_of_named_ones() -> None:
+    world = World()
+    named = world.open(after=5)
+    generation = named.state.generation
+    world.named.rewind(named, None)
+    assert named.places == {"logs.a": 10, "logs.b": 10}
+    world.named.rewind(named, {"logs.a": 2})
+    assert named.places == {"logs.a": 2, "logs.b": 10}
+    assert isinstance(refusal(world.named.acknowledge(named, {"logs.a": 5}, generation)), InvalidPosition)
+    world.named.rewind(named, 0)
+    assert world.restarted().open().places == {"logs.a": 0, "logs.b": 0}
+
+
+def test_a_pattern_is_not_the_stream_of_the_same_name() -> None:
+    world = World()
+    world.open()
+    assert isinstance(refusal(world.named.open("n", "logs.*", 0)), SubscriptionConflict)
+    assert isinstance(refusal(world.named.open("n", "logs.a*", 0, pattern=True)), SubscriptionConflict)
+    world.named.open("single", "logs.*", 0)
+    assert "not of pattern" in str(refusal(world.named.open("single", "logs.*", 0, pattern=True)))
+
+
+def test_retention_keeps_the_streams_of_a_pattern() -> None:
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 4})
+    world.publish(1, "logs.c")
+    unread = {(each.stream, each.seq) for each in world.table.unread() if not each.pinned}
+    assert unread == {("logs.a", 4), ("logs.b", 0), ("logs.c", 0)}
+
+
+def test_each_stream_of_a_pattern_counts_for_the_limit() -> None:
+    world = World(named_subscriptions=4)
+    assert "needs 5 more" in str(
+        refusal(World(named_subscriptions=4).table.create("m", "*", dict.fromkeys("abcd", 0), ""))
+    )
+    named = world.open()
+    world.publish(1, "logs.c")
+    world.publish(1, "logs.d")
+    assert set(named.places) == {"logs.a", "logs.b", "logs.c"}
+    assert isinstance(refusal(world.named.open("m", "other", 0)), TooManyNamedSubscriptions)
+    assert "is not one of" in str(refusal(world.named.acknowledge(named, {"logs.d": 1})))
+
+
+def test_a_peer_may_not_use_up_the_limit_with_a_pattern() -> None:
+    world = World(named_subscriptions=4)
+    assert isinstance(refusal(world.table.create("n", "logs.*", {"logs.a": 0, "logs.b": 0}, "10.0.0.1")), Exception)
+    assert world.table.create("n", "logs.*", {"logs.a": 0}, "10.0.0.1").result
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Return how many functions *action* calls."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def subscribed(count: int, pattern: str) -> World:
+    """Return a world with *count* subscriptions of patterns; ``{}`` is the number of each."""
+    world = World(named_subscriptions=10_000)
+    for number in range(count):
+        world.open(None, pattern.format(number), f"n{number}")
+    return world
+
+
+def test_a_new_stream_costs_a_few_calls_for_each_subscription_whose_pattern_matches() -> None:
+    world = subscribed(1_000, "x*")
+    assert calls(lambda: world.table.stream_created("x.1")) < 15_000
+    assert len(world.table.entries["n999"].places) == 1
+
+
+def test_a_new_stream_costs_nothing_for_patterns_of_other_names() -> None:
+    few, many = subscribed(10, "logs-{}.*"), subscribed(1_000, "logs-{}.*")
+    costs = [calls(lambda world=world: world.table.stream_created("orders")) for world in (few, many)]
+    assert costs[1] < costs[0] + 10
+
+
+def test_a_pattern_in_the_journal_is_kept_even_beyond_the_bounds_of_peers() -> None:
+    world, evil = World(), "*" * 1_000 + "!"
+    world.table.create("evil", evil, {"logs.a": 3}, "")
+    world.table.create("stars", "*l*o*g*s*." + "*" * 9, {"logs.b": 4}, "")
+    again = world.restarted()
+    assert again.table.entries["stars"].places == {"logs.a": 0, "logs.b": 4}
+    again.publish(1, "l-o-g-s-.!")
+    assert again.table.entries["evil"].places == {"l-o-g-s-.!": 0}
+    assert isinstance(refusal(again.named.open("n", evil, 0, pattern=True)), InvalidPattern)
+    again.named.delete(again.named.find("evil"))
+    assert "evil" not in again.restarted().table.entries
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_counter_of_room_equals_the_sum_over_all_subscriptions(seed: int) -> None:
+    dice = random.Random(seed)
+    world = World(named_subscriptions=20)
+    world.journal.auto = False
+    table, room = world.table, world.table.room
+    for step in range(300):
+        name, creator = f"n{dice.randint(0, 5)}", f"10.0.0.{dice.randint(1, 2)}"
+        match dice.randint(0, 6):
+            case 0:
+                pattern = dice.choice(["logs.*", "*"])
+                table.create(name, pattern, {"logs.a": 0}, creator).addErrback(lambda failure: None)
+            case 1:
+                table.create(name, "other", 0, creator).addErrback(lambda failure: None)
+            case 2 if name in table.entries:
+                table.delete(table.entries[name]).addErrback(lambda failure: None)
+            case 3:
+                world.publish(1, f"logs.{step}")
+                world.journal.commit()
+            case 4 if dice.random() < 0.2:
+                gone = [stream for stream in world.journal.ends() if stream.startswith("logs.")]
+                world.broker.retire(gone[:3]).addErrback(lambda failure: None)
+                world.journal.commit()
+                world.clock.advance(CHECK)
+            case 5 if dice.random() < 0.1:
+                world.journal.enter(JournalState.FAILED, "a write failed")
+                world.journal.enter(JournalState.WRITABLE, "and works again")
+            case _:
+                world.journal.commit()
+        used = Counter({each.creator: 0 for each in table.entries.values()})
+        for each in table.entries.values():
+            used[each.creator] += each.size
+            assert each.wanted is None or each.wanted.creator == each.creator
+        assert (room.counts.used, {each: room.counts.used_by(each) for each in room.counts._holders}) == (
+            used.total(),
+            used,
+        )
+        assert world.broker.budget.kept == sum(ENTRY + PLACE * (each.size - 1) for each in table.entries.values())
+
+
+def test_a_position_in_the_journal_is_kept_even_above_the_limit() -> None:
+    world = World()
+    world.named.acknowledge(world.open(), {"logs.a": 3, "logs.b": 4})
+    world.table.close()
+    again = World(world.journal, named_subscriptions=1)
+    assert again.open().places == {"logs.a": 3, "logs.b": 4}
+
+
+def test_the_position_in_a_stream_that_was_retired_is_forgotten() -> None:
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 3, "logs.b": 4})
+    world.broker.retire(["logs.a"])
+    world.clock.advance(CHECK)
+    assert named.places == {"logs.b": 4}
+    assert world.broker.budget.kept == ENTRY + PLACE
+    world.publish(1, "logs.a")
+    assert named.places == {"logs.a": 0, "logs.b": 4}
+    world.named.acknowledge(named, {"logs.a": 11})
+    assert world.restarted().open().places == {"logs.a": 11, "logs.b": 4}
+
+
+def test_a_stream_that_is_being_created_is_not_forgotten() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    world.publish(1, "logs.c")
+    world.clock.advance(CHECK)
+    world.journal.commit()
+    assert "logs.c" in named.places
+
+
+def test_deleting_a_subscription_releases_its_room_and_memory() -> None:
+    world = World()
+    world.named.delete(world.open())
+    assert (world.broker.budget.kept, world.table.unread()) == (0, [])
+    assert world.restarted().open(after=None).places == {"logs.a": 10, "logs.b": 10}
+
+
+def test_a_subscription_that_is_being_deleted_cannot_be_created_with_a_pattern() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    world.named.delete(named)
+    assert isinstance(refusal(world.named.open("n", "logs.*", 0)), SubscriptionInUse)
+    assert isinstance(refusal(world.named.open("n", "logs.*", 0, pattern=True)), SubscriptionInUse)
+
+
+def test_a_pattern_requires_the_rights_for_all_that_it_matches() -> None:
+    rules = [{"network": "10.0.0.1", "subscribe": "*", "consume": "logs.*"}]
+    world = World(guard=Guard(parse({"allow": rules})))
+    named = world.broker.identified(Identity(host="10.0.0.1")).named
+    assert isinstance(refusal(named.open("n", "*", 0, pattern=True)), Forbidden)
+    assert isinstance(refusal(named.open("n", "log*", 0, pattern=True)), Forbidden)
+    assert named.open("n", "logs.a*", 0, pattern=True).result.places == {"logs.a": 0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_positions_agree_with_the_acknowledgements_over_crashes(seed: int) -> None:
+    """Acknowledge, create streams, commit and crash at random: no position is ahead of, or behind, what was durable."""
+    dice = random.Random(seed)
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    highest: dict[str, int] = {}
+    durable: dict[str, int] = {}
+    streams = ["logs.a", "logs.b"]
+    for _ in range(300):
+        what = dice.random()
+        if what < 0.5:
+            numbers = {stream: dice.randint(0, 10) for stream in dice.sample(streams, dice.randint(1, len(streams)))}
+            for stream, seq in numbers.items():
+                highest[stream] = max(highest.get(stream, 0), seq)
+
+            def told(_: Any, numbers: dict[str, int] = numbers, durable: dict[str, int] = durable) -> None:
+                for stream, seq in numbers.items():
+                    durable[stream] = max(durable.get(stream, 0), seq)
+
+            world.named.acknowledge(named, numbers).addCallbacks(told, lambda failure: None)
+        elif what < 0.55 and len(streams) < 8:
+            streams.append(f"logs.{len(streams)}")
+            world.publish(10, streams[-1])
+            world.journal.commit()
+        elif what < 0.6:
+            world.journal.keeper.sealed = True
+            world.clock.advance(CHECK)
+            world.journal.keeper.sealed = False
+        elif what < 0.9:
+            world.journal.commit()
+        else:
+            world.journal.enter(JournalState.FAILED, "crash")
+            world.journal.enter(JournalState.WRITABLE, "restart")
+            world = world.restarted()
+            named = world.open()
+            assert set(named.places) == set(streams)
+            for stream, seq in named.places.items():
+                assert durable.get(stream, 0) <= seq <= highest.get(stream, 0)
+            highest, durable = dict(named.places), dict(named.places)
+        assert all(seq <= highest.get(stream, 0) for stream, seq in named.places.items())

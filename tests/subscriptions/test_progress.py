@@ -1,0 +1,138 @@
+"""What is durable about shared subscriptions: ranges, changes, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import attrs
+import pytest
+
+from fyrehose.broker.state_stream import Replayed, replay
+from fyrehose.errors import JournalCorrupt
+from fyrehose.records import Run
+from fyrehose.subscriptions import progress
+from fyrehose.subscriptions.progress import (
+    SOURCE,
+    STREAM,
+    FinalNumbers,
+    SavedShare,
+    SavedShares,
+    ShareOptions,
+    StreamProgress,
+    merged,
+    pack,
+    pack_checkpoint,
+    packed_ranges,
+)
+
+OPTIONS = ShareOptions(stream="s")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_ranges_of_final_numbers_agree_with_a_set(seed: int) -> None:
+    dice = random.Random(seed)
+    ranges, known = FinalNumbers(3), {1, 2, 3}
+    for _ in range(40):
+        first = dice.randint(1, 40)
+        last = first + dice.choice((0, 0, 1, 5))
+        added = set(range(first, last + 1)) - known
+        assert ranges.add(first, last) == len(added)
+        known |= added
+        floor = next(number for number in range(50) if number + 1 not in known)
+        assert ranges.floor == floor
+        assert [number for number in range(1, 50) if number in ranges] == sorted(known)
+        assert all(first > floor + 1 and last >= first for first, last in ranges.above())
+        gaps = [number for first, last in ranges.gaps(5, 30) for number in range(first, last + 1)]
+        assert gaps == [number for number in range(5, 31) if number not in known]
+
+
+def test_single_numbers_are_merged_into_ranges() -> None:
+    assert packed_ranges(merged([(7, 8), (5, 5), (1, 2), (2, 3)])) == [(1, 3), 5, (7, 8)]
+
+
+def found(*payloads: bytes, last: int | None = None) -> tuple[SavedShares, Replayed]:
+    run = Run.of(STREAM, payloads, source=SOURCE).numbered(1, 1)
+    saved, end = SavedShares(), last or len(payloads)
+
+    def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
+        return (run.slice(start - 1, end),) if start <= end else ()
+
+    return saved, replay(saved, read, (1, end), STREAM, SOURCE)
+
+
+def created(**floors: int) -> bytes:
+    return pack("work", 0, set=attrs.asdict(OPTIONS), floors=floors)
+
+
+def test_the_progress_is_the_sum_of_all_changes() -> None:
+    change = {"epoch": 2, "reach": 9, "final": [[6, 7]], "dead": [9], "expired": [], "ends": {"8": [2, 1]}}
+    saved, _ = found(created(s=5), pack("work", 0, stream="s", **change), pack("other", 0, stream="s", epoch=9))
+    share = saved.shares["work"]
+    done = share.progress("s")
+    assert (share.epoch, done.final.floor, done.final.above(), done.reach) == (2, 7, [(9, 9)], 9)
+    assert (list(done.counts.values()), done.ends) == ([2, 1, 0], {8: (2, 1)})
+
+
+def test_a_record_that_becomes_final_loses_its_failures() -> None:
+    saved, _ = found(
+        created(s=0), pack("work", 0, stream="s", ends={"1": [1, 1]}), pack("work", 0, stream="s", dead=[1])
+    )
+    assert saved.shares["work"].progress("s").ends == {}
+
+
+def test_a_rewind_forgets_everything_but_the_counters() -> None:
+    changes = [pack("work", 0, stream="s", final=[[1, 4]], reach=9), pack("work", 0, stream="s", rewind=2, epoch=7)]
+    saved, _ = found(created(s=0), *changes)
+    share = saved.shares["work"]
+    assert share.epoch == 7
+    assert share.progress("s") == StreamProgress(
+        share.progress("s").final, 2, counts={"settled": 4, "dead": 0, "expired": 0}
+    )
+    assert share.progress("s").final.floor == 2
+
+
+def test_pauses_and_deletions_are_remembered() -> None:
+    assert found(created(s=0), pack("work", 0, paused=True))[0].shares["work"].paused
+    assert found(created(s=0), pack("work", 0, set=None))[0].shares == {}
+
+
+def test_a_checkpoint_of_several_records_has_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "RECORD_SIZE", 10)
+    done = StreamProgress(FinalNumbers(3, [(5, 6)]), 9, {7: (2, 1)}, {"settled": 4, "dead": 1, "expired": 0})
+    shares = {name: SavedShare(OPTIONS, 3, True, {"s": done}) for name in "abc"}
+    payloads = pack_checkpoint(shares)
+    assert len(payloads) == 3
+    saved, replayed = found(created(s=0), *payloads)
+    assert sorted(saved.shares) == ["a", "b", "c"]
+    assert saved.shares["b"].packed() == json.loads(json.dumps(shares["b"].packed(), default=list)) | {
+        "streams": {"s": saved.shares["b"].progress("s").packed()}
+    }
+    assert saved.shares["b"].progress("s").packed()["above"] == [(5, 6)]
+    assert (replayed.checkpoint, replayed.missing) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"v": 1}',
+        b'{"v": 2, "name": "a", "since": 0}',
+        b'{"v": 1, "name": "a", "since": "x"}',
+        b'{"v": 1, "name": "a", "since": 0, "set": 5}',
+        b'{"v": 1, "name": "a", "since": 0, "set": {"unknown": 5}, "floors": {}}',
+        b'{"v": 1, "all": [0, 1], "shared": {"a": {}}}',
+        b'{"v": 1, "all": 5, "shared": {}}',
+    ],
+)
+def test_invalid_records_are_errors(payload: bytes) -> None:
+    with pytest.raises(JournalCorrupt, match=r"record 1 of stream \.shared"):
+        found(payload)
+
+
+@pytest.mark.parametrize("ranges", [[0], [[5, 4]], ["x"], [[1]], [None]])
+def test_invalid_ranges_are_errors(ranges: object) -> None:
+    with pytest.raises(JournalCorrupt, match=r"record 2 of stream \.shared"):
+        found(created(s=0), pack("work", 0, stream="s", final=ranges))

@@ -1,0 +1,378 @@
+"""The table of shared subscriptions: waiting requests, appends, memory, starts and followers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
+from fyrehose.identity import Identity
+from fyrehose.interfaces import JournalState
+from fyrehose.records import Run
+from fyrehose.subscriptions.progress import STREAM, ShareOptions
+from fyrehose.subscriptions.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
+from fyrehose.subscriptions.work import Item
+from fyrehose.testing import MemoryJournal
+
+
+class World:
+    """A broker whose stream "s" has ten records."""
+
+    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal, self.clock = journal or MemoryJournal(), Clock()
+        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
+        self.broker.open()
+        self.table = self.broker.shares
+        if journal is None:
+            self.publish(*[b"x"] * 10)
+
+    def publish(self, *payloads: bytes) -> None:
+        self.broker.publish([Run.of("s", payloads, source="test")])
+
+    def create(self, name: str = "work", first: int = 0, **options: Any) -> SharedSubscription:
+        created: SharedSubscription = self.table.create(name, ShareOptions(stream="s", **options), {"s": first}).result
+        return created
+
+    def lease(self, shared: SharedSubscription, most: int = 1, consumer: str = "w", wait: float = 0) -> Any:
+        return self.table.lease(shared, consumer, None, most, wait)
+
+    def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
+        leases = [part.lease for part in found]
+        items = [Item("done", each.first, each.last, each.token) for each in leases]
+        return self.table.act(shared, items, "w", **how)
+
+
+def seqs(answer: Any) -> list[int]:
+    return [seq for part in answer.result for seq in range(part.lease.first, part.lease.last + 1)]
+
+
+def failure(deferred: Any) -> Any:
+    """Return the error with which *deferred* has failed, or None."""
+    found: list[Any] = []
+    deferred.addErrback(found.append)
+    return found[0].value if found and isinstance(found[0], Failure) else None
+
+
+def test_waiting_requests_share_the_records_that_arrive() -> None:
+    world = World()
+    shared = world.create(first=10)
+    waiting = [world.lease(shared, 100, f"w{number}", 30) for number in range(4)]
+    world.publish(*[b"x"] * 8)
+    assert [seqs(each) for each in waiting] == [[11, 12], [13, 14], [15, 16], [17, 18]]
+
+
+def test_a_cancelled_request_gets_nothing() -> None:
+    world = World()
+    shared = world.create(first=10)
+    waiting = world.lease(shared, wait=30)
+    waiting.cancel()
+    assert waiting.result == []
+    assert shared.waiting == []
+    assert world.clock.getDelayedCalls() == [call for call in world.clock.getDelayedCalls() if call.time < 30]
+
+
+def test_a_large_answer_is_cut_and_the_rest_is_leased_again() -> None:
+    world = World()
+    world.publish(*[bytes(ANSWER_BYTES // 2)] * 4)
+    shared = world.create(first=10)
+    assert seqs(world.lease(shared, 9)) == [11, 12]
+    assert seqs(world.lease(shared, 9)) == [13, 14]
+
+
+def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    shared = world.create()
+    real = RunReader.holding
+    monkeypatch.setattr(
+        RunReader,
+        "holding",
+        lambda self, *at: None if at[1] == 2 else real(self, *at).slice(at[1] - 1, at[1]),  # type: ignore[union-attr]
+    )
+    assert seqs(world.lease(shared, 3)) == [1, 3]
+    assert shared.work.lanes["s"].progress.counts["expired"] == 1
+
+
+@pytest.mark.parametrize("key", [None, "topic"])
+def test_a_gap_of_any_size_expires_at_once(key: str | None) -> None:
+    """A standby that was promoted has such gaps in all streams."""
+    world, end = World(), 1 << 36
+    shared = world.create(key=key)
+    world.settle(shared, world.lease(shared, 10).result)
+    world.journal._ends["s"] = end
+    world.broker.sequencer.restore(world.journal.ends())
+    world.publish(b"x", b"x")
+    found = world.lease(shared, 10, wait=30)
+    assert seqs(found) == [end + 1, end + 2]
+    assert shared.work.lanes["s"].progress.counts["expired"] == end - 10
+
+
+def test_a_refused_append_is_tried_again_when_the_disk_has_room() -> None:
+    world = World()
+    shared = world.create(lease=5)
+    world.lease(shared, 2)
+    world.journal.auto = False
+    world.clock.advance(6)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert shared.work.lanes["s"].entries[1].ended == (0, 0)
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    world.clock.advance(CHECK)
+    assert shared.work.lanes["s"].entries[1].ended == (1, 1)
+
+
+def test_a_refused_first_lease_fails_and_the_next_one_succeeds() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto = False
+    refused = world.lease(shared)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert failure(refused) is not None
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert seqs(world.lease(shared)) == [1]
+
+
+def test_memory_of_a_subscription_is_charged_and_released() -> None:
+    world = World(budget=Budget(limit=1 << 20))
+    shared = world.create(window=1_000)
+    assert world.broker.budget.kept == 1_000 * ENTRY_BYTES
+    assert isinstance(
+        failure(world.table.create("b", ShareOptions(stream="s", window=2_000), {"s": 0})), NoRoomForSubscription
+    )
+    world.table.delete(shared)
+    assert world.broker.budget.kept == 0
+
+
+def test_a_second_subscription_of_the_same_name_is_refused() -> None:
+    world = World()
+    world.create()
+    world.broker.named.open("exclusive", "s", 0)
+    for name, options in (("exclusive", ShareOptions(stream="s")), ("work", ShareOptions(stream="s", lease=7))):
+        assert isinstance(failure(world.table.create(name, options, {"s": 0})), SubscriptionConflict)
+    assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
+
+
+def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
+    world = World()
+    world.journal.auto = False
+    first, same, other = (
+        world.table.create("work", ShareOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
+    )
+    world.journal.commit()
+    assert same.result is first.result
+    assert isinstance(failure(other), SubscriptionConflict)
+
+
+def test_no_subscription_is_shared_if_a_take_over_may_lose_acknowledged_changes() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.early = True
+    assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
+    assert isinstance(failure(world.lease(shared)), SubscriptionError)
+
+
+def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over() -> None:
+    world = World()
+    shared = world.create()
+    (found,) = world.lease(shared, consumer="w1").result
+    world.journal.auto, world.journal.leads_alone = False, False
+    leased = world.lease(shared, consumer="w2")
+    lease = found.lease
+    extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
+    assert (leased.called, extended.called) == (False, False)
+    world.journal.leads_alone = True  # What was appended to find out is in the shared log.
+    world.journal.commit()
+    assert seqs(leased) == [2]
+    assert [(item.first, token) for item, token in extended.result.extended] == [(1, (1, 1))]
+
+
+def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
+    """The token may be one of the leader after it."""
+    world = World()
+    shared = world.create()
+    world.lease(shared)
+    item = Item("done", 1, 1, (2, 1))
+    assert world.table.act(shared, [item], "w").result.refused == [(item, "lease-lost")]
+    world.journal.auto, world.journal.leads_alone = False, False
+    told = [world.table.act(shared, [item], "w") for _ in range(2)]
+    assert not any(each.called for each in told)
+    world.journal.commit()
+    assert [each.result.refused for each in told] == [[(item, "lease-lost")]] * 2
+    deposed = world.table.act(shared, [item], "w")
+    world.journal.enter(JournalState.READ_ONLY, "another server leads")
+    assert isinstance(failure(deposed), ReadOnly)
+
+
+def test_a_server_that_may_be_deposed_appends_one_proof_for_a_waiting_request() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.leads_alone = False
+    before = world.journal.bounds(STREAM)[1]
+    leased = world.lease(shared, wait=30)
+    assert not leased.called
+    assert world.journal.bounds(STREAM)[1] <= before + 2, "the epoch, and one proof"
+    world.clock.advance(CHECK)
+    world.journal.leads_alone = True
+    world.clock.advance(CHECK)
+    assert seqs(leased) == [1]
+
+
+def test_requests_that_end_while_nothing_can_be_written_are_refused_once() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto, world.journal.leads_alone = False, False
+    waiting = [world.lease(shared, consumer=f"w{number}", wait=1) for number in range(2)]
+    world.journal.enter(JournalState.READ_ONLY, "the shared log does not answer")
+    world.clock.advance(1)
+    assert [type(failure(each)) for each in waiting] == [ReadOnly, ReadOnly]
+
+
+def test_an_idle_subscription_writes_nothing() -> None:
+    world = World()
+    shared = world.create(first=10)
+    world.journal.leads_alone = False
+    world.lease(shared, wait=300)
+    before = world.journal.bounds(STREAM)[1]
+    for _ in range(20):
+        world.clock.advance(CHECK)
+    assert world.journal.bounds(STREAM)[1] == before
+
+
+def test_no_checkpoint_is_written_while_a_subscription_is_created() -> None:
+    """It would not be in it."""
+    world = World()
+    world.create()
+    world.journal.auto = False
+    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    world.journal.keeper.sealed = True
+    before = world.table.stream.checkpoint
+    world.clock.advance(2)
+    world.journal.commit()
+    assert world.table.stream.checkpoint == before
+    world.journal.auto = True
+    world.clock.advance(2)
+    world.journal.forget(STREAM, world.table.stream.checkpoint)
+    assert sorted(World(world.journal).table.entries) == ["other", "work"]
+
+
+def test_settling_is_refused_while_a_rewind_is_being_written() -> None:
+    world = World()
+    shared = world.create()
+    found = world.lease(shared, 2).result
+    world.journal.auto = False
+    rewound = world.table.rewind(shared, {"s": 0})
+    refused = world.settle(shared, found).result.refused
+    assert [(item.first, item.last, why) for item, why in refused] == [(1, 2, "rewound")]
+    world.journal.commit()
+    assert rewound.called
+    world.journal.auto = True
+    assert seqs(world.lease(shared, 2)) == [1, 2]
+
+
+def test_the_state_is_the_same_after_a_restart() -> None:
+    world = World()
+    shared = world.create()
+    (found,) = world.lease(shared, 4).result
+    world.settle(shared, [LeasedRun(attrs.evolve(found.lease, first=2, last=3), found.run)])
+    world.table.close()
+    again = World(world.journal).table.entries["work"]
+    lane = again.work.lanes["s"]
+    assert (lane.progress.counts["settled"], lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
+    assert lane.progress.reach == shared.work.lanes["s"].progress.reach
+
+
+def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it() -> None:
+    world = World()
+    world.journal.auto = False
+    world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    first, rest = world.journal._pending[:1], world.journal._pending[1:]
+    world.journal._pending = first
+    world.journal.commit()
+    world.journal._pending = rest
+    world.journal.auto = True
+    world.journal.commit()
+    assert seqs(world.lease(world.table.find("work"))) == [1]
+
+
+def test_a_pattern_without_streams_is_rewound() -> None:
+    world = World()
+    shared = world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {}).result
+    assert failure(world.table.rewind(shared, {})) is None
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    assert seqs(world.lease(shared)) == [1]
+
+
+def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
+    world = World()
+    shared = world.create()
+    found = world.lease(shared, 2).result
+    world.journal.auto = False
+    results = [Run.of("results", [b"done"], source="test")]
+    peer = world.broker.identified(Identity())
+    # A commit settles the appends of an owner together: those of the server, the rewind among them, before the peer's.
+    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    settled = world.settle(shared, found, runs=results, publish=peer.publish)
+    rewound = world.table.rewind(shared, {"s": 0})
+    world.journal.commit()
+    assert settled.called
+    assert rewound.called
+    assert shared.work.lanes["s"].progress.counts["settled"] == 2
+
+
+def test_a_second_rewind_is_refused_while_the_first_is_written() -> None:
+    world = World()
+    shared = world.create()
+    world.journal.auto = False
+    world.table.rewind(shared, {"s": 3})
+    assert isinstance(failure(world.table.rewind(shared, {"s": 5})), SubscriptionConflict)
+    world.journal.auto = True
+    world.journal.commit()
+    assert seqs(world.lease(shared)) == [4]
+
+
+def test_nothing_is_settled_while_a_subscription_is_being_deleted() -> None:
+    world = World()
+    shared = world.create()
+    leased = world.lease(shared, 2).result
+    world.journal.auto = False
+    deleted = world.table.delete(shared)
+    refused = world.settle(shared, leased, runs=[Run.of("results", [b"x"], source="test")]).result.refused
+    assert [why for _, why in refused] == ["rewound"]
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert failure(deleted) is not None
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert world.settle(shared, leased).result.refused == []
+
+
+def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_name() -> None:
+    world = World()
+    old = world.create()
+    (leased,) = world.lease(old).result
+    world.table.delete(old)
+    new = world.create()
+    world.lease(new)
+    lease = leased.lease
+    item = Item("done", lease.first, lease.last, lease.token)
+    refused = world.table.act(new, [item], "w").result.refused
+    assert [why for _, why in refused] == ["lease-lost"]
+    assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
+
+
+def test_dead_letters_are_published_again_once_although_the_subscription_is_another_one() -> None:
+    world = World()
+    for _ in range(2):
+        shared = world.create(dead="dead")
+        leased = world.lease(shared).result[0].lease
+        world.table.act(shared, [Item("reject", 1, 1, leased.token, why="no")], "w")
+        assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
+        world.table.delete(shared)
+    assert world.journal.bounds("s")[1] == 12
