@@ -88,7 +88,6 @@ class Extra:
 
 ADMIN = Extra("admin", "prometheus-client", "prometheus_client")
 EVENTBUS = Extra("eventbus", "pyzmq", "zmq")
-MONGODB = Extra("mongodb", "pymongo", "bson")
 LUMBERJACK = Extra("lumberjack", "isal", "isal", use="inflates two and a half times as fast with")
 NATS = Extra("replication", "nats-py", "nats")
 SPARK = Extra("spark", "pyspark", "pyspark")

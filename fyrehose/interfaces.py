@@ -681,20 +681,6 @@ class IPatternPlugin(IClientPlugin):
     """A plugin whose tailer follows all streams that match a pattern."""
 
 
-class IDumpPlugin(IProtocolPlugin):
-    """A plugin that can read the data files of other servers of its protocol."""
-
-    def dump(
-        path: Any, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
-    ) -> Any:
-        """Return a reader of the file *path*: ``runs()`` yields numbered runs, ``repeated`` counts repetitions.
-
-        :param stream: the stream of the runs
-        :param refuse: called for each unusable record with its place and the reason; it may raise an error
-        :param progress: called with the number of bytes that were read, and the total number of bytes to read
-        """
-
-
 class IWorkPlugin(IClientPlugin):
     """A plugin whose client leases the records of shared subscriptions."""
 

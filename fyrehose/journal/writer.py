@@ -109,8 +109,6 @@ class Writer:
 
     :ivar segment_size: size at which a segment is sealed and the next begins, in bytes
     :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`
-    :ivar reserves: whether numbers are reserved on disk before they are used, if commits are not synced; not needed if
-        no record leaves the server before the next sync
     :ivar sync_seconds: durations of the syncs of segments
     :ivar handover: collects what is written for the other servers of a cluster; None: this server is alone
     :ivar position: where the next batch goes
@@ -128,7 +126,6 @@ class Writer:
     files: Files = attrs.field(factory=Files)
     sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     handover: Handover | None = None
-    reserves: bool = True
     position: int = attrs.field(init=False)
     durable: int = attrs.field(init=False)
     released: int = attrs.field(default=0, init=False)
@@ -265,7 +262,7 @@ class Writer:
         try:
             if self.position - self.base + size > self.segment_size and self.position > self._start:
                 self._roll()
-            if self.reserves and not self.sync_each:
+            if not self.sync_each:
                 self._reserve(batches)
         except OSError as error:
             raise _no_room(error) from error

@@ -79,7 +79,6 @@ def test_the_examples_in_each_help_are_valid_commands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    (tmp_path / "events.bson").touch()
     begin = " " * 6
     shown = [line.strip() for line in help_of(words).splitlines() if line.startswith(begin) and words[0] in line]
     examples = [line for line in shown if line.startswith((words[0], "journalctl"))]

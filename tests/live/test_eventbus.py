@@ -15,11 +15,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import bson
 import pytest
 import pytest_twisted
 import zmq
@@ -705,39 +703,6 @@ def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(star
     assert command("tail", "--protocol", "backbone", "--from", backbone, *raw) == expected
     only = ("--stream", "notes", "--since", "500", "--count", "1")
     assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
-
-
-def test_imported_dump_is_served_by_number_to_a_client_of_the_reference_dialect(
-    serve: Any, bus: Bus, tmp_path: Path
-) -> None:
-    """Import a dump of the reference program's MongoDB; its client then asks for the events after number 7."""
-    when = datetime(2016, 11, 18, 14, 36, 49, 7_000)
-
-    def document(n: int) -> dict[str, Any]:
-        labels = {"topic": "/a/b", "sequence": n, "producer": "me", "timestamp": when, "uuid": str(uuid.UUID(int=n))}
-        return {"_id": bson.ObjectId(), "sequence": n, "created": when, "raw": {**labels, "data": b"\xcd%c%c" % (1, n)}}
-
-    dump, data = tmp_path / "events.bson", tmp_path / "data"
-    dump.write_bytes(b"".join(bson.encode(document(n)) for n in (5, 7, 6, 8, 10)))
-    command = [FYREHOSE, "eventbus", "import", "--data-dir", str(data), str(dump)]
-    for _ in range(2):  # the second import adds nothing
-        subprocess.run(command, check=True, capture_output=True)
-    serve("dialect=decimal", extra=("--data-dir", str(data)))
-    assert bus.sync(b"/a,/z", b"7") == [
-        [
-            b"SYNC",
-            b"/a/b",
-            b"%d" % n,
-            b"me",
-            b"2016-11-18T14:36:49.007Z",
-            str(uuid.UUID(int=n)).encode(),
-            b"\xcd\1%c" % n,
-        ]
-        for n in (8, 10)
-    ] + [[b"SYNCEND", b"/a,/z", b"10"]]
-    bus.collector().send_multipart(event(11, b"/new/"))
-    assert bus.history(1, b"/new/")[0][2] == struct.pack(">Q", 11), "numbers do not continue after those of the dump"
-    subprocess.run([FYREHOSE, "journal", "verify", str(data)], check=True, capture_output=True)
 
 
 @contextmanager

@@ -6,9 +6,7 @@ in: an endpoint string ``tcp:PORT[:interface=IP]`` and settings      out: a serv
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,9 +15,8 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.imports import EVENTBUS, Extra
-from fyrehose.interfaces import IBroker, IDumpPlugin, IExtraPlugin, IOwnConnectionsPlugin
+from fyrehose.interfaces import IBroker, IExtraPlugin, IOwnConnectionsPlugin
 from fyrehose.protocols.eventbus.columns import PROTOCOL
-from fyrehose.protocols.eventbus.mongodump import Dump
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
 if TYPE_CHECKING:
@@ -52,7 +49,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IOwnConnectionsPlugin, IDumpPlugin, IExtraPlugin)
+@implementer(IOwnConnectionsPlugin, IExtraPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing this module does not import pyzmq."""
@@ -82,12 +79,6 @@ class EventBusPlugin:
     ) -> EventBusClient:
         """Return a client that subscribes."""
         return self._client(reactor, host, port)
-
-    def dump(
-        self, path: Path, stream: str, refuse: Callable[[str, str], object], progress: Callable[[int, int], object]
-    ) -> Dump:
-        """Return the events of a dump of the reference program's MongoDB."""
-        return Dump(path, stream, refuse, progress)
 
     def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
         EVENTBUS.require(PROTOCOL)

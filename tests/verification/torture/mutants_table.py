@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "numbers are not set aside",
         _WRITER,
-        "            if self.reserves and not self.sync_each:\n",
+        "            if not self.sync_each:\n",
         "            if False:\n",
         _TESTS_JOURNAL,
     ),
