@@ -20,7 +20,7 @@ from uuid import UUID
 import attrs
 
 from fyrehose.kernels import columns
-from fyrehose.records import Buffer, Record, Run
+from fyrehose.records import Record, Run
 
 #: Bytes of a payload in a piece: a multiple of 3, for base64.  In JSON, a piece may be six times as long.
 STEP = 3 * 7_000
@@ -119,20 +119,17 @@ END = b'"}'
 
 @attrs.define(eq=False)
 class TextCheck:
-    """A check whether payloads, end to end, are UTF-8, which takes several calls and copies nothing.
+    """A check whether a payload is UTF-8, which takes several calls and copies nothing.
 
-    :ivar text: whether the payloads are UTF-8; None: not known yet
+    :ivar text: whether the payload is UTF-8; None: not known yet
     """
 
     text: bool | None = attrs.field(default=None, init=False)
     _decoder: Any = attrs.field(factory=lambda: _Decoder(), init=False)
     _at: int = attrs.field(default=0, init=False)  #: how much of the payload is checked
 
-    def proceed(self, payload: memoryview, final: bool = True) -> bool:
-        """Check the next CHECKED bytes of *payload*; return whether the whole payload is checked.
-
-        :param final: whether *payload* is the last payload
-        """
+    def proceed(self, payload: memoryview) -> bool:
+        """Check the next CHECKED bytes of *payload*; return whether the whole payload is checked."""
         if self.text is not None:
             return True
         end = min(self._at + CHECKED, len(payload))
@@ -140,12 +137,12 @@ class TextCheck:
         try:
             for begin in range(self._at, end, DECODED):
                 self._decoder.decode(payload[begin : min(begin + DECODED, end)])
-            if final and last:
+            if last:
                 self._decoder.decode(b"", final=True)
                 self.text = True
         except UnicodeDecodeError:
             self.text = False
-        self._at = 0 if last else end
+        self._at = end
         return last or self.text is False
 
 
@@ -164,23 +161,15 @@ def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
     """Return the piece of *payload* that begins at *begin*, as the content of a JSON string, and where the piece ends.
 
     A piece holds at most STEP bytes of the payload, and ends behind a whole character.
+
+    :param text: whether the payload is UTF-8; otherwise it is encoded in base64
     """
-    data, used = encoded(payload[begin : begin + STEP], text, final=begin + STEP >= len(payload))
-    return data, begin + used
-
-
-def encoded(data: Buffer, text: bool, final: bool) -> tuple[bytes, int]:
-    """Return *data* as the content of a JSON string, and how many bytes of *data* were encoded.
-
-    :param text: whether *data* is UTF-8; otherwise it is encoded in base64
-    :param final: whether the payload ends with *data*; otherwise the last bytes may be left for the next call
-    """
+    data = payload[begin : begin + STEP]
     if not text:
-        used = len(data) if final else len(data) - len(data) % 3
-        return b64encode(memoryview(data)[:used]), used
+        return b64encode(data), begin + len(data)
     decoder = _Decoder()
-    found = decoder.decode(data, final)
-    return encode_basestring(found)[1:-1].encode(), len(data) - len(decoder.getstate()[0])
+    found = decoder.decode(data, begin + STEP >= len(payload))
+    return encode_basestring(found)[1:-1].encode(), begin + len(data) - len(decoder.getstate()[0])
 
 
 def lines(runs: Iterable[Run]) -> bytes:

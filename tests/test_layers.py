@@ -31,7 +31,6 @@ SANS_IO = (
     "fyrehose.journal.format",
     "fyrehose.kernels*",
     "fyrehose.ndjson",
-    "fyrehose.journal.parts",
     "fyrehose.cluster.entries",
     "fyrehose.cluster.role",
     "fyrehose.web.session",

@@ -125,17 +125,6 @@ def _rounds(every: str, size: str) -> Callable[[F], F]:
     return add
 
 
-def _parts(default: str) -> Callable[[F], F]:
-    """Return the option that says whether the parts of large events are joined."""
-    return click.option(
-        "--parts",
-        type=click.Choice(["join", "keep"]),
-        default=default,
-        show_default=True,
-        help="Parts of an event: one row, or as stored.",
-    )
-
-
 def _open(master: str | None, memory: str, *, quick: bool = False) -> SparkSession:
     """Start Spark under the name of the command that runs."""
     from fyrehose.spark.spark_session import session
@@ -158,7 +147,6 @@ def _table(
     end: str | None,
     where: str | None,
     skip_gaps: bool,
-    parts: str = "keep",
 ) -> DataFrame:
     """Start Spark, and return the records that the options of the command select."""
     from fyrehose.spark.tables import table as of
@@ -167,7 +155,7 @@ def _table(
         raise click.UsageError("no records given; pass --lake DIR, --journal DIR, or both")
     gaps = "skip" if skip_gaps else "error"
     spark = _open(master, memory)
-    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps, parts=parts)
+    found = of(spark, lake, journal, streams=streams or None, start=start, end=end, gaps=gaps)
     return found if where is None else found.where(where)
 
 
@@ -348,7 +336,6 @@ def _state(state: TableState) -> tuple[Any, ...]:
 
 @main.command(short_help="Count the records of each stream.")
 @click.option("--sql", metavar="QUERY", help="Run this query instead, on the table records.")
-@_parts("keep")
 @_records
 def table(sql: str | None, **which: Any) -> None:
     """Count the records of each stream in a lake and its journal.
@@ -467,7 +454,6 @@ def rates(window: str, plot: Path | None, output: str | None, **which: Any) -> N
 @main.command(short_help="Parse JSON payloads into columns.")
 @click.option("--output", required=True, metavar="DIR", help="Directory to write, replacing its contents.")
 @click.option("--schema", metavar="DDL", help='Columns instead of VARIANT, such as "level string, ms double".')
-@_parts("join")
 @_records
 def parse(output: str, schema: str | None, **which: Any) -> None:
     """Parse JSON payloads into columns; payloads that do not fit are kept in the column ``rescued``.
@@ -571,9 +557,8 @@ def lost(take_back: str | None, lake: str) -> None:
     help="The engine.",
 )
 @click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
-@_parts("keep")
 @click.argument("lake")
-def catalog(engine: str, match: str, parts: str, lake: str) -> None:
+def catalog(engine: str, match: str, lake: str) -> None:
     """Print the statements by which an engine names LAKE as a table, and each stream as a view.
 
     \b
@@ -585,7 +570,7 @@ def catalog(engine: str, match: str, parts: str, lake: str) -> None:
 
     target = Lake.existing(lake)
     streams = [*filter(Pattern(match).covers, target.streams())]
-    for statement in statements(engine, str(target), streams, join=parts == "join"):
+    for statement in statements(engine, str(target), streams):
         click.echo(statement)
 
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
-    from fyrehose.spark.joining import joined
     from fyrehose.spark.spark_session import register, session
     from fyrehose.spark.tables import table
     from fyrehose.spark.views import catalog
 else:
     __getattr__, __dir__ = lazily(
-        __name__, {"joining": "joined", "spark_session": "register session", "tables": "table", "views": "catalog"}
+        __name__, {"spark_session": "register session", "tables": "table", "views": "catalog"}
     )
 
-__all__ = ["catalog", "joined", "register", "session", "table"]
+__all__ = ["catalog", "register", "session", "table"]

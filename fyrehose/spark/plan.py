@@ -235,22 +235,6 @@ def walk(reader: SegmentReader, first: int, stop: int) -> Iterator[fmt.BatchHead
         position = header.end
 
 
-def boundary(place: Place, view: View, position: int) -> int:
-    """Return the position of the first batch that begins at ``position`` or later, or else the end of the segment.
-
-    :raises JournalCorrupt: a header is damaged, or the segment was deleted
-    """
-    for extent in view.segments:
-        first = extent.base + fmt.SEGMENT_HEADER.size
-        if position <= first:
-            return first
-        if position < extent.end:
-            with no_deletion(place, view, position, "before it was read"):
-                found = (header.position for header in headers(place, extent, first, extent.end))
-                return next((begin for begin in found if begin >= position), extent.end)
-    return view.mark
-
-
 def _between(reader: SegmentReader, first: int, position: int) -> bool:
     """Return whether ``position`` is inside a batch instead of at the beginning of one."""
     try:

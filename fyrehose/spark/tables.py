@@ -15,7 +15,6 @@ import pyarrow as pa
 from fyrehose.offline.offsets import Offset
 from fyrehose.offline.places import place
 from fyrehose.spark.columns import TABLE
-from fyrehose.spark.joining import joined
 from fyrehose.spark.selection import EVERY, Selection, selection
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def table(
     start: str | None = None,
     end: str | None = None,
     gaps: str = "error",
-    parts: str = "keep",
 ) -> DataFrame:
     """Return every durable record of a lake, and those of the journal that the lake does not have yet.
 
@@ -52,15 +50,12 @@ def table(
         there on are opened
     :param end: the last number, or the time before which records are included
     :param gaps: ``error``, or ``skip`` to ignore numbers that are missing from the journal
-    :param parts: ``keep``, or ``join`` to make one row of an event that is stored in parts, see
-        :func:`fyrehose.spark.joined`
     :raises JournalError: the lake does not exist, or its log is damaged
-    :raises ValueError: neither a lake nor a journal is given, ``streams`` is empty, or ``parts`` is something else
+    :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
     # Delta is imported here, because Spark's workers import this package, and do not need Delta.
     from fyrehose.spark.lake import Lake
 
-    join = joins(parts)
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
@@ -79,17 +74,7 @@ def table(
     found = sources[0] if len(sources) == 1 else sources[0].unionByName(sources[1])
     if wanted is None:
         found = found.where("stream not like '.%'")
-    return joined(found) if join else found
-
-
-def joins(parts: str) -> bool:
-    """Return whether the option ``parts`` says that the parts of an event are joined.
-
-    :raises ValueError: the option is neither ``join`` nor ``keep``
-    """
-    if parts not in ("join", "keep"):
-        raise ValueError(f"invalid parts {parts!r}: expected join or keep")
-    return parts == "join"
+    return found
 
 
 def beyond(

@@ -11,7 +11,6 @@ from fyrehose.errors import ConfigError
 from fyrehose.offline.places import place
 from fyrehose.patterns import Pattern
 from fyrehose.spark import tables
-from fyrehose.spark.joining import joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,14 +28,13 @@ def catalog(
     *,
     match: str = "*",
     gaps: str = "error",
-    parts: str = "keep",
 ) -> list[str]:
     """Make a view of every stream, so that ``spark.sql("select * from streams.orders")`` works.
 
     A view has the records that were durable when it was first queried; call this again for newer ones.  Names with
     other characters than letters, digits and ``_`` need backquotes: ``streams.`web.access```.
 
-    :param lake, journal, parts, gaps: as in :func:`fyrehose.spark.table`
+    :param lake, journal, gaps: as in :func:`fyrehose.spark.table`
     :param match: a pattern of streams, in which ``*`` stands for any text; the server's own streams, whose names begin
         with a dot, match only a pattern that begins with a dot, too
     :return: the names of the streams that have a view
@@ -46,7 +44,6 @@ def catalog(
     from fyrehose.spark.gaps import streams_of
     from fyrehose.spark.lake import Lake
 
-    join = tables.joins(parts)
     if spark.conf.get(SETTING) != DATABASE:
         raise ConfigError(
             f"this session cannot have views in the database {DATABASE!r}: start it with fyrehose.spark.session(), or "
@@ -69,6 +66,5 @@ def catalog(
     made = sorted(names.difference(doubtful))
     views = tables.Views(spark, target, journal, gaps)
     for name in made:
-        found = joined(views.of(name)) if join else views.of(name)
-        found.createOrReplaceGlobalTempView(f"`{name.replace('`', '``')}`")
+        views.of(name).createOrReplaceGlobalTempView(f"`{name.replace('`', '``')}`")
     return made

@@ -19,7 +19,6 @@ from twisted.internet.task import Clock
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.net.connections import SessionFactory
 from fyrehose.protocols.figg.frames import Attach, DataRun
 from fyrehose.protocols.figg.server import FiggFactory
@@ -192,7 +191,7 @@ class Turns(Clock):
         return super().callLater(max(delay, 0.01), *args, **kw)
 
 
-@pytest.mark.parametrize("way", ["http read", "http live", "http pattern", "http joined"])
+@pytest.mark.parametrize("way", ["http read", "http live", "http pattern"])
 def test_no_turn_checks_the_whole_of_a_large_record(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON requires to know whether a payload is UTF-8 before its first byte is sent, which takes 20 ms for 16 MiB."""
     checked: list[int] = [0]
@@ -203,22 +202,16 @@ def test_no_turn_checks_the_whole_of_a_large_record(way: str, monkeypatch: pytes
             return super().decode(data, final)
 
     monkeypatch.setattr(ndjson, "_Decoder", Counting)
-    world = World(*WAYS.get(way, http("/streams/s?parts=join")), clock=Turns())
-    rest = Run.of("s", [b"a"], source="test", producer="p", content_type=LAST_PART)
-
-    def publish() -> None:
-        part = Run.of("s", [b"a" * MAX_PAYLOAD], source="test", producer="p", content_type=PART)
-        world.broker.publish([part])
-        world.broker.publish([rest])
-
-    peers = asked(world, publish, lambda: [world.ask(number) for number in range(10)])
+    world = World(*WAYS[way], clock=Turns())
+    peers = asked(
+        world, lambda: world.publish(b"a" * MAX_PAYLOAD, 1), lambda: [world.ask(number) for number in range(10)]
+    )
     for _ in range(250):
         checked.append(0)
         world.clock.advance(0.01)
     assert all(peer.held for peer in peers), "a peer has not received the beginning"
     assert max(checked) <= MAX_PAYLOAD // 4 + PIECE
-    if way != "http joined":
-        assert sum(checked) <= MAX_PAYLOAD + 10 * PIECE, "the record is checked for each peer"
+    assert sum(checked) <= MAX_PAYLOAD + 10 * PIECE, "the record is checked for each peer"
 
 
 @pytest.mark.parametrize("way", ["figg", "http live", "http pattern"])

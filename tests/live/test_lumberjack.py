@@ -117,26 +117,30 @@ def test_events_of_pylogbeat_are_stored_as_they_were_sent(place: Place) -> None:
     assert dump.returncode == 0, dump.stderr
 
 
-def test_event_of_40_mib_of_pylogbeat_is_one_event_for_readers(start: Any, tmp_path: Path) -> None:
+def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(start: Any, tmp_path: Path) -> None:
+    """Join the parts by the function of the page, in records of HTTP, of ``tail`` and of ``journal export``."""
+    page = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read_text(encoding="utf-8")
+    [code] = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def joined(" in each]
+    names: dict[str, Any] = {}
+    exec(compile(code, "lumberjack.md", "exec"), names)
     listeners = [f"lumberjack={LOOPBACK}", f"http={LOOPBACK}"]
     server = start(*(word for each in listeners for word in ("--listen", each)))
     event = json.dumps({"message": "x" + "\u20ac" * ((40 << 20) // 3)}, ensure_ascii=False)
     client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=60)
     client.send([event, '{"message": "small"}'])
     client.close()
-    url = f"http://127.0.0.1:{server.port('http')}/streams/lumberjack?parts=join"
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        large, small = (json.loads(line)["payload"] for line in answer)
-    assert (large == event, small) == (True, '{"message": "small"}')
+    expected = [(3, event.encode()), (4, b'{"message": "small"}')]
     at = f"127.0.0.1:{server.port('http')}"
-    words = ["tail", "--protocol", "http", "--from", at, "--stream", "lumberjack", "--since", "start", "--count", "2"]
-    tailed = subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60).stdout.splitlines()
-    assert tailed == [event.encode(), b'{"message": "small"}']
+    with urllib.request.urlopen(f"http://{at}/streams/lumberjack", timeout=60) as answer:
+        assert [*names["joined"](map(json.loads, answer))] == expected
+    words = ["tail", "--protocol", "http", "--from", at, "--stream", "lumberjack", "--since", "start", "--count", "4"]
+    tailed = subprocess.run([FYREHOSE, *words, "--format", "json"], capture_output=True, check=True, timeout=60).stdout
+    assert [*names["joined"](map(json.loads, tailed.splitlines()))] == expected
     assert server.stop() == 0
     words = ["journal", "export", str(server.directory / "data"), str(tmp_path / "all.ndjson")]
     subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60)
-    exported = [json.loads(line)["payload"] for line in (tmp_path / "all.ndjson").read_text().splitlines()]
-    assert exported == [event, '{"message": "small"}']
+    exported = (tmp_path / "all.ndjson").read_text(encoding="utf-8").splitlines()
+    assert [*names["joined"](map(json.loads, exported))] == expected
 
 
 class Keeper(threading.Thread):

@@ -13,7 +13,7 @@ from fyrehose.journal import scan
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.plan import Planner, admitted, boundary, headers
+from fyrehose.spark.plan import Planner, admitted, headers
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
 
@@ -71,27 +71,6 @@ def test_admitted_range_respects_the_limits_of_rows_and_bytes(written: Opener) -
     assert all(0 < len(part) <= 20 for part in parts)
     assert admitted(journal.place, 64, view.mark, 1 << 40, 1) > 64, "at least one batch"
     assert admitted(journal.place, 0, view.mark, 1 << 40, 1 << 40) == view.mark
-
-
-def test_boundary_is_where_the_next_batch_begins(written: Opener) -> None:
-    journal = written(segment_size=4096)
-    journal.fill(12)
-    journal.close()
-    view = journal.place.view()
-    assert len(view.segments) > 2
-    begins = [found.header.position for found in walk(Log.of(journal.directory)) if isinstance(found, Batch)]
-    boundaries = sorted([*begins, *(extent.end for extent in view.segments)])
-    for position in (0, *begins, *(begin + 1 for begin in begins), view.mark):
-        assert boundary(journal.place, view, position) == next(each for each in boundaries if each >= position)
-
-
-def test_boundary_in_a_segment_that_was_deleted_is_an_error(written: Opener) -> None:
-    journal = written(segment_size=4096)
-    journal.fill(12)
-    view = journal.place.view()
-    journal.segments[0].path.unlink()
-    with pytest.raises(JournalCorrupt, match="was deleted before it was read"):
-        boundary(journal.place, view, view.segments[0].end - 1)
 
 
 def test_position_of_another_journal_is_an_error(written: Opener) -> None:

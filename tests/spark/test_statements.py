@@ -14,7 +14,6 @@ from deltalake import DeltaTable
 
 from fyrehose.cli import spark as command
 from fyrehose.errors import ConfigError
-from fyrehose.journal.parts import JSON, LAST_PART, PART
 from fyrehose.records import Run
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.statements import ENGINES, statements
@@ -71,41 +70,6 @@ def test_sources_of_dbt_are_yaml_that_duckdb_reads(written: Opener, tmp_path: Pa
             found = connection.execute(f"select count(*) from {place}").fetchall()[0][0]
             assert found == (NAMES.index(table["name"]) + 1 if table["name"] in NAMES else 28)
     assert {table["name"] for table in source["tables"]} == {*NAMES, "records"}
-
-
-@pytest.mark.parametrize("engine", ["duckdb", "dbt"])
-def test_views_join_the_parts_of_events(
-    written: Opener, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fyrehose.spark.statements.MAX_PAYLOAD", 8)
-    journal, lake = written(), tmp_path / "lake"
-    event = {"source": "lumberjack", "producer": "1", "topic": "t"}
-    for payload, kind in ((b'{"m":"12', PART), (b'345678"', PART), (b"}", LAST_PART)):
-        journal.append(Run.of("it's", [payload.ljust(8)[:8]], content_type=kind, producer_seq=1, **event))
-        journal.append(Run.of("it's", [b"x"], source="test"))
-    archive(None, str(journal.directory), lake)
-    text = printed(str(lake), "--for", engine, "--parts", "join")
-    with database(lake) as connection:
-        if engine == "duckdb":
-            connection.execute(text)
-            place = 'fyrehose."it\'s"'
-        else:
-            (source,) = yaml.safe_load(text)["sources"]
-            places = {table["name"]: table["config"]["meta"]["external_location"] for table in source["tables"]}
-            place = places["it's"]
-        rows = connection.execute(f"select seq, content_type, payload from {place} order by seq").fetchall()
-    assert rows == [
-        (2, None, b"x"),
-        (4, None, b"x"),
-        (5, JSON, b'{"m":"12345678" }       '),
-        (6, None, b"x"),
-    ]
-
-
-def test_engines_that_cannot_join_parts_say_so() -> None:
-    for engine in sorted({*ENGINES} - {"duckdb", "dbt"}):
-        with pytest.raises(ConfigError, match=f"the views of {engine} cannot join the parts of events: leave --parts"):
-            statements(engine, "s3://bucket/lake", ["web"], join=True)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))

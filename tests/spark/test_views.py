@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.offline.places import place
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import Run
 from fyrehose.spark import catalog
 from fyrehose.spark.gaps import streams_of
 from fyrehose.spark.jobs.archive import archive
@@ -66,21 +65,6 @@ def test_every_stream_is_a_view_of_lake_and_journal(spark: Any, written: Opener,
     assert count(spark, "streams.orders") == 4
     assert catalog(spark, lake, match=".*") == [".own"]
     assert count(spark, "streams.`.own`") == 2
-
-
-@pytest.mark.slow
-def test_view_joins_the_parts_of_events(spark: Any, written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    document = b'{"m":"' + b"x" * MAX_PAYLOAD + b'"}'
-    names: dict[str, Any] = {"source": "lumberjack", "producer": "1", "producer_seq": 1}
-    journal.append(Run.of("large", [document[:MAX_PAYLOAD]], content_type=PART, **names))
-    archive(None, str(journal.directory), lake)
-    journal.append(Run.of("large", [document[MAX_PAYLOAD:]], content_type=LAST_PART, **names))
-    catalog(spark, lake, str(journal.directory), parts="join")
-    rows = spark.sql("select seq, length(payload), content_type from streams.large").collect()
-    assert [tuple(row) for row in rows] == [(2, len(document), "application/json")]
-    catalog(spark, lake, str(journal.directory))
-    assert count(spark, "streams.large") == 2
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import click
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -19,10 +19,9 @@ from fyrehose.cli.client import formats
 from fyrehose.cli.client.connections import ConnectionHistory
 from fyrehose.cli.client.formats import Format
 from fyrehose.cli.client.servers import ADDRESS_HELP, TLS, protocol_to_tail, server
-from fyrehose.cli.client.values import ADDRESSES, DURATION, PARTS, SINCE, WholeNumber
+from fyrehose.cli.client.values import ADDRESSES, DURATION, SINCE, WholeNumber
 from fyrehose.cli.running import connected, worker
 from fyrehose.errors import FyrehoseError
-from fyrehose.journal.parts import Joiner
 from fyrehose.records import Run
 
 #: How many bytes may wait for standard output: above the first value reading pauses, below the second it resumes.
@@ -57,7 +56,6 @@ MOST_NAMED = 10
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True)
-@click.option("--parts", type=PARTS, help="Events over 16 MiB: as one message?")
 @click.option("--timeout", type=DURATION, default="10s", show_default=True, help="How long to wait for the server.")
 @click.argument("extra", nargs=-1, metavar="")
 def tail(
@@ -71,7 +69,6 @@ def tail(
     count: int | None,
     idle: float | None,
     form: str,
-    parts: str | None,
     timeout: float,
     extra: tuple[str, ...],
 ) -> None:
@@ -101,7 +98,6 @@ def tail(
             at.history,
             since,
             named,
-            Joiner() if (parts or ("keep" if form == "json" else "join")) == "join" else None,
         ).run()
     )
     sys.exit(status)
@@ -189,7 +185,6 @@ class Tailing:
     :ivar timeout: the longest time to connect, in seconds
     :ivar since: the number before the first requested record; 0 begins with the oldest record that is kept
     :ivar named: the named subscription to consume, if there is one: its position moves when messages are written
-    :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are
     """
 
     reactor: Any
@@ -202,7 +197,6 @@ class Tailing:
     history: ConnectionHistory
     since: int | None = None
     named: NamedTail | None = None
-    joiner: Joiner | None = None
     output: Output = attrs.field(init=False)
     #: the timer that reports that the stream does not exist, unless a message arrives before
     _announcing: IDelayedCall | None = None
@@ -245,22 +239,6 @@ class Tailing:
         return 0
 
     def take(self, run: Run) -> Deferred[Any] | None:
-        """Write *run* as :meth:`write` does, after joining the parts of its events if a joiner is set.
-
-        :return: with a named subscription, fires with the last number before the parts that wait to be joined
-        """
-        if self._timer is not None and self.idle is not None and not self.output.ended.called:
-            self._timer.reset(self.idle)
-        if self.joiner is None:
-            return self.write(run)
-        written = [self.write(each) for each in self.joiner.join(run)]
-        if self.named is None:
-            return None
-        held = self.joiner.first_held(run.stream)
-        last = (written[-1] if written else None) or succeed(run.last_seq)
-        return last.addCallback(lambda seq: seq if held is None else min(seq, held - 1))
-
-    def write(self, run: Run) -> Deferred[Any] | None:
         """Write *run*, but no more messages than are left to write.
 
         :return: with a named subscription, fires with the number of the last written record; never if writing fails,
@@ -268,6 +246,8 @@ class Tailing:
         """
         if self.output.ended.called:
             return None if self.named is None else Deferred()  # A record that is not written is not consumed.
+        if self._timer is not None and self.idle is not None:
+            self._timer.reset(self.idle)
         _cancel(self._announcing)
         if self.left is not None:
             run = run.slice(0, self.left)
@@ -314,8 +294,6 @@ class Tailing:
     def _end_idle(self) -> None:
         broken = f"connection to {self.history} lost: {self.history.hint}" if self.history.broken else None
         self._short = broken or self.tailer.shortfall(False)
-        for part in () if self.joiner is None else self.joiner.end():
-            self.write(part)
         self.output.end()
 
 

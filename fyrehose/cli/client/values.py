@@ -45,8 +45,6 @@ class WholeNumber(click.IntRange):
             self.fail(f"{value!r}: expected a whole number {bounds}", param, ctx)
 
 
-#: Option type: whether the parts of an event that is larger than a record are joined.
-PARTS = click.Choice(["join", "keep"])
 #: Option types of a duration in seconds (typed as 30, 250ms, 5m or 12h), and of a size in bytes (typed as 64k or 1G).
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 

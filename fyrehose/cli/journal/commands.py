@@ -12,7 +12,7 @@ import attrs
 import click
 
 from fyrehose.cli import candidates
-from fyrehose.cli.client.values import FORMAT, PARTS, WholeNumber
+from fyrehose.cli.client.values import FORMAT, WholeNumber
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar, table, terminal, write_json
 from fyrehose.cli.journal.backup import backup, restore
 from fyrehose.cli.journal.standby import follow, promote
@@ -153,9 +153,6 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     "--format", "form", type=click.Choice(["parquet", "arrow", "ndjson"]), help="Format; default: by FILE's suffix."
 )
 @click.option("--skip-gaps", is_flag=True, help="Ignore numbers that are missing from the journal.")
-@click.option(
-    "--parts", type=PARTS, default="join", show_default=True, help="Write events over 16 MiB as one, or as stored."
-)
 @_DIRECTORY
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def export(
@@ -166,7 +163,6 @@ def export(
     end: str | None,
     form: str | None,
     skip_gaps: bool,
-    parts: str,
 ) -> None:
     """Write records of the journal in DIR into FILE as Parquet, Arrow or NDJSON.
 
@@ -178,12 +174,10 @@ def export(
     """
     from fyrehose.cli.journal.export import Export, format_of, selected
     from fyrehose.cli.journal.export import export as write
-    from fyrehose.journal.parts import Joiner
 
     chosen, wanted = format_of(file, form), selected(streams, start, end)
-    joiner = Joiner() if parts == "join" else None
     with progress_bar(f"exporting {directory}") as progress:
-        written = write(Export(directory, chosen, wanted, skip_gaps, progress, joiner), file)
+        written = write(Export(directory, chosen, wanted, skip_gaps, progress), file)
     size = "" if written.size is None else f", {counted(written.size, 'byte')}"
     click.echo(f"{counted(written.records, 'record')}{size} in {file}", err=written.size is None)
 

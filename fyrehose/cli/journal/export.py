@@ -12,23 +12,19 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import attrs
 
 from fyrehose.cli.client.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
 from fyrehose.imports import ARROW
-from fyrehose.journal.parts import Joiner
 from fyrehose.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import Selection, bounds
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: Formats by the suffix of the file's name.
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ndjson": "ndjson", ".jsonl": "ndjson"}
@@ -84,7 +80,6 @@ class Export:
     :ivar wanted: the records to write
     :ivar skip_gaps: whether numbers that are missing from the journal are ignored
     :ivar progress: called with the bytes of the journal that are done, and their total
-    :ivar joiner: joins the parts of events that are larger than a record; None: they are written as they are stored
     """
 
     directory: Path
@@ -92,7 +87,6 @@ class Export:
     wanted: Selection
     skip_gaps: bool
     progress: Progress
-    joiner: Joiner | None = attrs.field(factory=Joiner)
 
 
 def export(job: Export, path: Path) -> Exported:
@@ -180,15 +174,7 @@ def _terminated() -> Iterator[None]:
 
 
 def _ndjson(job: Export, out: BinaryIO) -> int:
-    records, last, joiner = 0, dict[str, int](), job.joiner
-
-    def write(runs: Iterable[Run]) -> int:
-        written = 0
-        for each in runs:
-            out.write(as_json(each))
-            written += len(each)
-        return written
-
+    records, last = 0, dict[str, int]()
     for run in _runs(job):
         before = last.get(run.stream)
         if before is not None and run.first_seq > before + 1 and not job.skip_gaps:
@@ -197,8 +183,9 @@ def _ndjson(job: Export, out: BinaryIO) -> int:
                 "pass --skip-gaps to export the others"
             )
         last[run.stream] = run.last_seq
-        records += write((run,) if joiner is None else joiner.join(run))
-    return records + write(() if joiner is None else joiner.end())
+        out.write(as_json(run))
+        records += len(run)
+    return records
 
 
 def _runs(job: Export) -> Iterator[Run]:
@@ -224,7 +211,6 @@ def _columns(job: Export, out: BinaryIO) -> int:
 
     from fyrehose.offline.places import place
     from fyrehose.spark.columns import COLUMNS, arrow_schema
-    from fyrehose.spark.joining import joined_batches
     from fyrehose.spark.plan import Planner
     from fyrehose.spark.reading import PartReader
 
@@ -240,16 +226,11 @@ def _columns(job: Export, out: BinaryIO) -> int:
     else:
         writer = pa.ipc.new_file(out, schema)
     done, total = 0, sum(part.size for part in parts)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal done
+    with writer:
         for part in parts:
-            yield from PartReader(where, part, job.wanted, schema, skip_gaps=job.skip_gaps).read()
+            for batch in PartReader(where, part, job.wanted, schema, skip_gaps=job.skip_gaps).read():
+                writer.write_batch(batch)
+                records += batch.num_rows
             done += part.size
             job.progress(done, total)
-
-    with writer:
-        for batch in batches() if job.joiner is None else joined_batches(batches(), job.joiner):
-            writer.write_batch(batch)
-            records += batch.num_rows
     return records

@@ -17,10 +17,9 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose import ndjson
-from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
-from fyrehose.journal.parts import BETWEEN, event_at, is_part
-from fyrehose.ndjson import TextCheck, TextChecks
+from fyrehose.ndjson import TextChecks
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.protocols.http.session import PROTOCOL, HttpSession, Live, Read
@@ -145,64 +144,12 @@ events = EVENT.encode
 unnumbered = UNNUMBERED.encode
 
 
-@attrs.define(eq=False)
-class _JoinedEvent:
-    """An event that is larger than a record, whose parts are sent one after another as one JSON object.
-
-    :ivar numbers: the numbers of the records that hold its parts and are not sent yet
-    :ivar unchecked: the numbers of its parts that were not checked yet for UTF-8
-    :ivar begun: whether the beginning of its JSON object was sent
-    """
-
-    numbers: list[int]
-    unchecked: list[int]
-    check: TextCheck = attrs.field(factory=TextCheck, init=False)
-    begun: bool = attrs.field(default=False, init=False)
-    #: the last bytes of the previous part, which are encoded with the next part: an incomplete character or base64
-    #: group
-    _rest: bytes = attrs.field(default=b"", init=False)
-
-    @property
-    def text(self) -> bool:
-        """Return whether the event is UTF-8; call this only after all parts were checked."""
-        return bool(self.check.text)
-
-    def check_part(self, part: Run) -> None:
-        """Check the next bytes of *part*, the first part that is not checked yet, for UTF-8."""
-        if self.check.proceed(memoryview(part.payload), final=len(self.unchecked) == 1):
-            del self.unchecked[0]
-        if self.check.text is False:
-            self.unchecked.clear()
-
-    def next_record(self, part: Run, begin: bytes) -> LargeRecord:
-        """Return the next part of the event as a record to be sent in pieces, after the bytes *begin*."""
-        before = self._rest
-        final = len(self.numbers) == 1
-        del self.numbers[0]
-
-        def cut(run: Run, position: int) -> tuple[bytes, int | None]:
-            """Return the bytes of the next piece, and where the piece after it begins; None after the last."""
-            payload = memoryview(run.payload)
-            end = min(position + ndjson.STEP, len(payload))
-            piece = b"".join((b"" if position else before, payload[position:end]))
-            last = end == len(payload)
-            data, used = ndjson.encoded(piece, self.text, final and last)
-            data = data if position else begin + data
-            if not last:
-                return data, end - (len(piece) - used)
-            self._rest = piece[used:]
-            return data + ndjson.END + LINE.after if final else data, None
-
-        return LargeRecord(part.stream, part.first_seq, cut, part)
-
-
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
     """The answer to a GET: records *next* to *last*, but at most *left*, a piece in each turn of the reactor.
 
     :ivar then: further streams, with the first and the last record of each
-    :ivar joins: whether the parts of an event that is larger than a record are sent as one record
     """
 
     connection: HttpConnection
@@ -211,11 +158,6 @@ class ReadAnswer:
     last: int
     left: int
     then: list[tuple[str, int, int]] = attrs.field(factory=list)
-    joins: bool = False
-    #: the numbers of the parts of each event that is being joined, by the number of each part that is still to come
-    _events: dict[int, tuple[int, ...]] = attrs.field(factory=dict, init=False)
-    #: the event whose parts are being sent
-    _joining: _JoinedEvent | None = attrs.field(default=None, init=False)
     _paused: bool = attrs.field(default=True, init=False)
     _queued: bool = attrs.field(default=False, init=False)
 
@@ -247,11 +189,9 @@ class ReadAnswer:
         size = 0
         if not self._over:
             try:
-                wanted = () if self._joining else self._wanted(self._read(self.next, PIECE))
-                if self._joining:
-                    size = self._send_part()
-                elif wanted:
-                    size = self._send_or_join(wanted) if self.joins else self._send(wanted)
+                wanted = self._wanted(self.connection.broker.read(self.stream, self.next, PIECE))
+                if wanted:
+                    size = self._send(wanted)
                 else:
                     self.next = self.last + 1
             except FyrehoseError as error:
@@ -283,53 +223,6 @@ class ReadAnswer:
             wanted.append(part)
             left -= len(part)
         return tuple(wanted)
-
-    def _send_or_join(self, runs: tuple[Run, ...]) -> int:
-        """Send the records of *runs* before the first part of an event; send the event when its last part has come."""
-        first = next((at for at, run in enumerate(runs) if is_part(run)), None)
-        if first != 0:
-            return self._send(runs[:first])
-        part, cost = runs[0], 0
-        numbers = self._events.pop(part.first_seq, None)
-        if numbers is None:
-            numbers = event_at(self._read, part, self.connection.broker.bounds(self.stream)[0], self.last)
-            cost = BETWEEN // 16
-            if numbers is None:
-                return self._send(runs[:1]) + cost
-            self._events |= {number: numbers for number in numbers if number > part.first_seq}
-        if part.first_seq != numbers[-1]:
-            self.next = part.first_seq + 1
-            return cost
-        self._joining = _JoinedEvent(list(numbers), list(numbers))
-        return self._send_part() + cost
-
-    def _send_part(self) -> int:
-        """Check or send the next part of the event that is being joined: all parts are checked before any is sent."""
-        event = self._joining
-        assert event is not None
-        if event.unchecked:
-            part = self._part(event.unchecked[0])
-            event.check_part(part)
-            return len(part.payload) // 16
-        part = self._part(event.numbers[0])
-        begin = b""
-        if event.begun is False:
-            labels = attrs.evolve(self._part(event.numbers[-1]), content_type=None)
-            begin, event.begun = ndjson.head_of(labels, event.text), True
-        self.connection.send_record(event.next_record(part, begin))
-        if not event.numbers:
-            self._joining, self.next, self.left = None, part.first_seq + 1, self.left - 1
-        return len(part.payload) // 16
-
-    def _read(self, start: int, max_bytes: int) -> tuple[Run, ...]:
-        return self.connection.broker.read(self.stream, start, max_bytes)
-
-    def _part(self, number: int) -> Run:
-        """Read record *number*, which is a part of an event."""
-        runs = self._read(number, 1)
-        if not runs or runs[0].first_seq != number:
-            raise JournalCorrupt(f"record {number} of stream {self.stream!r} was deleted while its event was sent")
-        return runs[0].slice(0, 1)
 
     def _send(self, runs: tuple[Run, ...]) -> int:
         """Send the first of *runs*, as many as fit into a piece, and return their cost in the turn, in bytes."""

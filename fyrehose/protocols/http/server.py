@@ -280,7 +280,7 @@ class HttpProtocol(WebProtocol):
             self.session.end()
             self._end_consumption()
         else:
-            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:], joins=event.joins)
+            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:])
             self.attach(self._streamed)
 
     def on_list(self, event: List) -> None:

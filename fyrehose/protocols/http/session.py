@@ -77,8 +77,7 @@ USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line, and with {LENGTHS} each "
     "message behind its length",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
-    "parts=join makes one record of the parts of an event over 16 MiB, "
-    "and at-least=SEQ waits until this server has that one",
+    "at-least=SEQ waits until this server has that one",
     "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
     "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
     "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
@@ -127,7 +126,6 @@ class Read:
     :ivar consumer: the name that the client gave itself; empty: it gave none
     :ivar lease: how long no other consumer may have the subscription if the client does not acknowledge, in seconds
     :ivar pattern: the pattern, if *stream* is the text of one; *subscription* is then a subscription to that pattern
-    :ivar joins: whether to join the parts of events that are larger than a record
     :ivar at_least: the number of the record for which the request waits until this server has it; 0: it does not wait
     """
 
@@ -141,7 +139,6 @@ class Read:
     consumer: str = ""
     lease: int = LEASE
     pattern: Pattern | None = None
-    joins: bool = False
     at_least: int = 0
 
     @property
@@ -387,8 +384,6 @@ class HttpSession(WebSession):
                 _check_token(request)
             if subscription is None and "wait" in numbers and "at-least" not in numbers:
                 raise ValueError("wait without at-least: expected at-least=SEQ, the number of the record to wait for")
-            if query.get("parts", "join") not in ("join", "keep"):
-                raise ValueError("invalid parts: expected join, or keep, which is the default")
             if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
                 raise ValueError("invalid Last-Event-ID: expected the number of the last record received")
         except (ValueError, InvalidPattern) as error:
@@ -408,7 +403,6 @@ class HttpSession(WebSession):
                     lease=max(1, numbers.get("lease", LEASE)),
                     pattern=pattern,
                     at_least=numbers.get("at-least", 0),
-                    joins=query.get("parts") == "join",
                 ),
             )
         last_event = int(last) if last else None
@@ -455,7 +449,6 @@ def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int]
         ("subscription", True),
         ("token", live and not matching),
         ("consumer", named and not live),
-        ("parts", not named and not live),
     )
     return {name: most for name, most, usable in numbers if usable}, [name for name, usable in others if usable]
 

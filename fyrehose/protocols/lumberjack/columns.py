@@ -19,7 +19,6 @@ from struct import pack
 
 import attrs
 
-from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.kernels.pure.lumberjack import Segment
 from fyrehose.protocols.lumberjack.frames import EventRun, Pairs, to_json
@@ -28,6 +27,9 @@ from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
 JSON = "application/json"
 #: Content type of a J frame's document that is not JSON.
 NOT_JSON = "application/x-lumberjack-j"
+#: Content types of the parts of a J frame's document that is larger than a record, and of its last part.
+PART = "application/x-lumberjack-part"
+LAST_PART = "application/x-lumberjack-last-part"
 #: Content type of a D frame's body (count, keys and values, as on the wire) that is not UTF-8, or too large as JSON.
 RAW_PAIRS = "application/x-lumberjack-d"
 #: Payloads of at least this many bytes become runs of their own, because copying such a payload costs more than a run.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
@@ -26,9 +25,6 @@ from fyrehose.spark.plan import Planner
 from fyrehose.spark.selection import Bounds, Selection, time_of
 from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TablesConfig, TypedTable
 from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, rewrite
-
-#: How many files before each file of an archive are searched for the first parts of its events.
-_EARLIER = 8
 
 
 def check_rows(lakes: Sequence[Lake], since: int, until: int) -> None:
@@ -119,15 +115,7 @@ def _inside(lake: Lake, since: int, until: int) -> Iterator[tuple[File, Any]]:
 
 def _lake_parts(lake: Lake, server: str, chosen: Selection, paths: Sequence[str]) -> Iterator[LakePart]:
     """Yield a part for each file of an archive that tasks read."""
-    if not paths:
-        return
-    deleted, every = lake.vectors(), lake.actions()
-    begins = dict(zip(every["path"].to_pylist(), every["min.time"].cast(pa.int64()).to_pylist(), strict=True))
-    whole = lake.files(attrs.evolve(chosen, start=Bounds(), end=Bounds()), server)
-    in_order = sorted((file.path for file in whole), key=lambda path: (begins[path] or 0, path))
-    places = {path: at for at, path in enumerate(in_order)}
+    deleted = lake.vectors()
     for path in paths:
-        at = places[path]
-        earlier = tuple(in_order[max(0, at - _EARLIER) : at])
-        here = {each: deleted[each] for each in (*earlier, path) if each in deleted}
-        yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here, earlier=earlier)
+        here = {path: deleted[path]} if path in deleted else {}
+        yield LakePart(store=lake.store, paths=(path,), server=server, selection=chosen, deleted=here)

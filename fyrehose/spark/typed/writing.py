@@ -20,17 +20,15 @@ from deltalake.transaction import AddAction
 from pyarrow import compute, parquet
 
 from fyrehose.errors import ExpectationFailed
-from fyrehose.journal.parts import BETWEEN, LARGEST
 from fyrehose.offline.places import Place
 from fyrehose.spark import memory
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.fetching import read
-from fyrehose.spark.joining import LABELS, whole_events
 from fyrehose.spark.lake import day_of
 from fyrehose.spark.layout import add_action, new_path
-from fyrehose.spark.plan import Part, Planner, boundary
+from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Bounds, Selection
+from fyrehose.spark.selection import Selection
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import (
     ACCEPTED,
@@ -48,13 +46,10 @@ from fyrehose.spark.typed.config import (
 )
 from fyrehose.spark.typed.extraction import Widened, extracted
 
-#: The columns of records that tables need, and the columns by which the parts of an event are found.
+#: The columns of records that tables need.
 NEEDED = ("stream", "seq", "time", "event_time", "payload")
-_LABELLED = (*NEEDED, *LABELS)
 #: Size of a part of a journal, which a task reads, in bytes.
 PART = 32 << 20
-#: How far before a part of a journal the first parts of its events may begin, in bytes of the journal.
-BEFORE = LARGEST + BETWEEN
 #: Columns whose least and largest values the log has for each file.
 MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 #: Length of a key's digest in bytes; zeros stand for a row without a key.
@@ -78,24 +73,8 @@ class JournalPart:
     skip_gaps: bool
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the selected records in the order of the journal; an event that is stored in parts is one row."""
-        records = PartReader(self.place, self.part, self.selection, arrow_schema(_LABELLED), self.skip_gaps).read()
-        for batch in whole_events(records, self._before):
-            yield batch.select(list(NEEDED))
-
-    def _before(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records before this part of the journal, as far back as its events may begin."""
-        view, since = self.place.view(), self.selection.start.time
-        chosen = attrs.evolve(self.selection, start=Bounds(), end=Bounds())
-        start = boundary(self.place, view, max(view.start, self.part.first - BEFORE))
-        yield from self._earlier(chosen, start, self.part.first)
-        if since is not None:  # an event belongs to the time at which its last part was accepted
-            chosen = attrs.evolve(chosen, end=Bounds(time=since - 1))
-            yield from self._earlier(chosen, self.part.first, self.part.limit)
-
-    def _earlier(self, chosen: Selection, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        for part in Planner(self.place, chosen, skip_gaps=True).parts(start, stop):
-            yield from PartReader(self.place, part, chosen, arrow_schema(_LABELLED), skip_gaps=True).read()
+        """Yield the selected records in the order of the journal."""
+        return PartReader(self.place, self.part, self.selection, arrow_schema(NEEDED), self.skip_gaps).read()
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +82,6 @@ class LakePart:
     """Files of an archive to read.
 
     :ivar deleted: indexes of the rows that deletion vectors delete, by file
-    :ivar earlier: earlier files, in order, which are searched for the first parts of events
     """
 
     store: LakeStore
@@ -111,24 +89,19 @@ class LakePart:
     server: str
     selection: Selection
     deleted: Mapping[str, Any]
-    earlier: tuple[str, ...] = ()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the selected records of the server; an event that is stored in parts is one row."""
-        for batch in whole_events(self._records(self.paths), lambda: self._records(self.earlier)):
-            mask = compute.is_valid(batch["seq"])
-            since, until = self.selection.start.time, self.selection.end.time
+        """Yield the selected records of the server."""
+        columns = {"server": pa.string(), **{field.name: field.type for field in arrow_schema(NEEDED)}}
+        since, until = self.selection.start.time, self.selection.end.time
+        for batch in read(self.store, self.paths, pa.schema([*columns.items()]), self.deleted):
+            mask = compute.and_(compute.equal(batch["server"], self.server), compute.is_valid(batch["seq"]))
             times = batch["time"].cast(pa.int64())
             if since is not None:
                 mask = compute.and_(mask, compute.greater_equal(times, since))
             if until is not None:
                 mask = compute.and_(mask, compute.less_equal(times, until))
             yield batch.filter(mask).select(list(NEEDED))
-
-    def _records(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        columns = {"server": pa.string(), **{field.name: field.type for field in arrow_schema(_LABELLED)}}
-        for batch in read(self.store, paths, pa.schema([*columns.items()]), self.deleted):
-            yield batch.filter(compute.equal(batch["server"], self.server))
 
 
 @attrs.frozen(kw_only=True)

@@ -16,8 +16,7 @@ from fyrehose.cli.client.connections import ConnectionHistory
 from fyrehose.cli.client.formats import text
 from fyrehose.cli.client.tail import HIGH, LOW, NamedTail, Tailing
 from fyrehose.errors import FyrehoseError
-from fyrehose.journal.parts import LAST_PART, PART, Joiner
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import Run
 
 
 class Tailer:
@@ -62,7 +61,6 @@ class Follower:
         idle: float | None = None,
         since: int | None = None,
         named: NamedTail | None = None,
-        joiner: Joiner | None = None,
     ) -> None:
         self.clock = Clock()
         self.jobs: list[tuple[Callable[[], None], Deferred[None]]] = []
@@ -72,7 +70,7 @@ class Follower:
         monkeypatch.setattr("fyrehose.cli.client.tail._write", lambda fd, data: self.written.append(data))
         self.history = ConnectionHistory("figg at h:1")
         self.tailer = Tailer()
-        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named, joiner)
+        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named)
         self.deferred = Deferred.fromCoroutine(made.run())
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
@@ -347,35 +345,3 @@ def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.Mon
     follower.clock.advance(0)
     assert not done
     assert [type(error) for error in follower.outcome] == [BrokenPipeError]
-
-
-def part_of_event(seq: int, payload: bytes, content_type: str) -> Run:
-    run = Run.of("s", [payload], source="lumberjack", producer="a:1", producer_seq=1, content_type=content_type)
-    return run.numbered(seq, 0)
-
-
-EVENT = b'{"m": "%b"}' % (b"x" * MAX_PAYLOAD)
-
-
-def test_parts_of_a_large_event_are_written_as_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=NamedTail("billing"), joiner=Joiner())
-    follower.connect()
-    consumed: list[Any] = []
-    take = follower.tailer.take
-    take(part_of_event(1, EVENT[:MAX_PAYLOAD], PART)).addCallback(consumed.append)
-    other = Run.of("s", [b"other"], source="lumberjack", producer="b:2").numbered(2, 0)
-    take(other).addCallback(consumed.append)
-    take(part_of_event(3, EVENT[MAX_PAYLOAD:], LAST_PART)).addCallback(consumed.append)
-    follower.write()
-    assert consumed == [0, 0]  # A consumer that stops now begins with the first part again.
-    follower.write()
-    assert (consumed, follower.written) == ([0, 0, 3], [b"other\n", EVENT + b"\n"])
-
-
-def test_parts_of_an_incomplete_event_are_written_when_no_more_messages_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, idle=5.0, joiner=Joiner())
-    follower.connect()
-    follower.tailer.take(part_of_event(1, EVENT[:MAX_PAYLOAD], PART))
-    follower.clock.advance(5)
-    follower.write()
-    assert follower.written == [EVENT[:MAX_PAYLOAD] + b"\n"]

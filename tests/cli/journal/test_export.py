@@ -27,9 +27,8 @@ from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import Run
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 
@@ -311,26 +310,3 @@ def test_replaced_file_keeps_its_permissions(data: Path, tmp_path: Path) -> None
     assert export(data, path).exit_code == 0
     assert len(lines(path)) == 81
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("suffix", ["ndjson", "parquet", "arrow"])
-def test_parts_of_a_large_event_are_joined_unless_parts_keep_is_given(tmp_path: Path, suffix: str) -> None:
-    directory, path = tmp_path / "data", tmp_path / f"out.{suffix}"
-    journal = FileJournal(Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker())
-    journal.open(Nobody())
-    event = b'{"m": "%b"}' % (b"x" * MAX_PAYLOAD)
-    pieces = [(PART, "a:1", event[:MAX_PAYLOAD]), (None, "b:2", b"{}"), (LAST_PART, "a:1", event[MAX_PAYLOAD:])]
-    for seq, (kind, producer, payload) in enumerate(pieces, 1):
-        run = Run.of("s", [payload], source="lumberjack", producer=producer, content_type=kind, producer_seq=5)
-        journal.append([run], [seq])
-    journal.close()
-
-    def exported(*words: str) -> list[tuple[int, bytes]]:
-        assert export(directory, path, *words).exit_code == 0
-        if suffix == "ndjson":
-            return [(line["seq"], line["payload"].encode()) for line in lines(path)]
-        return [(row["seq"], row["payload"]) for row in table(path).to_pylist()]
-
-    assert exported() == [(2, b"{}"), (3, event)]
-    assert [seq for seq, _ in exported("--parts", "keep")] == [1, 2, 3]
-    assert [seq for seq, _ in exported("--from", "2")] == [2, 3]

@@ -21,13 +21,12 @@ from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import Action, digest
 from fyrehose.interfaces import JournalState
-from fyrehose.journal.parts import LAST_PART, PART
 from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Peer
 
 Lines = list[dict[str, Any]]
@@ -896,44 +895,3 @@ def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
     server.journal.commit()
     assert peer.answer().status == 204
     assert peer.transport.disconnecting
-
-
-def publish_large_event(server: Server, document: bytes) -> None:
-    """Publish *document* as a lumberjack listener does, with a record of another producer between its parts."""
-    sizes = range(0, len(document), MAX_PAYLOAD)
-    for at in sizes:
-        kind = LAST_PART if at + MAX_PAYLOAD >= len(document) else PART
-        labels = {"producer": "a:1", "producer_seq": 3, "content_type": kind}
-        part = Run.of("s", [document[at : at + MAX_PAYLOAD]], source="lumberjack", **labels)
-        server.broker.publish([part])
-        if kind == PART:
-            server.broker.publish([Run.of("s", [b"other"], source="lumberjack", producer="b:2")])
-
-
-def test_parts_of_a_large_event_are_joined_on_request(make: Make) -> None:
-    server = make()
-    peer = server.connect()
-    # Neither a character of several bytes nor a group of base64 ends where a part does.
-    document = b'{"m": "x' + "\u20ac".encode() * (MAX_PAYLOAD // 3 + 10) + b'"}'
-    publish_large_event(server, document)
-    server.publish(b"after")
-    peer.say("GET /streams/s?parts=join")
-    _, _, rest = b"".join(iter(peer.hear, b"")).partition(b"\r\n\r\n")
-    body = bytearray()
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        body += rest[: int(size, 16)]
-        rest = rest[int(size, 16) + 2 :]
-    records = [json.loads(line) for line in body.splitlines()]
-    assert [record["seq"] for record in records] == [2, 3, 4]
-    assert records[1]["payload"].encode() == document
-    assert (records[1]["producer_seq"], "content_type" in records[1]) == (3, False)
-
-
-def test_parts_stay_records_unless_joining_is_asked_for(make: Make) -> None:
-    server = make()
-    publish_large_event(server, bytes(MAX_PAYLOAD + 1))
-    answer = server.connect().ask("GET /streams/s?from=3")
-    assert [line["content_type"] for line in answer.lines] == [LAST_PART]
-    answer = server.connect().ask("GET /streams/s?parts=glue")
-    assert (answer.status, answer.json["error"]) == (400, "invalid parts: expected join, or keep, which is the default")
