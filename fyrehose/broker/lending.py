@@ -9,19 +9,14 @@ is charged to the budget.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from fyrehose.broker.fairness import FairShare
 
-
-class Lender(Protocol):
-    """The budget to which the lent memory is charged."""
-
-    def keep(self, size: int) -> bool: ...
-
-    def forget(self, size: int) -> None: ...
+if TYPE_CHECKING:
+    from fyrehose.broker.budget import Budget
 
 
 class Borrower(Protocol):
@@ -46,7 +41,7 @@ class Lending:
     :ivar shares: how much memory each network was lent, see :func:`within`
     """
 
-    budget: Lender
+    budget: Budget
     shares: FairShare[Borrower]
     #: the borrowers whose peers do not read; first the one that has not read for the longest time
     _idle: OrderedDict[Borrower, None] = attrs.field(factory=OrderedDict, init=False)

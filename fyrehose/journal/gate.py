@@ -3,14 +3,14 @@
 The journal's own work on a commit ends when it is synced.  :class:`LocalGate` releases the commit at once.  The gate of
 a cluster (:mod:`fyrehose.cluster.gate`) waits until the shared log has the commit, too.
 
-    commit -> synced -> Gate.synced(commit) -> Releases.release(commit): readers see it, publishers are acknowledged
-           -> failed -> Gate.failed(commit) -> Releases.refuse(commit): publishers get the error
+    commit -> synced -> Gate.synced(commit) -> FileJournal.release(commit): readers see it, publishers are acknowledged
+           -> failed -> Gate.failed(commit) -> FileJournal.refuse(commit): publishers get the error
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -19,6 +19,9 @@ from zope.interface import Attribute, Interface, implementer
 from fyrehose.journal.commit import Commit
 from fyrehose.journal.exchange import Handover
 from fyrehose.observe.meters import ClusterStatus
+
+if TYPE_CHECKING:
+    from fyrehose.journal.journal import FileJournal
 
 
 class IGate(Interface):
@@ -77,16 +80,6 @@ class IGate(Interface):
         """See :meth:`fyrehose.interfaces.IJournal.cluster_status`."""
 
 
-class Releases(Protocol):
-    """The methods that a gate calls on its journal."""
-
-    def release(self, commit: Commit) -> None:
-        """Let readers see *commit*, and acknowledge its publishes."""
-
-    def refuse(self, commit: Commit, error: Exception) -> None:
-        """Refuse the publishes of *commit* with *error*."""
-
-
 @implementer(IGate)
 @attrs.define(eq=False)
 class LocalGate:
@@ -104,7 +97,7 @@ class LocalGate:
     synced: Callable[[Commit], None] = attrs.field(init=False)
     failed: Callable[[Commit, Exception], None] = attrs.field(init=False)
 
-    def attach(self, journal: Releases) -> None:
+    def attach(self, journal: FileJournal) -> None:
         self.synced, self.failed = journal.release, journal.refuse
 
     def prepare(self) -> Deferred[None]:

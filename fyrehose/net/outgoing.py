@@ -17,7 +17,7 @@ bytes loses its oldest connection; a single connection may exceed the part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -26,32 +26,11 @@ from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending
 from fyrehose.broker.rounds import ROUND
 from fyrehose.errors import FyrehoseError, JournalCorrupt
-from fyrehose.interfaces import IBroker
 from fyrehose.records import Run
 from fyrehose.sessions import PIECE
 
-
-class SendingConnection(Protocol):
-    """The methods of a connection that its outgoing half calls."""
-
-    broker: IBroker
-    transport: Any
-    network: str
-    writable: bool
-    write_paused: bool
-
-    def frame(self, data: bytes) -> list[bytes]:
-        """Return *data*, a piece of a large record, as the protocol sends it."""
-
-    def record_sent(self) -> None:
-        """Continue with other data: a large record has been sent as a whole."""
-
-    def record_lost(self, reason: Exception) -> None:
-        """End the connection, because the rest of a large record cannot be read."""
-
-    def abort_unread(self) -> None:
-        """End the connection, because its peer leaves an answer unread, and others need the memory."""
-
+if TYPE_CHECKING:
+    from fyrehose.net.tcp import SessionProtocol
 
 #: Returns the piece of a record that begins at a position, and the next position; None after the last piece.  An empty
 #: piece is not sent: the record is only prepared in that turn, which may take as long as a round.
@@ -83,7 +62,7 @@ class Outgoing:
 
     __slots__ = ("_behind", "_lending", "_owner", "_queued", "_unread", "network", "record")
 
-    def __init__(self, owner: SendingConnection) -> None:
+    def __init__(self, owner: SessionProtocol) -> None:
         self._owner = owner
         self._lending: Lending = owner.broker.budget.lending
         self._unread: FairShare[UnreadAnswer] = owner.broker.budget.unread

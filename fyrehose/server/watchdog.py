@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -30,6 +30,9 @@ from fyrehose.broker.fanout import subscriber_of
 from fyrehose.interfaces import ISink
 from fyrehose.net.tcp import SessionProtocol
 from fyrehose.observe.meters import Stalls
+
+if TYPE_CHECKING:
+    from fyrehose.server.notify import ServiceManager
 
 log = Logger()
 
@@ -41,14 +44,6 @@ BEAT = LOOK = 0.5
 LAST_LOOK = 1.0
 #: Limit of the lines of a stack that are logged.
 CALLS = 40
-
-
-class Manager(Protocol):
-    """The interface of the service manager to the watchdog."""
-
-    def stalled(self, status: str) -> None: ...
-
-    def recovered(self) -> None: ...
 
 
 @attrs.frozen
@@ -81,7 +76,7 @@ class Watchdog:
 
     clock: IReactorTime
     stalls: Stalls
-    manager: Manager
+    manager: ServiceManager
     seconds: Callable[[], float] = time.monotonic
     _watched: Watched = attrs.field(init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)

@@ -9,22 +9,22 @@ The transport pauses both kinds of answer, and a paused answer keeps nothing but
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
-from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import IBroker, IConnectedSink, ISubscription
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.ndjson import TextChecks
-from fyrehose.net.lifecycle import Timers
 from fyrehose.net.outgoing import LargeRecord
-from fyrehose.protocols.http.session import PROTOCOL, HttpSession, Live, Read
+from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE, Encoded
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.http.server import HttpProtocol
 
 #: Interval of the comments that keep a live answer alive, in seconds; some proxies close idle connections after 30.
 KEEPALIVE = 15.0
@@ -32,54 +32,6 @@ KEEPALIVE = 15.0
 TURN_RECORDS = 2_000
 #: Each record counts as this many more bytes in a turn, because encoding takes time for each record.
 RECORD_COST = 512
-
-
-class HttpConnection(Protocol):
-    """The methods of :class:`HttpProtocol` by which a request is answered."""
-
-    factory: Any  #: its ``checks`` are shared by all readers of a large record
-    broker: IBroker
-    session: HttpSession
-    timers: Timers
-    peer: str
-    label: str
-
-    @property
-    def subscriber(self) -> tuple[str, str]: ...
-
-    @property
-    def closes_in(self) -> float | None: ...
-
-    @property
-    def answering(self) -> bool: ...
-
-    def attach(self, subscription: ISubscription) -> None: ...
-
-    def detach(self, subscription: ISubscription) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def send_record(self, record: LargeRecord) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def complete_answer(self) -> None: ...
-
-    def abort_answer(self, reason: Exception) -> None: ...
-
-    def call(self, called: Deferred[Any], answer: Callable[[Any], object]) -> None: ...
-
-    def read(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None: ...
-
-    def follow(
-        self, event: Live, after: int, headers: Mapping[str, str], place: Callable[[str], int | None]
-    ) -> None: ...
-
-    def read_arrived(self, event: Read) -> None: ...
-
-    def refuse_late(self, event: Read) -> None: ...
-
-    def displace(self, reason: Exception) -> None: ...
 
 
 @attrs.frozen
@@ -152,7 +104,7 @@ class ReadAnswer:
     :ivar then: further streams, with the first and the last record of each
     """
 
-    connection: HttpConnection
+    connection: HttpProtocol
     stream: str
     next: int
     last: int
@@ -248,7 +200,7 @@ class LiveAnswer:
     #: the form of the records, and its function that encodes a delivery for all answers at once
     form, encode = EVENT, staticmethod(events)
 
-    def __init__(self, connection: HttpConnection) -> None:
+    def __init__(self, connection: HttpProtocol) -> None:
         self.connection = connection
         self._subscription: ISubscription | None = None
         self._paused = True

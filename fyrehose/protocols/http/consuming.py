@@ -10,7 +10,7 @@ GET /live?subscription=S    Last-Event-ID acknowledges -> open -> attach -> even
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -18,9 +18,11 @@ from zope.interface import implementer
 
 from fyrehose.errors import Forbidden, SubscriptionError
 from fyrehose.interfaces import INamedSink, ISubscription
-from fyrehose.protocols.http.answers import HttpConnection
 from fyrehose.protocols.http.session import Live, Read
 from fyrehose.records import Delivery
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.http.server import HttpProtocol
 
 
 @implementer(INamedSink)
@@ -31,7 +33,7 @@ class Consumption:
     :ivar event: the request; its ``subscription`` is not None
     """
 
-    connection: HttpConnection
+    connection: HttpProtocol
     event: Read | Live
     _named: Any = attrs.field(default=None, init=False)
     _position: Any = attrs.field(default=None, init=False)
@@ -200,7 +202,7 @@ class Consumption:
 class Arrival:
     """One read that waits for record ``at_least`` of its stream; while it waits, it counts as a subscription."""
 
-    connection: HttpConnection
+    connection: HttpProtocol
     event: Read
     _waiting: ISubscription | None = attrs.field(default=None, init=False)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.logger import Logger
@@ -18,9 +19,12 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.answers import UNNUMBERED, HttpConnection, LiveAnswer, unnumbered
+from fyrehose.protocols.http.answers import UNNUMBERED, LiveAnswer, unnumbered
 from fyrehose.protocols.http.session import EVENTS, PROTOCOL
 from fyrehose.records import Delivery
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.http.server import HttpProtocol
 
 log = Logger()
 
@@ -60,7 +64,7 @@ class PatternAnswer(LiveAnswer):
 
     form, encode = UNNUMBERED, staticmethod(unnumbered)
 
-    def __init__(self, connection: HttpConnection, pattern: Pattern) -> None:
+    def __init__(self, connection: HttpProtocol, pattern: Pattern) -> None:
         super().__init__(connection)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None

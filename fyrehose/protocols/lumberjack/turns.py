@@ -17,12 +17,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from fyrehose.broker.budget import Budget
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.lumberjack.server import LumberjackProtocol
 
 #: Memory for inflating, shared by all connections of a listener, in bytes.
 POOL = 64 << 20
@@ -46,17 +49,6 @@ class Outcome(Enum):
     HELD_BACK = "held back"  #: the connection requests another turn after a commit
 
 
-class TurnTaker(Protocol):
-    """The interface of a connection to :class:`Turns`."""
-
-    @property
-    def needs(self) -> int:
-        """Return the memory that the next turn needs, in bytes."""
-
-    def take_turn(self, granted: int) -> Outcome:
-        """Process a limited amount of data, with at most *granted* bytes of memory for inflating; never raise."""
-
-
 @attrs.define(eq=False)
 class Turns:
     """The scheduler that grants turns and memory to the connections of one listener.
@@ -71,9 +63,9 @@ class Turns:
     budget: Budget
     in_flight: int = attrs.field(default=0, init=False)
     held: bool = attrs.field(default=False, init=False)
-    _waiting: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
-    _running: OrderedDict[TurnTaker, None] = attrs.field(factory=OrderedDict, init=False)
-    _grants: dict[TurnTaker, int] = attrs.field(factory=dict, init=False)
+    _waiting: OrderedDict[LumberjackProtocol, None] = attrs.field(factory=OrderedDict, init=False)
+    _running: OrderedDict[LumberjackProtocol, None] = attrs.field(factory=OrderedDict, init=False)
+    _grants: dict[LumberjackProtocol, int] = attrs.field(factory=dict, init=False)
     _granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
@@ -96,13 +88,13 @@ class Turns:
         idle = not (self._waiting or self._running or self._grants or self.saturated)
         return size if idle and self._fits(size) else 0
 
-    def request(self, worker: TurnTaker) -> None:
+    def request(self, worker: LumberjackProtocol) -> None:
         """Queue *worker* for a turn, unless it is queued or running already."""
         if worker not in self._grants:
             self._waiting[worker] = None
         self.schedule()
 
-    def withdraw(self, worker: TurnTaker) -> None:
+    def withdraw(self, worker: LumberjackProtocol) -> None:
         """Take *worker* out of the queues, and release the memory that it was granted."""
         self._waiting.pop(worker, None)
         self._running.pop(worker, None)
@@ -125,7 +117,7 @@ class Turns:
             self._take_turn(worker)
         self.schedule()
 
-    def _take_turn(self, worker: TurnTaker) -> None:
+    def _take_turn(self, worker: LumberjackProtocol) -> None:
         granted = self._grants[worker]
         outcome = worker.take_turn(granted)
         if worker not in self._grants:
@@ -155,6 +147,6 @@ class Turns:
         granted = self._granted + needs
         return granted <= POOL and self.budget.used + granted <= self.budget.limit
 
-    def _grant(self, worker: TurnTaker, size: int) -> None:
+    def _grant(self, worker: LumberjackProtocol, size: int) -> None:
         self._granted += size - self._grants.get(worker, 0)
         self._grants[worker] = size

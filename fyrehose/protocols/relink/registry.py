@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from secrets import randbits
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -29,6 +29,9 @@ from fyrehose.protocols.relink.linklog import Anchors, RecordKind
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 
+if TYPE_CHECKING:
+    from fyrehose.protocols.relink.server import RelinkProtocol
+
 log = Logger()
 
 #: How often expired links and due checkpoints are looked for, in seconds.
@@ -40,16 +43,6 @@ CHECKPOINT = 1 << 20
 def wall_clock() -> int:
     """Return microseconds since January 1, 1970 UTC."""
     return time.time_ns() // 1000
-
-
-class Holder(Protocol):
-    """The connection to which a link is attached."""
-
-    def fenced(self) -> None:
-        """Ignore everything that this connection still receives, because another connection takes over its link."""
-
-    def reject(self, error: RemoteProtocolError) -> None:
-        """End the link and its connection, after everything written for the link was acknowledged."""
 
 
 @attrs.define(eq=False)
@@ -74,7 +67,7 @@ class LinkEntry:
     host: str
     anchors: Anchors
     saved: bool = True
-    holder: Holder | None = None
+    holder: RelinkProtocol | None = None
     writes: int = 0
     #: number of the last record that the peer has consumed, if the link consumes a named subscription
     consumed: int = 0
@@ -271,7 +264,7 @@ class Registry:
         self.discard(entry, "links-displaced", detail)
         return True
 
-    def attached(self, entry: LinkEntry, holder: Holder, host: str) -> Deferred[None]:
+    def attached(self, entry: LinkEntry, holder: RelinkProtocol, host: str) -> Deferred[None]:
         """Attach the link to the connection *holder*, and make its old connection ignore everything from now on.
 
         :return: a Deferred that fires when the link's earlier writes are finished
