@@ -3,14 +3,12 @@
     TAB -> `fyrehose` with the line so far in its environment -> click -> candidates, one a line -> the shell
 
 click's script for bash passes the words into which readline has cut the line, and readline cuts at colons and equals
-signs, which URLs and names of streams have.  The script here passes the line itself.  It also quotes the candidates:
-peers choose the names of streams, and bash would run what it has inserted.
+signs, which endpoints and options have.  The script here passes the line itself.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from typing import Any
 
@@ -18,7 +16,6 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
-    FishComplete,
     add_completion_class,
     get_completion_class,
     split_arg_string,
@@ -45,14 +42,9 @@ _BASH = """\
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
-#: Characters that need no quotes in bash.
-_UNSAFE = re.compile(r"[^\w@%+=:,./-]")
-#: Characters that must be escaped between quotes, because bash would end the word there, or replace a part of it.
-_UNSAFE_IN = {"'": re.compile("'"), '"': re.compile(r'["$`\\!]')}
-
 
 class LineComplete(BashComplete):
-    """Completion of words for bash that uses the whole command line, and quotes the results."""
+    """Completion of words for bash that uses the whole command line."""
 
     source_template = _BASH
     #: the typed part of the last word, without its quotes
@@ -75,22 +67,12 @@ class LineComplete(BashComplete):
             return f"{item.type},"
         option, equals, _ = self._word.partition("=")
         whole = f"{option}{equals}{item.value}" if equals and option.startswith("-") else str(item.value)
-        if self._quote:
-            return f"plain,{whole}" if not _UNSAFE_IN[self._quote].search(whole) else "none,"
-        breaks = os.environ.get("COMP_BREAKS", "")
+        breaks = "" if self._quote else os.environ.get("COMP_BREAKS", "")
         cut = max((at for at, character in enumerate(self._word, 1) if character in breaks), default=0)
-        quoted = _UNSAFE.sub(r"\\\g<0>", whole[cut:])
-        return f"plain,{quoted}"
+        return f"plain,{whole[cut:]}"
 
 
-class WholeFishComplete(FishComplete):
-    """Completion of whole words for fish; click's own script cuts each word off at its first comma."""
-
-    source_template = FishComplete.source_template.replace('(string split ","', '(string split --max 1 ","')
-
-
-for _class in (LineComplete, WholeFishComplete):
-    add_completion_class(_class)
+add_completion_class(LineComplete)
 
 
 def _open_quote(line: str) -> str:
@@ -110,9 +92,8 @@ def _open_quote(line: str) -> str:
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script for SHELL; the commands below install it.
 
-    Names of streams, subscriptions and protocols are completed, too: by asking the server that is given on the command
-    line being completed, for at most one second (FYREHOSE_COMPLETION_WAIT, such as 3s), or by reading the journal's
-    files.
+    Commands, options, protocols and the values of options are completed. For the names of streams and subscriptions use
+    `fyrehose streams` and `fyrehose subscriptions`.
 
     \b
         echo 'eval "$(fyrehose completion bash)"' >> ~/.bashrc

@@ -13,8 +13,6 @@ from pathlib import Path
 import attrs
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal import snapshots
-from fyrehose.journal.streams import streams_at_start
 from fyrehose.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.records import Run
 
@@ -31,23 +29,6 @@ def batches(directory: Path, everything: bool = False) -> Iterator[Batch]:
             raise found.error()
         if isinstance(found, Batch):
             yield found
-
-
-def stream_names(directory: Path) -> Iterator[str]:
-    """Yield the names of the streams, from the newest segment and the snapshot that the segment refers to.
-
-    A name may be yielded several times.  Names in damaged batches are left out without an error: see :func:`batches`.
-
-    :raises JournalError: there is no journal
-    :raises JournalCorrupt: the snapshot cannot be used
-    """
-    log = Log.of(directory)
-    for found in walk(attrs.evolve(log, segments=log.segments[-1:])):
-        if not isinstance(found, Batch):
-            continue
-        if fmt.begins(found.header, found.segment.base):
-            yield from streams_at_start(found.entries(), lambda at: snapshots.load(directory, at).streams()).ends
-        yield from (run.stream for run in found.runs())
 
 
 def runs(

@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import click
 
-from fyrehose.cli import candidates
 from fyrehose.cli.client.remote import RemoteServer, asks
 from fyrehose.cli.client.streams import ListByDefault
 from fyrehose.cli.client.values import FORMAT
@@ -41,7 +40,6 @@ _streams = click.option(
     default=f"{PREFIX}*",
     show_default=True,
     help="Stream of dead letters, or pattern.",
-    shell_complete=candidates.streams,
 )
 _COLUMNS = ("letter", "time", "why", "bytes", "belongs in", "from")
 _LETTERS = click.argument("letters", nargs=-1, metavar="STREAM/SEQ...")

@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from fyrehose.cli import candidates, running
+from fyrehose.cli import running
 from fyrehose.cli.client import sources
 from fyrehose.cli.client.connections import ConnectionHistory
 from fyrehose.cli.client.servers import ADDRESS_HELP, PROTOCOL, TLS, server
@@ -34,9 +34,7 @@ CLOSE_TIMEOUT = 5.0
 @PROTOCOL
 @click.option("--to", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
 @TLS
-@click.option(
-    "--stream", metavar="NAME", help="Stream to publish to (not with backbone).", shell_complete=candidates.streams
-)
+@click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option(
     "--file",
     "files",

@@ -81,16 +81,6 @@ class RemoteServer:
         """
         return self._get("streams", "listed", match=match, page=page, limit=limit)
 
-    def stream_names(self, pattern: str, limit: int) -> list[str]:
-        """Return the names of the first streams that match *pattern*, from the http listener.
-
-        :param limit: most names, up to 1,000
-        :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
-        """
-        query = urlencode({"match": pattern, "limit": limit}, errors="surrogateescape")
-        listed = self._parsed("streams", self._send("GET", f"/streams?{query}"))["streams"]
-        return [each["name"] for each in listed]
-
     def retire(self, stream: str) -> None:
         """Retire *stream*.
 

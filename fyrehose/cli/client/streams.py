@@ -8,7 +8,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from fyrehose.cli import candidates
 from fyrehose.cli.client.remote import RemoteServer, asks
 from fyrehose.cli.client.stats import streams_table, with_rates
 from fyrehose.cli.client.values import FORMAT, WholeNumber
@@ -55,7 +54,7 @@ def streams() -> None:
 @asks("admin")
 @FORMAT
 @click.option("--limit", type=WholeNumber(1, 200_000), default=200, show_default=True, help="Most streams to list.")
-@click.argument("match", default="", shell_complete=candidates.streams)
+@click.argument("match", default="")
 def list_streams(server: RemoteServer, form: str, limit: int, match: str) -> None:
     """List the streams of a running server whose name contains MATCH, the busiest first.
 
@@ -107,7 +106,7 @@ def _show(listed: list[dict[str, Any]], matching: int) -> None:
 
 @streams.command(short_help="Retire streams that are not needed any more.")
 @asks("http")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.streams)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def retire(server: RemoteServer, names: tuple[str, ...]) -> None:
     """Retire streams by name; stop at the first that the server refuses.
 

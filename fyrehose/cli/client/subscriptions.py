@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from fyrehose.cli import candidates
 from fyrehose.cli.client.remote import RemoteServer, asks
 from fyrehose.cli.client.streams import ListByDefault
 from fyrehose.cli.client.values import DURATION, FORMAT, SINCE, WholeNumber
@@ -15,7 +14,7 @@ from fyrehose.options import counted
 from fyrehose.records import LAST_SEQ
 
 _of_a_server = asks("http")
-_NAME = click.argument("name", shell_complete=candidates.subscriptions)
+_NAME = click.argument("name")
 
 
 @click.group(cls=ListByDefault, short_help="Show or rewind positions of consumers that the server keeps.")
@@ -61,12 +60,10 @@ def show_one(server: RemoteServer, name: str) -> None:
 
 @subscriptions.command(short_help="Create a shared subscription.")
 @_of_a_server
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
 @click.option("--lease", type=DURATION, help="How long a worker has a record.  [default: 30s]")
 @click.option("--limit", type=WholeNumber(0, 1_000), help="Failures until a dead letter; 0: no limit.  [default: 5]")
-@click.option(
-    "--dead", metavar="STREAM", help="Stream of dead letters; none: only count.", shell_complete=candidates.streams
-)
+@click.option("--dead", metavar="STREAM", help="Stream of dead letters; none: only count.")
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
 @click.option("--since", type=SINCE, default="start", show_default=True, help="First record.")
@@ -128,7 +125,6 @@ def redrive(server: RemoteServer, name: str) -> None:
     "--stream",
     metavar="STREAM",
     help="The only stream to rewind, of a subscription of a pattern.",
-    shell_complete=candidates.streams,
 )
 @_NAME
 def rewind(server: RemoteServer, since: int | None, stream: str | None, name: str) -> None:
@@ -154,7 +150,7 @@ def rewind(server: RemoteServer, since: int | None, stream: str | None, name: st
 
 @subscriptions.command()
 @_of_a_server
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=candidates.subscriptions)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def delete(server: RemoteServer, names: tuple[str, ...]) -> None:
     """Delete subscriptions by name; stop at the first that the server refuses.
 

@@ -46,12 +46,9 @@ MOST_NAMED = 10
     "--stream",
     metavar="NAME",
     help="Stream to read (not with backbone), or pattern.",
-    shell_complete=candidates.streams,
 )
 @click.option("--since", type=SINCE, default="latest", show_default=True, help="First record.")
-@click.option(
-    "--subscription", metavar="NAME", help="Named subscription to continue.", shell_complete=candidates.subscriptions
-)
+@click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")
 @click.option("--idle", type=DURATION, help="Stop when no message arrives for this long.")

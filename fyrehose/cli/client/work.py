@@ -21,7 +21,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from fyrehose import plugins
-from fyrehose.cli import candidates, running
+from fyrehose.cli import running
 from fyrehose.cli.client.remote import RemoteServer, asks
 from fyrehose.cli.client.values import DURATION, WholeNumber
 from fyrehose.cli.console import escaped
@@ -36,13 +36,12 @@ COUNTS = ("settled", "failed", "returned", "lost")
 
 @click.command(short_help="Run a command for each record of a stream.")
 @asks("http")
-@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.", shell_complete=candidates.streams)
+@click.option("--stream", required=True, metavar="NAME", help="Stream, or pattern.")
 @click.option(
     "--subscription",
     required=True,
     metavar="NAME",
     help="Shared subscription; created if there is none.",
-    shell_complete=candidates.subscriptions,
 )
 @click.option("--jobs", type=WholeNumber(1, 100), default=1, show_default=True, help="Processes at once.")
 @click.option("--idle", type=DURATION, help="Stop when no record comes for this long.")

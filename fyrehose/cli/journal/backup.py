@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fyrehose.cli import candidates
 from fyrehose.cli.client.values import DURATION
 from fyrehose.cli.console import progress_bar
 from fyrehose.errors import ConfigError
@@ -31,7 +30,6 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
     "--subscription",
     metavar="NAME",
     help="Named subscription: retention keeps what was not copied.",
-    shell_complete=candidates.journal_subscriptions,
 )
 @_TOKEN
 @click.argument("source", metavar="DIR|URL", type=click.Path(file_okay=False))

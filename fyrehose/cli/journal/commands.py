@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import click
 
-from fyrehose.cli import candidates
 from fyrehose.cli.client.values import FORMAT, WholeNumber
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar, table, terminal, write_json
 from fyrehose.cli.journal.backup import backup, restore
@@ -75,7 +74,7 @@ def verify(directory: Path, everything: bool) -> None:
 
 
 @journal.command(short_help="Write the records to standard output.")
-@click.option("--stream", metavar="NAME", help="Show this stream only.", shell_complete=candidates.journal_streams)
+@click.option("--stream", metavar="NAME", help="Show this stream only.")
 @click.option("--from", "first", type=WholeNumber(1, LAST_SEQ), default=1, help="First number of the stream.")
 @click.option("--limit", type=WholeNumber(0), help="Most records, runs or batches to show.")
 @FORMAT
@@ -145,7 +144,6 @@ def stats(directory: Path, form: str, everything: bool) -> None:
     multiple=True,
     metavar="PATTERN",
     help="Only matching streams, such as 'log.*'.",
-    shell_complete=candidates.journal_streams,
 )
 @click.option("--from", "start", metavar="SEQ|TIME", help="Export from this number or this time (UTC) on.")
 @click.option("--to", "end", metavar="SEQ|TIME", help="Export up to this number, or before this time (UTC).")
@@ -221,7 +219,6 @@ def serve(directory: Path, place: str, token_file: str, hosts: str) -> None:
     "--delete",
     metavar="NAME",
     help="Delete that of a program that reads the files.",
-    shell_complete=candidates.journal_subscriptions,
 )
 @FORMAT
 @_DIRECTORY
