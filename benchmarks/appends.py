@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.commit import DEFERREDS
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 #: Bytes of a record.
 RECORD = 128
@@ -75,7 +77,9 @@ class Appends:
         if self._sent < self._count:
             first = 1 + self._sent * len(self._run)
             self._sent += 1
-            self._journal.append([self._run], [first]).addCallback(self._appended).addErrback(self._failed)
+            run = self._run.numbered(first, 0)
+            done: Deferred[None] = Deferred().addCallback(self._appended).addErrback(self._failed)
+            self._journal.submit(Publish([run], run.room, DEFERREDS, done))
 
     def _appended(self, _: None) -> None:
         self._done += 1

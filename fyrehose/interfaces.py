@@ -161,25 +161,13 @@ class IJournal(Interface):
         will confirm it.
         """
 
-    def append(runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Append runs of drafts in one batch, all of them or none; the journal numbers copies of the runs.
-
-        Publishes of peers use :meth:`submit`, which is faster.
-
-        :param first_seqs: the number reserved for the first draft of each run; for each stream these must continue the
-            numbers of the previous call
-        :return: fires when the whole batch is durable, in the order of the calls; fails with :class:`ReadOnly` or
-            :class:`Closed`, as do all later appends that are not durable
-        """
-
     def submit(publish: Publish) -> None:
         """Write *publish*, whose runs are numbered; publishes that are submitted during a commit share the next one.
 
         The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the
         previous call.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items,
-        error)``
-        of each owner in the commit once, in the order of the owners' first items.  The error is a :class:`ReadOnly` or
-        :class:`Closed`, which all later publishes that are not durable get as well.
+        error)`` of each owner in the commit once, in the order of the owners' first items.  The error is a
+        :class:`ReadOnly` or :class:`Closed`, which all later publishes that are not durable get as well.
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:

@@ -64,7 +64,7 @@ from fyrehose.journal.store import Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import MOST_RECENT, ClusterStatus, JournalMeters, JournalStatus
-from fyrehose.records import Publish, Run, room_of
+from fyrehose.records import Publish, Run
 
 log = Logger()
 T = TypeVar("T")
@@ -320,14 +320,6 @@ class FileJournal:
         return failure
 
     # Appending.
-
-    def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        if self.state is not JournalState.WRITABLE:
-            return fail(self.refused())
-        numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
-        done: Deferred[None] = Deferred()
-        self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
-        return done
 
     def submit(self, publish: Publish) -> None:
         assert self.state is JournalState.WRITABLE, f"the journal is {self.state.value}; check it before you number"

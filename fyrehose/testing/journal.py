@@ -13,7 +13,7 @@ from fyrehose.errors import Closed, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.journal.commit import DEFERREDS, settle
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
-from fyrehose.records import Publish, Run, room_of
+from fyrehose.records import Publish, Run
 
 
 @implementer(IKeeper)
@@ -82,17 +82,6 @@ class MemoryJournal:
 
     def expect_close(self) -> None:
         """Do nothing, because no append waits for other servers."""
-
-    def append(self, runs: Sequence[Run], first_seqs: Sequence[int]) -> Deferred[None]:
-        """Number *runs* from *first_seqs* on, and keep them; see :class:`IJournal`."""
-        if self.state is JournalState.READ_ONLY:
-            return fail(ReadOnly("no room"))
-        if self.state is not JournalState.WRITABLE:
-            return fail(Closed("not open"))
-        numbered = [run.numbered(first, 0) for run, first in zip(runs, first_seqs, strict=True)]
-        done: Deferred[None] = Deferred()
-        self.submit(Publish(numbered, sum(map(room_of, runs)), DEFERREDS, done))
-        return done
 
     def submit(self, publish: Publish) -> None:
         assert self.state is JournalState.WRITABLE, "the caller has checked it"

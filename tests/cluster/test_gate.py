@@ -23,6 +23,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Buffer, Run
+from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles
 
 
@@ -123,7 +124,7 @@ class Member:
     def append(self, *payloads: bytes) -> Deferred[None]:
         run = Run.of("s", payloads, source="test")
         self.next += len(run)
-        return self.journal.append([run], [self.next - len(run)])
+        return append_runs(self.journal, [run], [self.next - len(run)])
 
     def position(self) -> int:
         return self.journal.writer.position
@@ -163,13 +164,12 @@ def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
         now(each.journal.close())
 
 
-def test_a_follower_refuses_appends_and_says_why(member: Callable[[str], Member]) -> None:
+def test_a_follower_refuses_retirements_and_says_why(member: Callable[[str], Member]) -> None:
     follower = member("a")
     assert follower.journal.state is JournalState.READ_ONLY
     refused: list[Any] = []
-    follower.append(b"x").addErrback(lambda failure: refused.append(failure.value))
     follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
-    assert [type(error) for error in refused] == [Unreplicated, Unreplicated]
+    assert [type(error) for error in refused] == [Unreplicated]
     assert "follows" in str(refused[0])
 
 
@@ -290,7 +290,7 @@ def test_records_of_the_server_itself_are_not_acknowledged_early(member: Callabl
     now(leader.gate.lead())
     results: list[Any] = []
     own = [Run.of("s", [b"one"], source="test"), Run.of(".relink/x", [b"a link"], source="test")]
-    leader.journal.append(own, [1, 1]).addBoth(results.append)
+    append_runs(leader.journal, own, [1, 1]).addBoth(results.append)
     leader.gate.acknowledge(leader.position())
     assert results == []
     leader.gate.release(leader.position())
@@ -534,7 +534,8 @@ def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[
     now(leader.gate.lead())
     assert not leader.gate.resume()
     assert [leader.gate.suspend("the shared log is silent") for _ in range(2)] == [True, False]
-    assert leader.append(b"x").addErrback(lambda failure: failure.value.args).result == ("the shared log is silent",)
+    refused = leader.journal.retire(["s"])
+    assert now(refused.addErrback(lambda failure: failure.value.args)) == ("the shared log is silent",)
     assert [leader.gate.resume() for _ in range(2)] == [True, False]
     assert leader.journal.state is JournalState.WRITABLE
 
@@ -552,7 +553,7 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
     for each in (follower, leader):
         assert each.journal.state is JournalState.FAILED
         failures: list[Any] = []
-        each.append(b"x").addErrback(failures.append)
+        each.journal.retire(["s"]).addErrback(failures.append)
         assert failures[0].check(Closed)
     assert len(logged_errors.take()) == 2
 
@@ -561,7 +562,7 @@ def test_following_another_leader_is_no_change_of_state(member: Callable[[str], 
     follower = member("a")
     now(follower.gate.follow(0, "c leads"))
     assert follower.states == []
-    assert now(follower.append(b"x").addErrback(lambda failure: failure.value.args)) == ("c leads",)
+    assert now(follower.journal.retire(["s"]).addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
 
 def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,12 +283,12 @@ def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: 
     assert leader.read() == [b"x"]
 
 
-def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:
+def test_a_follower_refuses_retirements_and_names_the_leader(cluster: Cluster) -> None:
     leader = cluster.elect("ab")
     cluster.run(1)
     follower = next(server for server in cluster.servers.values() if server is not leader)
     with pytest.raises(ReadOnly, match=f"follows {leader.name} at {leader.name}:1; publish there"):
-        raise_from(follower.journal.append([Run.of("s", [b"x"], source="t")], [1]))
+        raise_from(follower.journal.retire(["s"]))
 
 
 def test_a_follower_tells_publishers_the_address_of_the_leader(cluster: Cluster) -> None:

@@ -27,6 +27,7 @@ from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.journal.streams import INLINE, MOST_RETIRED
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 STREAMS = ("a", "b", "é", "long" * 60, "1", "2", "3", "4")
 streams = st.sampled_from(STREAMS)
@@ -117,7 +118,7 @@ class Histories(RuleBasedStateMachine):
             firsts.append(first)
             self.ends[stream] = self.last[stream] = first + len(payloads) - 1
             self.model.setdefault(stream, {}).update(zip(range(first, first + len(payloads)), payloads, strict=True))
-        appended = self.journal.append(made, firsts)
+        appended = append_runs(self.journal, made, firsts)
         assert appended.called
         assert {s: self.told.ends[s] for s, _, _ in runs} == {s: self.ends[s] for s, _, _ in runs}
 

@@ -22,6 +22,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Record, Run
 from fyrehose.testing import MemoryJournal
+from tests.doubles.appending import append_runs
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class Subject:
         for run in runs:
             firsts.append(first)
             first += len(run)
-        appended: Deferred[None] = self.journal.append(runs, firsts)
+        appended: Deferred[None] = append_runs(self.journal, runs, firsts)
         return appended
 
     def kept(self, stream: str, start: int = 1) -> list[Record]:
@@ -265,8 +266,8 @@ def test_journal_provides_its_interface(make: Callable[[], Subject]) -> None:
     assert journal.floor == 0
 
 
-def test_an_append_before_the_journal_is_open_is_refused(make: Callable[[], Subject]) -> None:
-    assert refusals(make().append(drafts(b"x"), first=1)) == [Closed]
+def test_retiring_before_the_journal_is_open_is_refused(make: Callable[[], Subject]) -> None:
+    assert refusals(make().journal.retire(["s"])) == [Closed]
 
 
 def test_journal_that_is_not_open_can_be_closed(make: Callable[[], Subject]) -> None:
@@ -309,7 +310,7 @@ def test_appends_are_done_in_the_order_of_the_calls(subject: Subject) -> None:
 
 def test_one_append_may_hold_several_runs_and_streams(subject: Subject) -> None:
     runs = [drafts(b"1", stream="a"), drafts(b"2", b"3", stream="b"), drafts(b"4", stream="a", producer="p")]
-    appended = subject.journal.append(runs, [1, 1, 2])
+    appended = append_runs(subject.journal, runs, [1, 1, 2])
     subject.commit()
     assert appended.called
     assert payloads(subject.kept("a")) == [(1, b"1"), (2, b"4")]
@@ -404,7 +405,7 @@ def test_close_commits_pending_appends(subject: Subject) -> None:
     assert all(append.called for append in appends)
     assert refusals(*appends) == []
     assert subject.journal.state is JournalState.CLOSED
-    assert refusals(subject.append(drafts(b"x"), first=4)) == [Closed]
+    assert refusals(subject.journal.retire(["s"])) == [Closed]
     assert subject.open() == {"s": 3}
 
 
@@ -418,7 +419,7 @@ def test_reads_continue_on_a_full_disk(subject: Subject, logged_errors: Any) -> 
     subject.fill()
     assert subject.observer.told == [ReadOnly, ReadOnly, JournalState.READ_ONLY]
     assert subject.journal.state is JournalState.READ_ONLY
-    assert refusals(subject.append(drafts(b"x"), first=2)) == [ReadOnly]
+    assert refusals(subject.journal.retire(["s"])) == [ReadOnly]
     assert payloads(subject.kept("s")) == [(1, b"kept")]
     assert subject.journal.ends() == {"s": 1}
 
@@ -448,7 +449,7 @@ def test_journal_can_be_closed_on_a_full_disk(subject: Subject) -> None:
     assert subject.open() == {"s": 1}
 
 
-def test_failed_journal_refuses_appends(subject: Subject, logged_errors: Any) -> None:
+def test_failed_journal_refuses_retirements(subject: Subject, logged_errors: Any) -> None:
     subject.append(drafts(b"kept"), first=1)
     subject.commit()
     subject.observer.told.clear()
@@ -461,6 +462,6 @@ def test_failed_journal_refuses_appends(subject: Subject, logged_errors: Any) ->
     assert len(subject.observer.told) == 3
     assert subject.observer.told[-1] is JournalState.FAILED
     assert subject.journal.state is JournalState.FAILED
-    assert refusals(subject.append(drafts(b"x"), first=2)) == [Closed]
+    assert refusals(subject.journal.retire(["s"])) == [Closed]
     assert payloads(subject.kept("s")) == [(1, b"kept")]
     subject.close()

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import streams
-from fyrehose.journal.commit import InlineWorker
+from fyrehose.journal.commit import DEFERREDS, InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
 from fyrehose.offline import dump
-from fyrehose.records import Run
+from fyrehose.records import Publish, Run
 
 #: 2026-01-01T00:00:00Z, in microseconds since 1970.
 NEW_YEAR = 1_767_225_600_000_000
@@ -70,7 +71,9 @@ class Author:
         first = self.next.get(stream, 1)
         self.next[stream] = first + len(run)
         failed: list[Any] = []
-        self.journal.append([run], [first]).addErrback(failed.append)
+        done = Deferred().addErrback(failed.append)
+        numbered = run.numbered(first, 0)
+        self.journal.submit(Publish([numbered], numbered.room, DEFERREDS, done))
         assert not failed, failed
 
     def retire(self, *streams: str) -> None:

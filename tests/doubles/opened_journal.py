@@ -19,6 +19,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Record, Run
+from tests.doubles.appending import append_runs
 
 
 @implementer(IJournalObserver)
@@ -49,7 +50,7 @@ class Bench:
         run = Run.of(stream, payloads, source="test", **constants)
         first = self.next.get(stream, self.journal.floor + 1)
         self.next[stream] = first + len(run)
-        return self.journal.append([run], [first])
+        return append_runs(self.journal, [run], [first])
 
     def records(self, stream: str = "s", start: int = 1, max_bytes: int = 1 << 20) -> list[Record]:
         found: list[Record] = []

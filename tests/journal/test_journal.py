@@ -34,6 +34,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.observe.meters import MOST_RECENT
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles
 
 
@@ -195,7 +196,7 @@ class TestNoRoom:
         assert isinstance(failed(bench.append(b"lost" * 100)), ReadOnly)
         assert bench.journal.state is JournalState.READ_ONLY
         assert bench.observer.states[-1][0] is JournalState.READ_ONLY
-        assert isinstance(failed(bench.append(b"refused")), ReadOnly)
+        assert isinstance(failed(bench.journal.retire(["s"])), ReadOnly)
         assert bench.payloads() == [b"kept"]
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.WRITABLE
@@ -250,7 +251,7 @@ class TestNoRoom:
         bench.append(b"a")
         files.room = 255 << 20
         bench.clock.advance(1)
-        assert isinstance(failed(bench.append(b"b")), ReadOnly)
+        assert isinstance(failed(bench.journal.retire(["s"])), ReadOnly)
         assert bench.payloads() == [b"a"]
         files.room = (256 << 20) + (256 << 20) // 10
         bench.clock.advance(1)
@@ -281,7 +282,7 @@ class TestNoRoom:
         logged_errors.take()
         ((state, reason),) = bench.observer.states
         assert (state, "its LOCK was deleted or replaced" in reason) == (JournalState.FAILED, True)
-        assert isinstance(failed(bench.append(b"b")), Closed), "it would be acknowledged and lost"
+        assert isinstance(failed(bench.journal.retire(["s"])), Closed), "it would be acknowledged and lost"
 
     def test_nothing_is_acknowledged_into_a_deleted_directory(self, open_journal, logged_errors) -> None:
         bench = open_journal()
@@ -308,7 +309,7 @@ class TestNoRoom:
         bench.directory.rename(tmp_path / "away")
         for _ in range(3):
             bench.clock.advance(1)
-        assert isinstance(failed(bench.append(b"b")), ReadOnly)
+        assert isinstance(failed(bench.journal.retire(["s"])), ReadOnly)
         (tmp_path / "away").rename(bench.directory)
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.WRITABLE
@@ -361,7 +362,7 @@ class TestFailStop:
         assert isinstance(failed(bench.append(b"not confirmed")), OutcomeUnknown)
         assert bench.journal.state is JournalState.FAILED
         assert bench.observer.ends == {"s": 1}
-        assert isinstance(failed(bench.append(b"after")), Closed)
+        assert isinstance(failed(bench.journal.retire(["s"])), Closed)
         bench.clock.advance(10)
         assert bench.journal.state is JournalState.FAILED, "it does not try again"
         syncs = files.calls["sync"]
@@ -569,7 +570,7 @@ def test_close_commits_what_was_accepted(open_journal) -> None:
     bench.journal.worker.call = hold
     first, second = bench.append(b"a"), bench.append(b"b")
     closed = bench.journal.close()
-    assert isinstance(failed(bench.append(b"late")), Closed)
+    assert isinstance(failed(bench.journal.retire(["s"])), Closed)
     assert not closed.called
     bench.journal.worker.call = inline
     job, done = held.pop()
@@ -583,7 +584,7 @@ def test_close_commits_what_was_accepted(open_journal) -> None:
 def test_the_runs_of_one_append_are_in_one_batch(open_journal) -> None:
     bench = open_journal()
     runs = [Run.of("a", [b"1"], source="t"), Run.of("b", [b"2"], source="t"), Run.of("a", [b"3"], source="t")]
-    assert bench.journal.append(runs, [1, 1, 2]).called
+    assert append_runs(bench.journal, runs, [1, 1, 2]).called
     assert bench.payloads("a") == [b"1", b"3"]
     assert bench.payloads("b") == [b"2"]
 

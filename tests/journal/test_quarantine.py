@@ -19,6 +19,7 @@ from fyrehose.journal.writer import RESERVE
 from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
 
 
@@ -187,8 +188,8 @@ def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(op
         bench.append(b"x", stream=name * 200)
     at = bench.journal._writer.position
     runs = [Run.of(name * 200, [b""], source="t") for name in "abc"]
-    bench.journal.append(runs, [2, 2, 2])
-    bench.journal.append(runs, [3, 3, 3])
+    append_runs(bench.journal, runs, [2, 2, 2])
+    append_runs(bench.journal, runs, [3, 3, 3])
     bench.close()
     patch(bench, at + 70, b"\xff\xff")
     bench = open_journal(quarantine=True)
@@ -373,7 +374,7 @@ def test_the_log_names_the_lost_records_and_the_file_that_has_the_damage(open_jo
         if number == 2:
             at = bench.journal._writer.position
         runs = [Run.of(stream, [b"x"], source="t") for stream in streams]
-        bench.journal.append(runs, [number] * lost)
+        append_runs(bench.journal, runs, [number] * lost)
         if number == 2:
             end = bench.journal._writer.position
     bench.close()
@@ -620,7 +621,7 @@ def test_streams_of_an_oldest_segment_without_a_beginning_start_at_their_first_r
         bench.append(*[b""] * count, stream=stream)
     for i in range(6):
         runs = [Run.of(stream, [b"%d" % i * 250], source="t") for stream in ("second", "third", "s")]
-        bench.journal.append(runs, [2 + i, 3 + i, 1 + i])
+        append_runs(bench.journal, runs, [2 + i, 3 + i, 1 + i])
     bench.append(b"", stream="new")
     bench.close()
     for segment in scan.segments(bench.directory)[:-kept]:

@@ -425,7 +425,9 @@ def test_recovery_after_any_system_call_has_failed(open_journal, logged_errors, 
                     bench.next = {s: end + 1 for s, end in bench.journal.ends().items()}
                 payload = b"%d %d" % (nth, i) * 100
                 tried.append(payload)
-                bench.append(payload).addCallbacks(lambda _, p=payload, acked=acked: acked.append(p), lambda f: None)
+                if bench.journal.state.value == "writable":
+                    appended = bench.append(payload)
+                    appended.addCallbacks(lambda _, p=payload, acked=acked: acked.append(p), lambda f: None)
             bench.close()
         logged_errors.take()
         again = open_journal(segment_size=4096)

@@ -14,6 +14,7 @@ from fyrehose.journal.index import PackedIndex
 from fyrehose.journal.journal import FileJournal
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles
 
 SMALL = 8192
@@ -373,7 +374,7 @@ def test_a_read_from_any_number_returns_what_fits_and_reads_no_other_batch(
 def test_read_that_ends_within_a_batch_is_continued_there(open_journal) -> None:
     bench = open_journal()
     runs = [Run.of("s", [b"%d" % i * 10 for i in range(start, start + 3)], source="t") for start in (1, 4)]
-    bench.journal.append(runs, [1, 4])
+    append_runs(bench.journal, runs, [1, 4])
     found = []
     while read := bench.journal.read("s", len(found) + 1, 40):
         found += [record.seq for run in read for record in run.records()]

@@ -13,6 +13,7 @@ from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.scan import SUFFIX
 from fyrehose.journal.writer import SMALL, Writer
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 from tests.doubles.disk import WatchedFiles
 
 COMMITS = 20_000
@@ -56,7 +57,7 @@ def test_journal_acknowledges_no_append_of_many_before_it_is_synced(open_journal
     journal = open_journal(files=files).journal
     acknowledged: list[bool] = []
     for seq in range(1, 2501):
-        appended = journal.append([Run.of("s", [b"x"], source="t")], [seq])
+        appended = append_runs(journal, [Run.of("s", [b"x"], source="t")], [seq])
         appended.addCallback(lambda _: acknowledged.append(not files.unsynced))
     assert acknowledged == [True] * 2500
 

@@ -43,6 +43,7 @@ from fyrehose.offline.places import Directory, Missing
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 from tests.doubles.disk import RecordingFiles, images
 
 Opener = Callable[..., Any]
@@ -552,7 +553,7 @@ class TestRefusals:
         )
         journal.open(Silent())
         for number in range(60):
-            journal.append([Run.of("s", [b"%06d" % number + bytes(300)], source="test")], [number + 1])
+            append_runs(journal, [Run.of("s", [b"%06d" % number + bytes(300)], source="test")], [number + 1])
         before = {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
         with pytest.raises(JournalError, match=r"is another journal \(identity \w{32}\) than the one that was copied"):
             backed_up(other, target)

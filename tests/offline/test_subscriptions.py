@@ -10,6 +10,7 @@ from fyrehose.offline.subscriptions import subscriptions
 from fyrehose.records import Run
 from fyrehose.subscriptions import positions
 from fyrehose.subscriptions.positions import SOURCE, STREAM, Position
+from tests.doubles.appending import append_runs
 
 
 def pack(changes: dict[str, Position | None], since: int | None) -> Run:
@@ -28,7 +29,7 @@ def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_jo
         pack({"many": Position(stream="logs.*", seq=0, time=9, streams={"logs.b": 3})}, 0),
     )
     for seq, record in enumerate(records, 1):
-        bench.journal.append([record], [seq])
+        append_runs(bench.journal, [record], [seq])
     position = bench.journal.status().position
     update(bench.directory, "archive", position - 5, now=3)
     progress: list[tuple[int, int]] = []
@@ -43,7 +44,7 @@ def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_jo
 def test_a_subscription_that_has_read_everything_has_no_lag(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x", b"y")
-    bench.journal.append([pack({"done": Position(stream="s", seq=2, time=7)}, 0)], [1])
+    append_runs(bench.journal, [pack({"done": Position(stream="s", seq=2, time=7)}, 0)], [1])
     assert [each["lag"] for each in subscriptions(bench.directory)] == [0]
 
 
@@ -56,13 +57,13 @@ def test_a_journal_without_subscriptions_has_none(open_journal) -> None:
 def test_subscriptions_are_read_although_records_before_the_checkpoint_are_gone(open_journal) -> None:
     """Retention may have deleted the earlier records of subscriptions, which the checkpoint replaces."""
     bench = open_journal()
-    bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
-    bench.journal.append([pack({"billing": Position(stream="s", seq=2, time=7)}, None)], [2])
+    append_runs(bench.journal, [Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
+    append_runs(bench.journal, [pack({"billing": Position(stream="s", seq=2, time=7)}, None)], [2])
     assert [each["name"] for each in subscriptions(bench.directory)] == ["billing"]
 
 
 def test_invalid_positions_are_an_error(open_journal) -> None:
     bench = open_journal()
-    bench.journal.append([Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
+    append_runs(bench.journal, [Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
     with pytest.raises(JournalCorrupt, match=r"record 1 of stream \.subscriptions cannot be replayed"):
         subscriptions(bench.directory)

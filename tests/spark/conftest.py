@@ -30,6 +30,7 @@ from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
+from tests.doubles.appending import append_runs
 
 ALL = (
     "stream",
@@ -73,7 +74,7 @@ class Written:
             firsts.append(self.next.get(run.stream, 1))
             self.next[run.stream] = firsts[-1] + len(run)
             self.records += run.numbered(firsts[-1], self.now[0]).records()
-        self.journal.append(list(runs), firsts)
+        append_runs(self.journal, list(runs), firsts)
 
     def fill(self, count: int, streams: int = 3, size: int = 2000) -> None:
         """``count`` batches of a few records of several streams."""

@@ -26,6 +26,7 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 
 @implementer(IJournalObserver)
@@ -42,7 +43,7 @@ def write(directory: Path, first: int = 1, now: float | None = None) -> None:
     moment = int((time.time() if now is None else now) * 1e6)
     opened = FileJournal(Clock(), directory, JournalSettings(min_free=0), now=lambda: moment, worker=InlineWorker())
     opened.open(Nobody())
-    opened.append([Run.of("log", [b"x" * 1000], source="test")], [first])
+    append_runs(opened, [Run.of("log", [b"x" * 1000], source="test")], [first])
     opened.close()
     directory.chmod(0o700)
 

@@ -21,6 +21,7 @@ from fyrehose.journal.files import lock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 
 @implementer(IJournalObserver)
@@ -44,7 +45,7 @@ def write(directory: Path, count: int = 30) -> None:
     journal.open(Nobody()).addCallback(opened.append)
     first = opened[0].get("log", 0) + 1
     for number in range(first, first + count):
-        journal.append([Run.of("log", [b"message %d " % number + b"." * 300], source="figg")], [number])
+        append_runs(journal, [Run.of("log", [b"message %d " % number + b"." * 300], source="figg")], [number])
     journal.close()
 
 

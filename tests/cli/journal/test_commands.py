@@ -19,6 +19,7 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 
 @implementer(IJournalObserver)
@@ -50,8 +51,8 @@ def data(tmp_path: Path) -> Path:
     )
     journal.open(Nobody())
     for i in range(20):
-        journal.append([Run.of("log", PAYLOADS, source="figg", producer="127.0.0.1:9", topic="t")], [1 + 6 * i])
-    journal.append([Run.of("evil\x1b[2J\n", [b"x"], source="backbone")], [1])
+        append_runs(journal, [Run.of("log", PAYLOADS, source="figg", producer="127.0.0.1:9", topic="t")], [1 + 6 * i])
+    append_runs(journal, [Run.of("evil\x1b[2J\n", [b"x"], source="backbone")], [1])
     journal.close()
     return directory
 

@@ -29,6 +29,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 
@@ -62,8 +63,8 @@ def data(tmp_path: Path) -> Path:
         now[0] = BEGAN + i * 1_000_000
         payloads = [b'{"n":%d}' % i, b"\xff", b"x" * 200]
         run = Run.of("log.web", payloads, source="figg", producer="10.0.0.1:9", producer_seq=3 * i, topic="t")
-        journal.append([run, Run.of("log.db", [b"%d" % i], source="http")], [1 + 3 * i, 1 + i])
-    journal.append([Run.of("evil\x1b[2J\n", [b"x"], source="backbone", event_ids=bytes(16))], [1])
+        append_runs(journal, [run, Run.of("log.db", [b"%d" % i], source="http")], [1 + 3 * i, 1 + i])
+    append_runs(journal, [Run.of("evil\x1b[2J\n", [b"x"], source="backbone", event_ids=bytes(16))], [1])
     journal.close()
     return directory
 

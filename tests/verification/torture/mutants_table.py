@@ -158,10 +158,10 @@ MUTANTS = (
         _TESTS_JOURNAL,
     ),
     Mutant(
-        "appends are taken when read-only",
+        "retirements are accepted when read-only",
         _JOURNAL,
-        "            return fail(self.refused())\n        numbered = [",
-        "            pass\n        numbered = [",
+        "            return fail(self.refused())\n        self._unsettled",
+        "            pass\n        self._unsettled",
         _TESTS_JOURNAL,
     ),
     Mutant(

@@ -21,6 +21,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from tests.doubles.appending import append_runs
 
 
 class Queue:
@@ -111,12 +112,12 @@ class Writer:
     def _append(self, ends: dict[str, int], turns: int) -> None:
         for _ in range(turns):
             for _ in range(self.dice.choice((1, 1, 2, 5))):
+                if self.journal.state is not JournalState.WRITABLE:
+                    return
                 self._append_one(ends)
             self.clock.advance(0)
             self.worker.work()
             self.clock.advance(self.dice.choice((0, 0, 0.002, 0.1)))
-            if self.journal.state is not JournalState.WRITABLE:
-                return
 
     def _append_one(self, ends: dict[str, int]) -> None:
         number, parts = self.model.compose(self.dice, ends)
@@ -125,5 +126,5 @@ class Writer:
             for stream, first, count in parts
         ]
         self.tell("sent", number, parts)
-        done = self.journal.append(runs, [first for _, first, _ in parts])
+        done = append_runs(self.journal, runs, [first for _, first, _ in parts])
         done.addCallbacks(lambda _: self.tell("acked", number), lambda failure: failure.trap(PublishError))
