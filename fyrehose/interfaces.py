@@ -22,6 +22,7 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
+from fyrehose.imports import Extra
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.records import Publish, Run
 
@@ -494,16 +495,38 @@ class INamedSubscriptions(Interface):
         """Return the subscriptions that the peer may see, as objects for JSON."""
 
 
+@attrs.frozen
+class Abilities:
+    """The properties of a protocol plugin in which plugins differ.
+
+    :ivar guards: it controls access itself, so that it may listen on public addresses without an access policy
+    :ivar only_leading: it is of no use on a follower, so that its listeners stay closed until this server leads
+    :ivar own_connections: its clients do not use just one TCP connection, so they connect by *host* and *port* without
+        an *endpoint*, and cannot use TLS or the addresses of several servers
+    :ivar consumes: its tailer consumes named subscriptions
+    :ivar patterns: its tailer follows all streams that match a pattern
+    :ivar extra: the extra of a package that it needs, or works better with
+    """
+
+    guards: bool = False
+    only_leading: bool = False
+    own_connections: bool = False
+    consumes: bool = False
+    patterns: bool = False
+    extra: Extra | None = None
+
+
 class IProtocolPlugin(Interface):
     """A protocol plugin: the object ``plugin`` in the module ``plugin`` of a protocol's folder.
 
-    Abilities that only some plugins have are separate interfaces, which such a plugin provides as well.
+    A plugin with methods that only some plugins have provides the interface of these methods as well.
     """
 
     name = Attribute("The protocol's name, as used in --listen and --option.")
     description = Attribute("One line for --help.")
     default_endpoint = Attribute("The endpoint string used without --listen, on loopback.")
     settings = Attribute("An attrs class of the protocol's options, with their types and defaults.")
+    abilities = Attribute("The properties in which plugins differ: Abilities.")
 
     def make_service(reactor: Any, broker: IBroker, endpoint: str, settings: Any) -> Any:
         """Return a :class:`twisted.application.service.IService` that serves the protocol at *endpoint*.
@@ -535,20 +558,6 @@ class IReloading(Interface):
         :param settings: the new settings, with the present values of options that cannot change
         :raises ConfigError: a file or an option cannot be used; nothing was changed
         """
-
-
-class IGuardingPlugin(IProtocolPlugin):
-    """A plugin that controls access itself, so that it may listen on public addresses without an access policy."""
-
-
-class ILeadingPlugin(IProtocolPlugin):
-    """A plugin that is of no use on a follower, so that its listeners stay closed until this server leads."""
-
-
-class IExtraPlugin(IProtocolPlugin):
-    """A plugin that needs a package of an extra, or works better with such a package."""
-
-    extra = Attribute("The :class:`~fyrehose.imports.Extra`.")
 
 
 class IPublisher(Interface):
@@ -630,7 +639,7 @@ class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
     If *endpoint* is given, the client connects to that, for example by TLS or to one of several servers; *host* and
-    *port* then only name the server.  See :class:`IOwnConnectionsPlugin` for clients that cannot use an endpoint.
+    *port* then only name the server.  Clients that cannot use an endpoint have ``Abilities.own_connections``.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
@@ -645,13 +654,6 @@ class IClientPlugin(IProtocolPlugin):
         """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
 
 
-class IOwnConnectionsPlugin(IClientPlugin):
-    """A plugin whose clients connect by *host* and *port* alone, because they do not use just one TCP connection.
-
-    These clients get no *endpoint*, so they cannot use TLS or the addresses of several servers.
-    """
-
-
 class ITransactionalPlugin(IClientPlugin):
     """A plugin whose protocol has transactions."""
 
@@ -659,14 +661,6 @@ class ITransactionalPlugin(IClientPlugin):
         reactor: Any, host: str, port: int, window: int, size: int, endpoint: Any = None
     ) -> Any:
         """Return an :class:`IPublisher` that commits *size* messages at a time; see :meth:`IClientPlugin.publisher`."""
-
-
-class IConsumingPlugin(IClientPlugin):
-    """A plugin whose tailer consumes named subscriptions."""
-
-
-class IPatternPlugin(IClientPlugin):
-    """A plugin whose tailer follows all streams that match a pattern."""
 
 
 class IWorkPlugin(IClientPlugin):

@@ -18,14 +18,14 @@ import traceback
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import Any, cast
+from typing import cast
 
 from zope.interface.verify import verifyObject
 
 from fyrehose import protocols
 from fyrehose.errors import ConfigError
 from fyrehose.imports import Extra
-from fyrehose.interfaces import IExtraPlugin, IProtocolPlugin
+from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.options import suggestion
 
 #: The group of entry points by which other packages declare plugins.
@@ -66,7 +66,7 @@ def load(name: str) -> IProtocolPlugin:
 
 def missing_extra(plugin: IProtocolPlugin) -> Extra | None:
     """Return the extra whose package *plugin* uses and that is not installed; None if nothing is missing."""
-    extra: Extra | None = cast("Any", plugin).extra if IExtraPlugin.providedBy(plugin) else None
+    extra: Extra | None = plugin.abilities.extra
     return None if extra is None or extra.installed else extra
 
 

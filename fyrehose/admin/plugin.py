@@ -11,14 +11,14 @@ from zope.interface import implementer
 from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
 from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
-from fyrehose.imports import ADMIN, Extra
-from fyrehose.interfaces import IBroker, IExtraPlugin, IGuardingPlugin
+from fyrehose.imports import ADMIN
+from fyrehose.interfaces import Abilities, IBroker, IProtocolPlugin
 
 if TYPE_CHECKING:
     from fyrehose.admin.listener import AdminService
 
 
-@implementer(IGuardingPlugin, IExtraPlugin)
+@implementer(IProtocolPlugin)
 @attrs.frozen
 class AdminPlugin:
     """The plugin of the admin listener."""
@@ -27,8 +27,8 @@ class AdminPlugin:
     description: str = "a web page, metrics and JSON for operators: http://127.0.0.1:8118/"
     default_endpoint: str = "tcp:8118:interface=127.0.0.1"
     settings: type[AdminSettings] = AdminSettings
-    #: The package that the admin listener needs; the listener needs no access policy, because its token protects it.
-    extra: Extra = ADMIN
+    #: The listener needs no access policy, because its token protects it.
+    abilities: Abilities = Abilities(guards=True, extra=ADMIN)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: AdminSettings) -> AdminService:
         """Return the service of the page at *endpoint*.

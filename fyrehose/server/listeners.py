@@ -13,7 +13,7 @@ import attrs
 from twisted.application.service import IService
 
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IConnected, IGuardingPlugin, ILeadingPlugin
+from fyrehose.interfaces import IConnected
 from fyrehose.net import connections
 from fyrehose.observe.listeners import Listener, encryption
 from fyrehose.options import counted
@@ -75,7 +75,7 @@ class Listeners:
 
     def add(self, listener: ListenerConfig, service: Any) -> None:
         """Add *service* to the server, which starts it together with the other listeners."""
-        if ILeadingPlugin.providedBy(listener.plugin):
+        if listener.plugin.abilities.only_leading:
             self.fyrehose.add_for_leader(service)
         else:
             service.setServiceParent(IService(self.fyrehose))
@@ -130,7 +130,7 @@ class Listeners:
 
     def _access(self, listener: ListenerConfig) -> str:
         """Return as text for people which clients have access to a listener."""
-        if IGuardingPlugin.providedBy(listener.plugin):
+        if listener.plugin.abilities.guards:
             token = attrs.asdict(listener.settings, recurse=False).get("token_file")
             return "clients with the token" if token else "this machine"
         policy = self.fyrehose.broker.guard.policy
@@ -146,7 +146,7 @@ def check_guarded(listener: ListenerConfig, config: Config) -> None:
     """
     # The address of a systemd socket is known only later; there, too, the policy checks the address of each peer.
     local = is_local(listener.endpoint) or listener.endpoint.startswith("systemd:")
-    guarded = config.policy_file is not None or IGuardingPlugin.providedBy(listener.plugin)
+    guarded = config.policy_file is not None or listener.plugin.abilities.guards
     if not local and not guarded:
         raise ConfigError(
             f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "

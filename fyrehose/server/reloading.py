@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import ILeadingPlugin, IReloading
+from fyrehose.interfaces import IReloading
 from fyrehose.options import counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import Open, check_guarded, key_of
@@ -77,7 +77,7 @@ class Reloading:
             config = self.reread()
             self._plan(plan, config)
             for listener, service in plan.opening:
-                only_leading = ILeadingPlugin.providedBy(listener.plugin)
+                only_leading = listener.plugin.abilities.only_leading
                 await self.stack.fyrehose.open(service, only_leading)
                 opened.append(service)
         except FyrehoseError as error:

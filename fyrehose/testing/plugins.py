@@ -29,7 +29,7 @@ from fyrehose import plugins
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
-from fyrehose.interfaces import IClientPlugin, IProtocolPlugin, IPublisher, ITailer
+from fyrehose.interfaces import Abilities, IClientPlugin, IProtocolPlugin, IPublisher, ITailer
 from fyrehose.options import build, options_of
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.journal import MemoryJournal
@@ -79,6 +79,7 @@ class PluginConformance:
 
     def test_plugin_provides_its_interface(self) -> None:
         assert verifyObject(IProtocolPlugin, self.plugin)
+        assert isinstance(self.plugin.abilities, Abilities)
         assert self.plugin.name in plugins.names()
         assert re.fullmatch("[a-z][a-z0-9_-]*", self.plugin.name)
         assert re.fullmatch(".+", self.plugin.description), "the description is one line"

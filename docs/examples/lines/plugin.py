@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net import TCPService, TCPSettings
 from fyrehose.net.several import client_endpoint
 from lines.client import LineClient
@@ -25,6 +25,7 @@ class LinesPlugin:
     default_endpoint: str = "tcp:7000:interface=127.0.0.1"
     default_port: int = 7000
     settings: type = TCPSettings
+    abilities: Abilities = Abilities()
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: TCPSettings) -> TCPService:
         return TCPService(reactor, self.name, endpoint, LineFactory(broker, settings, reactor))

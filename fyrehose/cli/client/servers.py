@@ -18,9 +18,6 @@ from fyrehose.cli.client.connections import TIMES, ConnectionHistory, WatchedEnd
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import (
     IClientPlugin,
-    IConsumingPlugin,
-    IOwnConnectionsPlugin,
-    IPatternPlugin,
     ITransactionalPlugin,
 )
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
@@ -94,9 +91,9 @@ class ServerAddress:
         :param named: whether the client will consume a named subscription
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        if named and not IConsumingPlugin.providedBy(self.plugin):
+        if named and not self.plugin.abilities.consumes:
             raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol http or relink")
-        if stream is not None and "*" in stream and not IPatternPlugin.providedBy(self.plugin):
+        if stream is not None and "*" in stream and not self.plugin.abilities.patterns:
             raise ConfigError(
                 f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"
             )
@@ -118,7 +115,7 @@ class ServerAddress:
             )
         self.history.servers_own = stream is not None and stream.startswith(".")
         self.history.wanted = alone if stream is None else f"{wanted} {stream!r}"
-        own = IOwnConnectionsPlugin.providedBy(self.plugin)
+        own = self.plugin.abilities.own_connections
         if self.others and own:
             raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):

@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IConnected, IOwnConnectionsPlugin, IReloading
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
@@ -91,7 +91,7 @@ class BackboneService(Service):
         return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
-@implementer(IOwnConnectionsPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class BackbonePlugin:
     """The protocol plugin of the fyrehose backbone."""
@@ -101,6 +101,7 @@ class BackbonePlugin:
     default_endpoint: str = "udp:2323:interface=127.0.0.1"
     default_port: int = 2323
     settings: type[BackboneSettings] = BackboneSettings
+    abilities: Abilities = Abilities(own_connections=True)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: BackboneSettings) -> BackboneService:
         host, number = parse_endpoint(endpoint)

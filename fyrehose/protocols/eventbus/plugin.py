@@ -14,8 +14,8 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.imports import EVENTBUS, Extra
-from fyrehose.interfaces import IBroker, IExtraPlugin, IOwnConnectionsPlugin
+from fyrehose.imports import EVENTBUS
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
@@ -49,7 +49,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
         raise ConfigError(message) from None
 
 
-@implementer(IOwnConnectionsPlugin, IExtraPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class EventBusPlugin:
     """The protocol plugin of the event bus; importing this module does not import pyzmq."""
@@ -59,7 +59,7 @@ class EventBusPlugin:
     default_endpoint: str = "tcp:5556:interface=127.0.0.1"
     default_port: int = 5556
     settings: type[EventBusSettings] = EventBusSettings
-    extra: Extra = EVENTBUS
+    abilities: Abilities = Abilities(own_connections=True, extra=EVENTBUS)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: EventBusSettings) -> EventBusService:
         host, port = parse_endpoint(endpoint)

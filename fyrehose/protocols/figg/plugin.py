@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IClientPlugin
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.figg.client import FiggClient
@@ -26,6 +26,7 @@ class FiggPlugin:
     default_endpoint: str = "tcp:8119:interface=127.0.0.1"
     default_port: int = 8119
     settings: type[FiggSettings] = FiggSettings
+    abilities: Abilities = Abilities()
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: FiggSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, FiggFactory(broker, settings, reactor))

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.interfaces import IBroker, IConsumingPlugin, IPatternPlugin, IWorkPlugin
+from fyrehose.interfaces import Abilities, IBroker, IWorkPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint, place_text
 from fyrehose.protocols.http.client import HttpTailer
@@ -18,7 +18,7 @@ from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.protocols.http.workers import WorkClient
 
 
-@implementer(IConsumingPlugin, IPatternPlugin, IWorkPlugin)
+@implementer(IWorkPlugin)
 @attrs.frozen
 class HttpPlugin:
     """The protocol plugin of HTTP."""
@@ -28,6 +28,7 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[HttpSettings] = HttpSettings
+    abilities: Abilities = Abilities(consumes=True, patterns=True)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))

@@ -8,8 +8,8 @@ import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.imports import LUMBERJACK, Extra
-from fyrehose.interfaces import IBroker, IClientPlugin, IExtraPlugin, ILeadingPlugin
+from fyrehose.imports import LUMBERJACK
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.lumberjack.client import LumberjackClient
@@ -21,7 +21,7 @@ from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSe
 PIPELINING = 2
 
 
-@implementer(IClientPlugin, ILeadingPlugin, IExtraPlugin)
+@implementer(IClientPlugin)
 @attrs.frozen
 class LumberjackPlugin:
     """The protocol plugin of Lumberjack, which builds clients, and the service of a listener."""
@@ -31,7 +31,7 @@ class LumberjackPlugin:
     default_endpoint: str = "tcp:5044:interface=127.0.0.1"
     default_port: int = 5044
     settings: type[LumberjackSettings] = LumberjackSettings
-    extra: Extra = LUMBERJACK
+    abilities: Abilities = Abilities(only_leading=True, extra=LUMBERJACK)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: LumberjackSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, LumberjackFactory(broker, settings, reactor))

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IBroker, IConsumingPlugin, ILeadingPlugin, ITransactionalPlugin
+from fyrehose.interfaces import Abilities, IBroker, ITransactionalPlugin
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import PROTOCOL
@@ -35,7 +35,7 @@ def links_stream(endpoint: str, name: str = "") -> str:
     return f".relink/{blake2b(endpoint.encode(), digest_size=8).hexdigest()}"
 
 
-@implementer(IConsumingPlugin, ITransactionalPlugin, ILeadingPlugin)
+@implementer(ITransactionalPlugin)
 @attrs.frozen
 class RelinkPlugin:
     """The object by which the framework finds Relink."""
@@ -45,6 +45,7 @@ class RelinkPlugin:
     default_port: int = 7733
     default_endpoint: str = "tcp:7733:interface=127.0.0.1"
     settings: type[RelinkSettings] = RelinkSettings
+    abilities: Abilities = Abilities(only_leading=True, consumes=True)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: RelinkSettings) -> RelinkService:
         registry = Registry(broker, reactor, settings, links_stream(endpoint, settings.links))

@@ -18,6 +18,7 @@ from fyrehose.cli.client.tls import encrypted
 from fyrehose.cli.client.values import ADDRESSES
 from fyrehose.cli.command import main
 from fyrehose.errors import Closed, ConfigError
+from fyrehose.interfaces import Abilities
 from fyrehose.testing.certificates import Authority
 
 
@@ -30,7 +31,7 @@ class Publisher:
 
 
 def plugin(publisher: Any = None, tailer: Any = None) -> Any:
-    return SimpleNamespace(publisher=lambda *a: publisher, tailer=lambda *a: tailer)
+    return SimpleNamespace(publisher=lambda *a: publisher, tailer=lambda *a: tailer, abilities=Abilities())
 
 
 def test_default_port_is_that_of_the_protocol() -> None:

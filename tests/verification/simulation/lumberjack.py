@@ -17,7 +17,6 @@ from server import Server
 from world import Violation, World
 
 from fyrehose.errors import Closed
-from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME
 from fyrehose.protocols.lumberjack.plugin import plugin
@@ -186,7 +185,7 @@ class Lumberjack:
         settings = LumberjackSettings(max_frame=largest, resent="drop" if dropping else "store")
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
-            ILeadingPlugin.providedBy(plugin),
+            plugin.abilities.only_leading,
         )
         count = herd or world.random.randint(1, 3)
         limited = largest < MAX_FRAME

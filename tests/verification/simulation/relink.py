@@ -21,7 +21,6 @@ from twisted.python.failure import Failure
 from world import Host, Violation, World
 
 from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome, Unsettled
 from fyrehose.protocols.relink.link import LinkLimits
@@ -321,7 +320,7 @@ class Relink:
         self.settings = (
             RelinkSettings() if herd else RelinkSettings(window=dice.choice((2, 1024)), backlog=dice.choice((64, 1024)))
         )
-        server.listen(self._listener, ILeadingPlugin.providedBy(plugin))
+        server.listen(self._listener, plugin.abilities.only_leading)
         self.clients: list[Publisher | Subscriber | Numbered] = []
         self.made = 0
         for _ in range(herd or dice.randint(1, 3)):

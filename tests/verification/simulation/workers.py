@@ -27,7 +27,6 @@ from webclient import PORT
 from worker import Held, Worker
 from world import Host, World
 
-from fyrehose.interfaces import ILeadingPlugin
 from fyrehose.protocols.http.plugin import plugin
 from fyrehose.protocols.http.server import HttpSettings
 from fyrehose.protocols.relink.plugin import plugin as link_plugin
@@ -73,7 +72,7 @@ class Workers:
         self.requests = self.made = 0
         self.link_settings = RelinkSettings(window=dice.choice((2, 1024)))
         server.listen(self._listener)
-        server.listen(self._links, ILeadingPlugin.providedBy(link_plugin))
+        server.listen(self._links, link_plugin.abilities.only_leading)
         self.publishers = [Publisher(self, f"publisher-{number}") for number in range(dice.choice((1, 2)))]
         #: how often a step is a change of the subscription
         self.changes = 0.0 if herd else dice.choice((0.0, 0.1, 0.3))
