@@ -336,7 +336,7 @@ class AdminProtocol(WebProtocol):
         self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
 
         def send_sample(sample: Sample) -> None:
-            if not self.write_paused:  # for a client that does not read, samples are left out instead of queued
+            if not self.outgoing.paused:  # for a client that does not read, samples are left out instead of queued
                 status = self.admin.status_event(sample, match, self._may_see_names(request))
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
@@ -348,7 +348,7 @@ class AdminProtocol(WebProtocol):
 
         def send_new() -> int:
             """Send the newest records as an event, or an error as the last one; return :attr:`StreamTail.cost`."""
-            if self.write_paused:
+            if self.outgoing.paused:
                 return 0
             if not self._may_read(request, stream):  # The policy has changed.
                 self._end_stream({"error": f"the access policy no longer allows this stream: {_ADVICE}"})

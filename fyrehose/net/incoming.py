@@ -1,4 +1,8 @@
-"""Watch the incomplete frame of a connection: it has to be complete in time and, if memory is short, to arrive fast.
+"""The incoming half of every connection: whether it is read, its input that waits for a turn, its incomplete frame.
+
+    Reading        why the connection is not read at present
+    WaitingInput   data that arrived while other connections had turns, up to the end of the input
+    FrameWatch     the incomplete frame: it has to be complete in time and, if memory is short, to arrive fast
 
     timeout    the whole frame has this long, plus a second for each 64 KiB of it that has arrived
     slow       the frame is more than SLOW_FRAME_S behind a link of 64 KiB per second
@@ -10,12 +14,18 @@ the kernel; therefore a frame counts as slow only after it has been observed to 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from fyrehose.broker.budget import Account
+from fyrehose.broker.rounds import Intake
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.net.lifecycle import Phase
+
+if TYPE_CHECKING:
+    from fyrehose.net.tcp import SessionProtocol
 
 #: The lowest rate at which a peer may send a large frame, or read a large delivery, in bytes per second.
 SLOWEST = 64 << 10
@@ -29,42 +39,134 @@ RETRY = 1.0
 
 @attrs.define(eq=False)
 class Reading:
-    """The reading half of a connection, which several parties may pause; it reads while none of them pauses it.
+    """The reading half of a connection: it is read as long as there is no reason to pause it.
 
     :ivar pause: stops reading
     :ivar resume: starts reading again
+    :ivar reasons: why reading is paused; each reason is added and removed by the part of the server that it belongs to
     """
 
     pause: Callable[[], object]
     resume: Callable[[], object]
-    _pauses: int = attrs.field(default=0, init=False)
+    reasons: set[str] = attrs.field(factory=set, init=False)
 
     @property
     def paused(self) -> bool:
-        """Return whether any party has paused reading."""
-        return self._pauses > 0
+        """Return whether reading is paused, for whatever reason."""
+        return bool(self.reasons)
+
+    def pause_for(self, reason: str) -> None:
+        """Pause reading for *reason*, until :meth:`resume_after`; do nothing if that reason is known already."""
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            if len(self.reasons) == 1:
+                self.pause()
+
+    def resume_after(self, reason: str) -> None:
+        """Remove *reason*; reading continues when no other reason is left."""
+        if reason in self.reasons:
+            self.reasons.remove(reason)
+            if not self.reasons:
+                self.resume()
+
+    # Called by the account.
 
     def pauseProducing(self) -> None:
-        self._pauses += 1
-        if self._pauses == 1:
-            self.pause()
+        self.pause_for("memory")
 
     def resumeProducing(self) -> None:
-        """End one pause; reading continues when no other party pauses it."""
-        self._pauses -= 1
-        if not self._pauses:
-            self.resume()
+        self.resume_after("memory")
+
+
+class WaitingInput:
+    """The input of one connection that waits for a turn of the connection.
+
+    It stays in its order: first the events that the session has left, then the data that arrived, then the end.  Data
+    that waits is charged to the account.  The connection waits for one turn at most, and reading continues after the
+    turn that leaves nothing.
+
+    :ivar waits: whether the connection waits for a turn
+    :ivar ended: whether the peer has closed its sending side behind the input that waits
+    """
+
+    __slots__ = ("_data", "_intake", "_owner", "ended", "waits")
+
+    def __init__(self, owner: SessionProtocol, intake: Intake) -> None:
+        self._owner = owner
+        self._intake = intake
+        self._data: list[bytes] = []
+        self.waits = False
+        self.ended = False
+
+    def postpone(self, data: bytes) -> None:
+        """Keep *data*, which has just arrived, for the next turn."""
+        self._data.append(data)
+        self._owner.account.hold(len(data))
+        self.wait()
+
+    def wait(self) -> None:
+        """Queue the connection for a turn.
+
+        It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
+        while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
+        costs two calls of the kernel.
+        """
+        owner, waited, self.waits = self._owner, self.waits, True
+        if not waited:
+            self._intake.wait(self)
+        if waited or owner.incomplete.size or owner.has_more:
+            owner.reading.pause_for("turn")
+
+    def end(self) -> None:
+        """Record that the peer has closed its sending side, which is handled after the input that waits."""
+        self.ended = True
+
+    # Called by the intake.
+
+    @property
+    def network(self) -> str:
+        return self._owner.network
+
+    @property
+    def clock(self) -> IReactorTime:
+        return self._owner.clock
+
+    def handle_more(self) -> None:
+        """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
+        owner = self._owner
+        self.waits = False
+        if owner.phase is Phase.OPEN and owner.has_more:
+            owner.received(owner.session.next_events())
+        elif self._data:
+            data, self._data = b"".join(self._data), []
+            owner.account.release(len(data))
+            if owner.phase is Phase.OPEN:
+                owner.take(data)
+        if self._data:
+            self.wait()
+        if not self.waits:
+            owner.reading.resume_after("turn")
+            if self.ended and owner.phase is Phase.OPEN:
+                owner.take_eof()
+
+    def abort(self) -> None:
+        """End the connection, because handling its input failed."""
+        self._owner.abort()
 
 
 @attrs.define(eq=False)
 class FrameWatch:
     """A watch over the frames of one connection, which have to arrive in time, one after the other.
 
+    After each read the account is charged for the incomplete frame, or for none between two frames.  A frame that is
+    late, or slow while memory is short, ends the connection.
+
     :ivar clock: the reactor, or a Clock
     :ivar timeout: how long a frame may take, in seconds
     :ivar late: called when a frame takes longer
     :ivar give_way: called when memory is short and the frame is slow
-    :ivar account: the connection's account
+    :ivar account: the connection's account; set when the connection is made
+    :ivar size: the size of the incomplete frame in bytes, as far as it is known; 0 between frames
     """
 
     clock: IReactorTime
@@ -72,6 +174,7 @@ class FrameWatch:
     late: Callable[[RemoteProtocolError], object]
     give_way: Callable[[RemoteProtocolError], object]
     account: Account | None = None
+    size: int = attrs.field(default=0, init=False)
     #: when the frame began, or reading was resumed last; None: no frame is incomplete
     _since: float | None = attrs.field(default=None, init=False)
     _arrived: int = attrs.field(default=0, init=False)  #: bytes of the frame since its first read
@@ -80,24 +183,28 @@ class FrameWatch:
     _paused_at: float | None = attrs.field(default=None, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
 
-    def received(self, size: int, incomplete: bool, another: bool) -> None:
-        """Record that the connection has received *size* bytes.
+    def received(self, got: int, size: int, buffered: int, another: bool) -> None:
+        """Record that the connection has received *got* bytes, and charge its account for the incomplete frame.
 
-        :param incomplete: True if a frame is incomplete now
+        :param size: the size of the frame that is incomplete now, as far as it is known; 0: no frame is
+        :param buffered: how many of its bytes are in memory
         :param another: True if another frame was incomplete before
         """
-        if not incomplete:
-            self._since = None
-            return
+        self.size = size
         now = self.clock.seconds()
-        if another or self._since is None:
+        if not size:
+            self._since = None
+        elif another or self._since is None:
             self._since, self._arrived, self._due = now, 0, now + SLOW_FRAME_S
         else:
-            self._arrived += size
-            self._due = min(now + SLOW_FRAME_S, max(self._due, now - SLOW_FRAME_S) + size / SLOWEST)
-        self._is_behind(now)
-        if self._timer is None:
-            self._timer = self.clock.callLater(self.timeout, self._check)
+            self._arrived += got
+            self._due = min(now + SLOW_FRAME_S, max(self._due, now - SLOW_FRAME_S) + got / SLOWEST)
+        if size:
+            self._is_behind(now)
+            if self._timer is None:
+                self._timer = self.clock.callLater(self.timeout, self._check)
+        if self.account is not None:
+            self.account.expect(size, buffered if size else 0)
 
     def pause(self) -> None:
         """Record that the server has paused reading, so that the time does not count for the frame."""

@@ -1,4 +1,4 @@
-"""The phases of a connection, and its timers.
+"""The phases of a connection, its timers, and the wait for its first byte.
 
 OPEN -> SETTLING -> LINGERING -> GONE
            |            ^
@@ -83,3 +83,29 @@ class Timers:
     def _fire(self, call: Callable[[], object]) -> None:
         del self._due[call]
         call()
+
+
+@attrs.define(eq=False)
+class FirstByte:
+    """The wait for the first byte of a peer: the connection is given up unless the byte arrives in time.
+
+    :ivar timeout: the time in seconds, from the end of the TLS handshake if there is one; 0: no limit
+    :ivar give_up: called when the time is over
+    :ivar awaited: True until the first byte has arrived
+    """
+
+    timers: Timers
+    timeout: float
+    give_up: Callable[[], object]
+    awaited: bool = attrs.field(default=True, init=False)
+
+    def start(self) -> None:
+        """Begin to wait, or give the peer its whole time again; do nothing if the byte has arrived."""
+        if self.awaited and self.timeout:
+            self.timers.stop(self.give_up)
+            self.timers.start(self.timeout, self.give_up)
+
+    def arrived(self) -> None:
+        """Stop waiting."""
+        self.awaited = False
+        self.timers.stop(self.give_up)

@@ -16,7 +16,7 @@ bytes loses its oldest connection; a single connection may exceed the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,6 +26,7 @@ from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending
 from fyrehose.broker.rounds import ROUND
 from fyrehose.errors import FyrehoseError, JournalCorrupt
+from fyrehose.interfaces import ISubscription
 from fyrehose.records import Run
 from fyrehose.sessions import PIECE
 
@@ -57,52 +58,119 @@ class LargeRecord:
 class Outgoing:
     """The outgoing half of one connection.
 
+    Everything is written in order, and nothing within a record that is half sent.  The subscriptions are paused while
+    the peer does not read, or while a record is half sent.
+
     :ivar record: the record that is half sent
+    :ivar paused: True while the peer reads more slowly than the server writes
+    :ivar written: most bytes that the peer must read before the transport resumes
     """
 
-    __slots__ = ("_behind", "_lending", "_owner", "_queued", "_unread", "network", "record")
+    __slots__ = (
+        *("_behind", "_delivered", "_lending", "_owner", "_queued", "_replies", "_subscriptions", "_unread"),
+        *("paused", "record", "written"),
+    )
 
     def __init__(self, owner: SessionProtocol) -> None:
         self._owner = owner
         self._lending: Lending = owner.broker.budget.lending
         self._unread: FairShare[UnreadAnswer] = owner.broker.budget.unread
-        self.network = owner.network
         self._behind: list[bytes] = []
         self._queued = False
+        self._delivered = False  #: True if data was written since the last call of delivers()
+        self._replies = 0  #: how many bytes of replies a peer that does not read was sent
+        self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
         self.record: LargeRecord | None = None
+        self.paused = False
+        self.written = 0
+
+    @property
+    def network(self) -> str:
+        """Return the network of the peer, for the memory that its unread data uses."""
+        return self._owner.network
+
+    @property
+    def blocked(self) -> bool:
+        """Return whether data that follows would have to wait for the peer, or for the rest of a record."""
+        return self.paused or self.record is not None
+
+    def attach(self, subscription: ISubscription) -> None:
+        """Deliver *subscription* to the peer, as fast as the peer reads."""
+        self._subscriptions[subscription] = None
+        if not self.blocked:
+            subscription.resumeProducing()
+
+    def detach(self, subscription: ISubscription) -> None:
+        """Stop *subscription*."""
+        self._subscriptions.pop(subscription, None)
+        subscription.stopProducing()
+
+    def detach_all(self) -> None:
+        """Stop all subscriptions."""
+        for subscription in list(self._subscriptions):
+            self.detach(subscription)
+
+    def delivers(self) -> bool:
+        """Return whether a subscription may have delivered anything since the last call."""
+        delivered, self._delivered = self._delivered, False
+        return delivered and bool(self._subscriptions)
+
+    def flush(self, *more: bytes) -> None:
+        """Write the data that the session has to send, and then *more*."""
+        owner = self._owner
+        out = owner.session.out
+        data = [*out, *more]
+        out.clear()
+        if not data or not owner.writable:
+            return
+        # A transport that is not paused has hardly any unsent data left.
+        self._delivered = True
+        if self.record is None:
+            self.written = sum(map(len, data)) + (self.written if self.paused else 0)
+            owner.transport.writeSequence(data)
+        else:
+            self.written += sum(map(len, data))
+            self._behind.extend(data)
+
+    def flush_replies(self) -> int:
+        """Flush replies to a peer that does not read; return how many bytes of replies are unread."""
+        before = self.written
+        self.flush()
+        self._replies += self.written - before
+        return self._replies
 
     def send_record(self, record: LargeRecord) -> None:
-        """Begin to send *record*; no other record may be half sent, and earlier data must be written."""
+        """Begin to send *record* behind the data that was flushed; no other record may be half sent.
+
+        The subscriptions are paused until all of it is written.
+        """
+        self.flush()
+        self._pause_subscriptions()
         self.record = record
         if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
             record.run = None
-        if self._owner.write_paused:
+        if self.paused:
             self._lending.leave(self)
         else:
-            self.resume()
-
-    def follow(self, data: Iterable[bytes]) -> None:
-        """Write *data* behind the record that is half sent."""
-        self._behind.extend(data)
+            self._continue()
 
     def resume(self) -> None:
-        """Continue with the record that is half sent, because the transport wants more."""
-        self._unread.discard(self)
-        if self.record is not None and not self._queued:
-            self._queued = True
-            self._lending.use(self)
-            self._owner.broker.ready(self)
+        """Continue with the record that is half sent, or with the subscriptions: the transport wants more."""
+        self.paused = False
+        self.written = 0
+        self._continue()
+        if self.record is None:
+            self._resume_subscriptions()
 
-    def pause(self, unread: int) -> None:
-        """Release the memory of the record that is half sent, because the peer does not read.
-
-        :param unread: how many bytes at most were written and are not sent yet
-        """
+    def pause(self) -> None:
+        """Pause the subscriptions, and release the memory of the record that is half sent: the peer does not read."""
+        self.paused = True
+        self._pause_subscriptions()
         if self.record is not None:
             self._lending.leave(self)
-        if unread > PIECE:
+        if self.written > PIECE:
             self._unread.discard(self)
-            self._unread.add(self, self.network, unread)
+            self._unread.add(self, self.network, self.written)
             while len(self._unread) > 1 and not self._unread.fits(0):
                 first = self._unread.first_out()
                 assert first is not None
@@ -129,7 +197,7 @@ class Outgoing:
         """Write the next piece of the record that is half sent."""
         self._queued = False
         record = self.record
-        if record is None or self._owner.write_paused or not self._owner.writable:
+        if record is None or self.paused or not self._owner.writable:
             return 0
         cost = 0
         try:
@@ -147,10 +215,27 @@ class Outgoing:
         else:
             record.position = position
             if data:
-                self._owner.transport.writeSequence(self._owner.frame(data))
-            if not self._owner.write_paused:
-                self.resume()
+                self._write_piece(data)
+            if not self.paused:
+                self._continue()
         return (len(data) or ROUND) + cost
+
+    def _continue(self) -> None:
+        """Queue for a turn, if a record is half sent."""
+        self._unread.discard(self)
+        if self.record is not None and not self._queued:
+            self._queued = True
+            self._lending.use(self)
+            self._owner.broker.ready(self)
+
+    def _pause_subscriptions(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.pauseProducing()
+
+    def _resume_subscriptions(self) -> None:
+        self._replies = 0
+        for subscription in list(self._subscriptions):
+            subscription.resumeProducing()
 
     def _read(self, record: LargeRecord) -> Run:
         runs = self._owner.broker.read(record.stream, record.seq, 1)
@@ -158,10 +243,18 @@ class Outgoing:
             raise JournalCorrupt(f"record {record.seq} of stream {record.stream!r} was deleted while it was sent")
         return runs[0].slice(0, 1)
 
+    def _write_piece(self, data: bytes, behind: Sequence[bytes] = ()) -> None:
+        """Write *data*, a piece of the record, and then the data that waited for its end."""
+        self.written = len(data)
+        self._delivered = True
+        self._owner.transport.writeSequence([*self._owner.frame(data), *behind])
+
     def _finish(self, data: bytes) -> None:
         """Write the last piece, and the data that waited for the end of the record."""
         self.record = None
         self._lending.release(self)
         behind, self._behind = self._behind, []
-        self._owner.transport.writeSequence([*self._owner.frame(data), *behind])
+        self._write_piece(data, behind)
         self._owner.record_sent()
+        if not self.paused:
+            self._resume_subscriptions()

@@ -3,9 +3,9 @@
     dataReceived -> session.receive_data -> one method for each event -> broker.publish / subscribe
     write        <- session.out <- acknowledgements, deliveries
 
-It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  Limits
-of connections are in connections.py, and listening is in endpoints.py.  A protocol adds a table from event types to
-functions.
+It handles everything that the protocols have in common: the memory budget, deadlines, slow peers, and closing.  What
+arrives is in incoming.py, what leaves in outgoing.py, phases and timers in lifecycle.py, limits of connections in
+connections.py, and listening in endpoints.py.  A protocol adds a table from event types to functions.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from fyrehose.identity import Identity
 from fyrehose.interfaces import IBroker, IBrokerPublisher, ISubscription
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
-from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading
-from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
+from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading, WaitingInput
+from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.options import count, duration, fixed, option
@@ -142,7 +142,7 @@ class SessionProtocol(TwistedProtocol):
     :ivar phase: the phase of the connection, see lifecycle.py; only the methods of this class change it
     :ivar writable: whether data can be sent: the connection is neither closing, nor refused, nor lost
     :ivar unsettled: number of calls of the broker that are not settled yet, such as publishes
-    :ivar write_paused: True while the peer reads more slowly than the server writes
+    :ivar flush: writes the data that the session has to send, see :meth:`.Outgoing.flush`
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
     :ivar heard_at: when data of the peer arrived last
@@ -152,8 +152,8 @@ class SessionProtocol(TwistedProtocol):
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
-    outgoing: Outgoing  #: everything that is written
-    reading: Reading  #: pauses and resumes reading, for several parties
+    reading: Reading  #: why reading is paused, if it is
+    waiting_input: WaitingInput  #: input that waits for a turn of the connection
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: the network of the peer, for limits per address
     same_network: OrderedDict[SessionProtocol, int]  #: connections of that network, the longest idle first
@@ -173,23 +173,15 @@ class SessionProtocol(TwistedProtocol):
         self.phase = Phase.OPEN
         self.writable = True
         self.timers = Timers(self.clock)
-        self._subscriptions: dict[ISubscription, None] = {}  #: in the order of attach()
+        self.outgoing = Outgoing(self)  #: everything that is written
+        self.flush: Callable[..., None] = self.outgoing.flush  # no method, which would cost each ACK a call
         self.unsettled = 0
-        self.write_paused = False
-        self._written = 0  #: most bytes that the peer must read before the transport resumes
-        self._unread = 0  #: how many of these bytes are replies to a peer that does not read
-        self._written_to = False  #: True if data was written since the last call of is_idle()
-        self._silent = True
         self.active_at = self.heard_at = 0.0
         self._idle_timeout = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
-        self._frame = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
+        self._first_byte = FirstByte(self.timers, self.settings.silent_timeout, self._handle_silence)
+        self.incomplete = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
         self._got = 0  #: bytes of the read that is being handled
-        self._arrived: list[bytes] = []  #: data that arrived while other connections had turns; charged to the account
-        self._queued = False  #: whether the connection waits for a turn to handle what it has received
-        self._held_back = False  #: whether reading is paused until that turn
-        self.eof_arrived = False  #: whether the peer has closed its sending side behind the data that waits
-        self._expected = 0  #: the size of the incomplete frame that is charged to the account
 
     @property
     def subscriber(self) -> tuple[str, str]:
@@ -209,16 +201,15 @@ class SessionProtocol(TwistedProtocol):
             transport.setTcpKeepAlive(True)
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
-        self.account = self._frame.account = self.broker.budget.account(self.reading, self.network, self._frame)
-        self.outgoing = Outgoing(self)
+        self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)
         self._intake = self.broker.intake
+        self.waiting_input = WaitingInput(self, self._intake)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
         self._handshake = Handshake(self.protocol_name, self.peer, self.log, self.broker.counters)
         self._handshake.begin(transport, self.clock, self.settings.handshake_timeout)
-        if self.settings.silent_timeout:
-            self.timers.start(self.settings.silent_timeout, self._handle_silence)
+        self._first_byte.start()
         if not ISSLTransport.providedBy(transport):
             self._check_admitted()
 
@@ -226,17 +217,14 @@ class SessionProtocol(TwistedProtocol):
         """Identify the peer by its certificate, after the TLS handshake."""
         self._handshake.end()
         self._identify()
-        if self._silent and self.settings.silent_timeout:
-            self.timers.stop(self._handle_silence)
-            self.timers.start(self.settings.silent_timeout, self._handle_silence)
+        self._first_byte.start()
         self._check_admitted()
 
     def dataReceived(self, data: bytes) -> None:
         """Take *data* now, or in turns with the connections of other networks; ignore it once the connection closes."""
         if self.phase is Phase.OPEN:
-            if self._silent:
-                self._silent = False
-                self.timers.stop(self._handle_silence)
+            if self._first_byte.awaited:
+                self._first_byte.arrived()
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
             intake, now = self._intake, self.clock.seconds()
@@ -245,14 +233,12 @@ class SessionProtocol(TwistedProtocol):
                 self.take(data)
                 intake.left -= self.clock.seconds() - now
             else:
-                self._arrived.append(data)
-                self.account.hold(len(data))
-                self._wait_for_turn()
+                self.waiting_input.postpone(data)
 
     def readConnectionLost(self) -> None:
         """Handle the end of the peer's data, after all data that arrived before the end."""
-        if self._queued and self.phase is Phase.OPEN:
-            self.eof_arrived = True
+        if self.waiting_input.waits and self.phase is Phase.OPEN:
+            self.waiting_input.end()
         else:
             self.take_eof()
 
@@ -265,18 +251,16 @@ class SessionProtocol(TwistedProtocol):
             self._enter(Phase.GONE)
         if self._handshake.lost(reason):
             self.factory.handshake_failed(self)
-        self._detach_all()
+        self.outgoing.detach_all()
         self._release_resources()
         self.timers.end()
         self.factory.lost(self)
 
     def pauseProducing(self) -> None:
         """Pause the subscriptions, because the peer reads more slowly than the server writes."""
-        self.write_paused = True
-        self._pause_subscriptions()
-        self.outgoing.pause(self._written)
+        self.outgoing.pause()
         if self.phase is Phase.OPEN:
-            self.timers.start(self.settings.timeout + self._written / SLOWEST, self._stalled)
+            self.timers.start(self.settings.timeout + self.outgoing.written / SLOWEST, self._stalled)
 
     @property
     def closes_in(self) -> float | None:
@@ -284,36 +268,11 @@ class SessionProtocol(TwistedProtocol):
         return self.timers.left(self._stalled)
 
     def resumeProducing(self) -> None:
-        self.write_paused = False
-        self._written = 0
         self.timers.stop(self._stalled)
         self.outgoing.resume()
-        if self.outgoing.record is None:
-            self._resume_subscriptions()
 
     def stopProducing(self) -> None:
         """Do nothing: connectionLost follows."""
-
-    # Called by the intake.
-
-    def handle_more(self) -> None:
-        """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
-        self._queued = False
-        if self.phase is Phase.OPEN and self.has_more:
-            self.received(self.session.next_events())
-        elif self._arrived:
-            data, self._arrived = b"".join(self._arrived), []
-            self.account.release(len(data))
-            if self.phase is Phase.OPEN:
-                self.take(data)
-        if self._arrived:
-            self._wait_for_turn()
-        if not self._queued:
-            if self._held_back:
-                self._held_back = False
-                self.reading.resumeProducing()
-            if self.eof_arrived and self.phase is Phase.OPEN:
-                self.take_eof()
 
     # Hooks for subclasses.
 
@@ -340,15 +299,15 @@ class SessionProtocol(TwistedProtocol):
 
         If the session has further events, they are handled in turns with the connections of other networks.
         """
-        before = self._expected
+        incomplete = self.incomplete
+        before = incomplete.size
         if before and events:
             self.account.complete()
         self.handle(events)
-        expected = self._expected = self.session.expected
+        expected = self.session.expected
         if expected or before:
-            self._frame.received(self._got, expected > 0, bool(events))
-            self.account.expect(expected, self.session.buffered if expected else 0)
-        if self.write_paused or self.outgoing.record is not None:
+            incomplete.received(self._got, expected, self.session.buffered, bool(events))
+        if self.outgoing.paused or self.outgoing.record is not None:
             self._flush_unread()
         elif self.session.out:
             self.flush()
@@ -358,7 +317,7 @@ class SessionProtocol(TwistedProtocol):
     def continue_later(self) -> None:
         """Wait for a turn if the session has more events."""
         if self.has_more and self.phase is Phase.OPEN:
-            self._wait_for_turn()
+            self.waiting_input.wait()
 
     def handle(self, events: Sequence[object]) -> None:
         """Handle *events* in order, until the connection is closing."""
@@ -488,49 +447,25 @@ class SessionProtocol(TwistedProtocol):
 
     def attach(self, subscription: ISubscription) -> None:
         """Deliver *subscription* to the peer, as fast as the peer reads."""
-        self._subscriptions[subscription] = None
-        if not self.write_paused and self.outgoing.record is None:
-            subscription.resumeProducing()
+        self.outgoing.attach(subscription)
 
     def detach(self, subscription: ISubscription) -> None:
         """Stop *subscription*."""
-        self._subscriptions.pop(subscription, None)
-        subscription.stopProducing()
-
-    def flush(self, *more: bytes) -> None:
-        """Write the data that the session has to send, and then *more*."""
-        data = [*self.session.out, *more]
-        self.session.out.clear()
-        if not data or not self.writable:
-            return
-        # A transport that is not paused has hardly any unsent data left.
-        self._written_to = True
-        if self.outgoing.record is None:
-            self._written = sum(map(len, data)) + (self._written if self.write_paused else 0)
-            self.transport.writeSequence(data)
-        else:
-            self._written += sum(map(len, data))
-            self.outgoing.follow(data)
+        self.outgoing.detach(subscription)
 
     def send_record(self, record: LargeRecord) -> None:
         """Send a record that is larger than a piece; subscriptions are paused until all of it is written."""
-        self.flush()
-        self._pause_subscriptions()
         self.outgoing.send_record(record)
 
     def frame(self, data: bytes) -> list[bytes]:
         """Return *data*, a piece of a large record, as the protocol sends it; a hook for subclasses."""
-        self._written = len(data)
-        self._written_to = True
         return [data]
 
     def record_sent(self) -> None:
-        """Resume the subscriptions, or close a connection that only waited for the end of a large record."""
+        """Close a connection that only waited for the end of a large record."""
         if self.phase is Phase.SETTLING and not self.unsettled:
             self.timers.stop(self.abort)
             self.hang_up()
-        elif not self.write_paused:
-            self._resume_subscriptions()
 
     def record_lost(self, reason: Exception) -> None:
         """Abort the connection, because the rest of a half-sent record cannot be read, so no other data may follow."""
@@ -544,7 +479,7 @@ class SessionProtocol(TwistedProtocol):
 
     def abort_unread(self) -> None:
         """Abort the connection, because its peer leaves an answer unread, and others need the memory."""
-        detail = f"{self._written} bytes, and others need the memory"
+        detail = f"{self.outgoing.written} bytes, and others need the memory"
         self.broker.counters.refuse(self.log, self.protocol_name, "answers-unread", self.peer, detail)
         self.abort()
 
@@ -574,7 +509,7 @@ class SessionProtocol(TwistedProtocol):
         """Ignore further input, and close once all publishes are settled."""
         if self.phase is Phase.OPEN:
             self._enter(Phase.SETTLING)
-            self._detach_all()
+            self.outgoing.detach_all()
             if not self.unsettled:
                 self.hang_up()
 
@@ -586,7 +521,7 @@ class SessionProtocol(TwistedProtocol):
             return
         self.transport.unregisterProducer()
         # Do not keep only the socket while the peer has unread data, so that the peer has time to read the data.
-        if self._delay and not self.write_paused:
+        if self._delay and not self.outgoing.paused:
             self._hold_socket()
         else:
             self._close()
@@ -610,8 +545,8 @@ class SessionProtocol(TwistedProtocol):
         A connection is busy if a publish is in flight, a frame is incomplete, or a subscription has delivered since the
         last call.  Before its peer has sent anything, it always counts as idle.
         """
-        delivered, self._written_to = self._written_to and bool(self._subscriptions), False
-        return self._silent or not (self.unsettled or self.session.expected or delivered)
+        delivers = self.outgoing.delivers()
+        return self._first_byte.awaited or not (self.unsettled or self.session.expected or delivers)
 
     def make_room(self) -> None:
         """Close the connection, because the listener is full and another peer connects."""
@@ -623,43 +558,15 @@ class SessionProtocol(TwistedProtocol):
         self._close()
         # Abort if the peer does not read or uses TLS, because closing would wait until the peer has read its data and
         # ended TLS.
-        waits = self.write_paused or self.outgoing.record is not None
-        if waits or ISSLTransport.providedBy(self.transport):
+        if self.outgoing.blocked or ISSLTransport.providedBy(self.transport):
             self.abort()
 
     # Private.
-
-    def _wait_for_turn(self) -> None:
-        """Queue the connection for a turn in which it handles the data that it has received.
-
-        It is not read meanwhile if the session has further events, if a frame is incomplete, whose time must not pass
-        while it waits, or once more data arrives.  A peer that sends one request at a time has no more, and pausing
-        costs two calls of the kernel.
-        """
-        queued, self._queued = self._queued, True
-        if not queued:
-            self._intake.wait(self)
-        if not self._held_back and (queued or self._expected or self.has_more):
-            self._held_back = True
-            self.reading.pauseProducing()
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self.phase], f"{phase} after {self.phase}"
         self.phase = phase
         self.writable = phase is Phase.SETTLING
-
-    def _pause_subscriptions(self) -> None:
-        for subscription in self._subscriptions:
-            subscription.pauseProducing()
-
-    def _resume_subscriptions(self) -> None:
-        self._unread = 0
-        for subscription in list(self._subscriptions):
-            subscription.resumeProducing()
-
-    def _detach_all(self) -> None:
-        for subscription in list(self._subscriptions):
-            self.detach(subscription)
 
     def _finish_late(self, seconds: float = 0.0) -> None:
         """Close like :meth:`finish`, but after a delay, because a refused peer may reconnect at once.
@@ -670,16 +577,14 @@ class SessionProtocol(TwistedProtocol):
             self._delay = self.factory.holding.refusals.count(self.network)
             if seconds:
                 self._delay = seconds
-                self.reading.pauseProducing()
+                self.reading.pause_for("refusal")
             self.finish()
 
     def _flush_unread(self) -> None:
         """Flush replies to a peer that does not read; drop the connection if MOST_UNREAD bytes of them are unread."""
-        before = self._written
-        self.flush()
-        self._unread += self._written - before
-        if self._unread > MOST_UNREAD:
-            self.drop(RemoteProtocolError("answers-unread", f"{self._unread} bytes"))
+        unread = self.outgoing.flush_replies()
+        if unread > MOST_UNREAD:
+            self.drop(RemoteProtocolError("answers-unread", f"{unread} bytes"))
 
     def _identify(self) -> None:
         self.identity = identify(self.transport)
@@ -703,7 +608,7 @@ class SessionProtocol(TwistedProtocol):
     def _hold_socket(self) -> None:
         """Keep only the socket of the refused connection, until its delay is over."""
         self._enter(Phase.GRACE)
-        self.reading.pauseProducing()
+        self.reading.pause_for("refusal")
         self._release_resources()
         self.session.receive_eof()  # frees the buffer of the session
         self.factory.hold(self, self._delay)
@@ -716,7 +621,7 @@ class SessionProtocol(TwistedProtocol):
     def _release_resources(self) -> None:
         """End the timers, and release the memory of the incomplete frame."""
         self.timers.clear()
-        self._frame.close()
+        self.incomplete.close()
         self.account.close()
         self.outgoing.close()
 
@@ -741,13 +646,13 @@ class SessionProtocol(TwistedProtocol):
             self.finish()
 
     def _stop_reading(self) -> None:
-        self._frame.pause()
+        self.incomplete.pause()
         self.transport.pauseProducing()
 
     def _read_again(self) -> None:
         """Resume reading, and restart the time limit of the incomplete frame."""
         if self.writable:  # a closing transport must not be resumed
-            self._frame.resume()
+            self.incomplete.resume()
             self.transport.resumeProducing()
 
     def _late(self, error: RemoteProtocolError) -> None:

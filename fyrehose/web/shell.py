@@ -63,7 +63,6 @@ class WebProtocol(SessionProtocol):
     def __init__(self, factory: SessionFactory, session: WebSession) -> None:
         super().__init__(factory, session)
         self._receiving = False
-        self._reading_paused = False
 
     # Called by the reactor.
 
@@ -100,9 +99,9 @@ class WebProtocol(SessionProtocol):
         self.active_at = self.clock.seconds()
         if self.session.over:
             self.finish()
-        if self.phase is Phase.OPEN and self._reading_paused != self.session.read_ahead_full:
-            self._reading_paused = not self._reading_paused
-            (self.reading.pauseProducing if self._reading_paused else self.reading.resumeProducing)()
+        full, reading = self.session.read_ahead_full, self.reading
+        if self.phase is Phase.OPEN and full != ("requests" in reading.reasons):
+            (reading.pause_for if full else reading.resume_after)("requests")
         if self.session.more:
             self.continue_later()
 

@@ -1,4 +1,4 @@
-"""The watch over incomplete frames: their deadline, and when they count as slow."""
+"""Why reading is paused, and the watch over incomplete frames: their deadline, and when they count as slow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from twisted.internet.task import Clock
 from fyrehose.broker.budget import Budget
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.incoming import CERTAINTY, RETRY, SLOW_FRAME_S, SLOWEST, FrameWatch, Reading
+
+#: The size that incomplete frames announce; what is in memory of them takes no room in these tests.
+FRAME = 200
 
 
 class World:
@@ -36,14 +39,18 @@ class World:
         for _ in range(seconds):
             self.clock.advance(1)
             slow.append(self.watch.slow)
-            self.watch.received(int(rate), True, False)
+            self.receive(int(rate))
         return slow
+
+    def receive(self, size: int, *, another: bool = False) -> None:
+        """Receive *size* bytes of a frame that is still incomplete afterwards; *another*: of another frame."""
+        self.watch.received(size, FRAME, 0, another)
 
 
 @pytest.fixture
 def world() -> World:
     made = World()
-    made.watch.received(10, True, True)
+    made.receive(10, another=True)
     return made
 
 
@@ -58,7 +65,7 @@ def test_a_frame_below_the_lowest_rate_becomes_slow(world: World) -> None:
 
 
 def test_a_burst_does_not_excuse_a_pause_after_it(world: World) -> None:
-    world.watch.received(16 << 20, True, False)
+    world.receive(16 << 20)
     world.clock.advance(SLOW_FRAME_S)
     assert not world.watch.slow
     world.clock.advance(0.1)
@@ -68,7 +75,7 @@ def test_a_burst_does_not_excuse_a_pause_after_it(world: World) -> None:
 def test_a_frame_that_arrives_fast_again_is_not_slow_any_more(world: World) -> None:
     world.clock.advance(25)
     assert world.is_slow()
-    world.watch.received(SLOWEST * 6, True, False)
+    world.receive(SLOWEST * 6)
     assert not world.watch.slow
 
 
@@ -77,27 +84,27 @@ def test_a_frame_that_was_not_read_because_the_reactor_was_busy_is_not_slow(worl
     assert not world.watch.slow
     for _ in range(20):  # the turns of the reactor after that
         world.clock.advance(0.05)
-        world.watch.received(SLOWEST, True, False)
+        world.receive(SLOWEST)
         assert not world.watch.slow
 
 
 def test_a_trickling_frame_is_slow_at_the_first_check(world: World) -> None:
     for _ in range(20):
         world.clock.advance(1)
-        world.watch.received(900, True, False)
+        world.receive(900)
     assert world.watch.slow
 
 
 def test_each_frame_is_watched_separately(world: World) -> None:
     world.clock.advance(25)
-    world.watch.received(10, True, True)
+    world.receive(10, another=True)
     assert not world.watch.slow
     world.clock.advance(29)
     assert world.ended == []
 
 
 def test_without_an_incomplete_frame_a_connection_is_neither_slow_nor_late(world: World) -> None:
-    world.watch.received(10, False, True)
+    world.watch.received(10, 0, 0, True)
     world.clock.advance(1000)
     assert not world.watch.slow
     assert world.ended == []
@@ -118,7 +125,7 @@ def test_paused_time_does_not_count(world: World) -> None:
 
 
 def test_a_frame_is_late_after_the_timeout_and_a_second_per_64_kib(world: World) -> None:
-    world.watch.received(3 * SLOWEST, True, False)
+    world.receive(3 * SLOWEST)
     world.clock.advance(32.9)
     assert world.ended == []
     world.clock.advance(0.2)
@@ -153,12 +160,23 @@ def test_a_dropped_slow_frame_reports_the_reason(world: World) -> None:
     assert world.ended == ["slow-frame"]
 
 
-def test_reading_resumes_when_the_last_pause_ends() -> None:
+def test_reading_resumes_when_no_reason_to_pause_is_left() -> None:
     log: list[str] = []
     reading = Reading(lambda: log.append("pause"), lambda: log.append("resume"))
     reading.pauseProducing()
-    reading.pauseProducing()
-    reading.resumeProducing()
+    reading.pause_for("turn")
+    reading.pause_for("turn")
+    reading.resume_after("turn")
     assert reading.paused
     reading.resumeProducing()
+    reading.resume_after("turn")
     assert log == ["pause", "resume"]
+
+
+def test_the_account_is_charged_for_the_incomplete_frame_only(world: World) -> None:
+    account = world.watch.account
+    assert account is not None
+    world.watch.received(30, FRAME, 30, False)
+    assert (account.frame, account.arrived, world.watch.size) == (FRAME, 30, FRAME)
+    world.watch.received(70, 0, 0, True)
+    assert world.watch.size == account.frame == 0

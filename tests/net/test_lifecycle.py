@@ -1,10 +1,10 @@
-"""The phases of a connection, and its timers."""
+"""The phases of a connection, its timers, and the wait for its first byte."""
 
 from __future__ import annotations
 
 from twisted.internet.task import Clock
 
-from fyrehose.net.lifecycle import TRANSITIONS, Phase, Timers
+from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 
 
 def test_every_phase_of_a_connection_leads_to_the_end_and_none_leads_back() -> None:
@@ -64,3 +64,30 @@ class TestTimers:
         timers.end()
         timers.start(1.0, lambda: None)
         assert clock.getDelayedCalls() == []
+
+
+class TestFirstByte:
+    def test_a_silent_peer_is_given_up_after_the_timeout(self) -> None:
+        clock, given_up = Clock(), []
+        first = FirstByte(Timers(clock), 30.0, lambda: given_up.append(clock.seconds()))
+        first.start()
+        clock.advance(20.0)
+        first.start()  # after the TLS handshake
+        clock.advance(29.0)
+        assert (given_up, first.awaited) == ([], True)
+        clock.advance(1.0)
+        assert given_up == [50.0]
+
+    def test_a_peer_that_has_sent_a_byte_is_not_given_up(self) -> None:
+        clock, given_up = Clock(), []
+        first = FirstByte(Timers(clock), 30.0, lambda: given_up.append(clock.seconds()))
+        first.start()
+        first.arrived()
+        first.start()
+        clock.advance(31.0)
+        assert (given_up, first.awaited) == ([], False)
+
+    def test_without_a_timeout_a_silent_peer_may_stay(self) -> None:
+        clock = Clock()
+        FirstByte(Timers(clock), 0.0, lambda: None).start()
+        assert not clock.getDelayedCalls()

@@ -522,16 +522,16 @@ class TestClosing:
 def test_reading_resumes_when_no_pause_is_left() -> None:
     server = make(budget=Budget(each=4))
     protocol, transport = server.connect()
-    protocol.reading.pauseProducing()
+    protocol.reading.pause_for("test")
     protocol.dataReceived(b"more than its share\n")
     assert transport.producerState == "paused"
     server = make(auto=False, budget=Budget(each=4))
     protocol, transport = server.connect()
     protocol.dataReceived(b"more than its share\n")
-    protocol.reading.pauseProducing()
+    protocol.reading.pause_for("test")
     server.journal.commit()
     assert transport.producerState == "paused", "the budget has let go, the other has not"
-    protocol.reading.resumeProducing()
+    protocol.reading.resume_after("test")
     assert transport.producerState == "producing"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,14 +335,11 @@ def test_a_head_request_reads_nothing_of_the_file(bench: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("trouble", ["shorter", "unreadable", "abandoned"])
-def test_an_answer_that_cannot_be_finished_ends_the_connection(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
+def test_an_answer_that_cannot_be_finished_ends_the_connection(bench: Any, trouble: str) -> None:
     """The promised length is not filled up with other bytes, and the file is closed."""
-    bench.append(b"." * 50_000)
+    bench.append(b"." * 5 * PIECE)  # so that the answer takes several turns
     bench.append(b"behind it" * 100)
-    base = max(bench.journal._store.sealed, key=lambda sealed: sealed[1] - sealed[0])[0]
-    monkeypatch.setattr(serve, "PIECE", 10_000)
+    base = max(look(bench.directory).segments, key=lambda segment: segment.end - segment.base).base
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     class Full(Transport):
@@ -360,12 +357,10 @@ def test_an_answer_that_cannot_be_finished_ends_the_connection(
     if trouble == "shorter":
         path.write_bytes(whole[:5000])
     elif trouble == "unreadable":
-        (sending,) = connection._subscriptions
-
-        def read(_: int) -> bytes:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(sending, "file", SimpleNamespace(read=read, close=sending.file.close, closed=False))
+        opened = next(int(each.name) for each in Path("/proc/self/fd").iterdir() if each.readlink() == path)
+        directory = os.open(bench.directory, os.O_RDONLY)  # reading a directory fails, as reading a broken disk does
+        os.dup2(directory, opened)
+        os.close(directory)
     if trouble != "abandoned":
         for _ in range(3):  # some of it may have been read ahead
             if transport.producer is not None:

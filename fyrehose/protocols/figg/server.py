@@ -101,7 +101,7 @@ class FiggProtocol(SessionProtocol):
 
     def take_eof(self) -> None:
         if self._postponed and self.phase is Phase.OPEN:
-            self.eof_arrived = True  # process the postponed events first
+            self.waiting_input.end()  # process the postponed events first
         else:
             super().take_eof()
 
@@ -183,7 +183,7 @@ class FiggProtocol(SessionProtocol):
     def _postpone(self, event: object) -> None:
         """Keep *event* until the publishes before an ATTACH are durable, so that ATTACHED's offset includes them."""
         if not self._postponed:
-            self.reading.pauseProducing()
+            self.reading.pause_for("attach")
             self.handlers = dict.fromkeys(self.handlers, FiggProtocol._postpone)  # keep later events in order
         self._postponed.append(event)
         if isinstance(event, Published):
@@ -196,7 +196,7 @@ class FiggProtocol(SessionProtocol):
         waiting, self._postponed = self._postponed, []
         self._release_postponed()
         self.received(waiting)
-        if self.eof_arrived and not self._postponed and not self.has_more:
+        if self.waiting_input.ended and not self._postponed and not self.has_more:
             self.take_eof()
 
     def _drop_postponed(self) -> None:
@@ -208,7 +208,7 @@ class FiggProtocol(SessionProtocol):
         self.handlers = FiggProtocol.handlers
         size, self._postponed_size = self._postponed_size, 0
         self.account.release(size)
-        self.reading.resumeProducing()
+        self.reading.resume_after("attach")
 
 
 def _large(run: Run) -> LargeRecord:

@@ -494,7 +494,7 @@ class HttpProtocol(WebProtocol):
         """End a live answer if the peer has finished sending; if the peer does not read, abort it."""
         if not self._input_ended or not isinstance(self._streamed, LiveAnswer):
             return
-        if self.write_paused:
+        if self.outgoing.paused:
             self._end_consumption()
             self.abort()
         else:

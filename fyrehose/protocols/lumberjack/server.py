@@ -151,17 +151,19 @@ class LumberjackProtocol(SessionProtocol):
 
     def take_eof(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
-            self.eof_arrived = True  # process the received data first
+            self.waiting_input.end()  # process the received data first
         else:
             super().take_eof()
 
     def pauseProducing(self) -> None:
-        self.reading.pauseProducing()  # a writer that does not read acknowledgements must not send more
+        self.reading.pause_for(
+            "unread acknowledgements"
+        )  # a writer that does not read acknowledgements must not send more
         super().pauseProducing()
 
     def resumeProducing(self) -> None:
         super().resumeProducing()
-        self.reading.resumeProducing()
+        self.reading.resume_after("unread acknowledgements")
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         super().connectionLost(reason)
@@ -338,14 +340,14 @@ class LumberjackProtocol(SessionProtocol):
         if self.session.more_work and self.phase is Phase.OPEN:
             if not self._working:
                 self._working = True
-                self.reading.pauseProducing()
+                self.reading.pause_for("work")
                 self._turns.request(self)
             self._charge(self.session.held)
 
     def _after_turn(self) -> Outcome:
         if not self.session.more_work or self.phase is not Phase.OPEN:
             self._stop_working()
-            if self.eof_arrived:
+            if self.waiting_input.ended:
                 super().take_eof()
             return Outcome.DONE
         self._charge(self.session.held)
@@ -359,7 +361,7 @@ class LumberjackProtocol(SessionProtocol):
         if self.phase is not Phase.OPEN:
             self.session.receive_eof()
         self._charge(0)
-        self.reading.resumeProducing()
+        self.reading.resume_after("work")
 
     def _forget_sender(self) -> None:
         """Expect the writer's last events again on another connection, because this connection reads no more."""

@@ -100,7 +100,6 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         self.shared: Any = None
         #: whether the peer itself has ended the connection, and so knows that its link is lost
         self.peer_left = False
-        self._unread_paused = False
         self.ping_after, self.drop_after = settings.ping_after, settings.drop_after
 
     # Called by the reactor.
@@ -125,15 +124,12 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
     def pauseProducing(self) -> None:
         """Stop reading as well, because the peer's packets may need answers, which cannot be sent now."""
         super().pauseProducing()
-        if not self._unread_paused and self.phase is Phase.OPEN:
-            self._unread_paused = True
-            self.reading.pauseProducing()
+        if self.phase is Phase.OPEN:
+            self.reading.pause_for("unread packets")
 
     def resumeProducing(self) -> None:
         super().resumeProducing()
-        if self._unread_paused:
-            self._unread_paused = False
-            self.reading.resumeProducing()
+        self.reading.resume_after("unread packets")
 
     # The handshake.
 
@@ -145,7 +141,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.drop(error)
             return
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
-        self.reading.pauseProducing()  # Read nothing more until the registry has decided about the link.
+        self.reading.pause_for("handshake")  # Read nothing more until the registry has decided about the link.
         opened = self.registry.when_open()
         if place.share:
             opened.addCallback(lambda _: self._find_shared(place)).addErrback(self.refuse_subscription)
@@ -241,7 +237,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         """Answer the handshake once the link is durable, or once its earlier writes are finished."""
         if not self.writable:
             return
-        self.reading.resumeProducing()
+        self.reading.resume_after("handshake")
         if self.phase is not Phase.OPEN or entry.holder is not self:
             return
         if entry.link.over:
