@@ -1,4 +1,4 @@
-"""The shared parts of protocol servers: sockets, TLS, endpoints, and limits of connections; servers for clients."""
+"""The shared parts of protocol servers: sockets, TLS, endpoints, and limits of connections; and of clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
+    from fyrehose.net.clients import Client, ClientConnection, ConnectionFailed, ConnectionOptions, TCPClient
     from fyrehose.net.connections import SessionFactory
     from fyrehose.net.endpoints import TCPService
     from fyrehose.net.several import AnyServer
@@ -16,6 +17,7 @@ else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
+            "clients": "Client ClientConnection ConnectionFailed ConnectionOptions TCPClient",
             "connections": "SessionFactory",
             "endpoints": "TCPService",
             "several": "AnyServer",
@@ -26,9 +28,14 @@ else:
 
 __all__ = [
     "AnyServer",
+    "Client",
+    "ClientConnection",
+    "ConnectionFailed",
+    "ConnectionOptions",
     "Session",
     "SessionFactory",
     "SessionProtocol",
+    "TCPClient",
     "TCPService",
     "TCPSettings",
     "TLSSettings",

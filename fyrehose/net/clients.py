@@ -1,20 +1,174 @@
-"""Parts that the clients of TCP protocols share: reconnecting, feeding a session, and waiting for a condition."""
+"""The shell of every client: connecting, reconnecting, time-outs, the life of a client, and waiting for a condition.
+
+    client -> Reconnector -> endpoint -> ClientConnection <-> session
+                 |  a connection failed: process_exception(error) -> None: try again; an error: end the client with it
+                 +- Backoff: the delay before the next attempt
+
+A client of a protocol derives from :class:`Client`, or from :class:`TCPClient` if it has one endpoint.  It overrides:
+
+- ``new_connection()`` (TCPClient): return the :class:`ClientConnection` of a new connection, with its session.
+- ``connection_made(connection)`` and ``connection_lost(connection)``: send again what the server has not acknowledged,
+  and forget the connection.  Call :meth:`Client.established` as soon as :meth:`Client.connect` shall fire.
+- ``expecting`` and ``ping()`` of the connection, so that a silent server is noticed (``ConnectionOptions.silence``).
+- ``abandon(error)``: fail what waits for the server; the client has ended.
+- ``start()`` and ``stop()``, if it is no TCPClient: begin and end the connections.  Report each failure to
+  :meth:`Client.retries`, and try again only if that returns True.
+
+The times are options (:class:`ConnectionOptions`), and which errors are final is decided by ``process_exception``.
+``docs/examples/lines/client.py`` is a whole client.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.application.internet import ClientService
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from OpenSSL import SSL
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from fyrehose.errors import Broken
+from fyrehose.errors import Broken, Closed, FyrehoseError, LocalProtocolError, RemoteProtocolError
+from fyrehose.net.keepalive import PingsSilentPeer
+from fyrehose.net.lifecycle import Timers
+from fyrehose.net.several import servers_of
 
 log = Logger()
+
+#: The first bytes that servers of other protocols send.
+_FOREIGN = (
+    (b"HTTP/", "an HTTP server, such as the http or the admin listener"),
+    (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "a ZeroMQ socket, such as the eventbus listener"),
+    (bytes(8), "a relink listener"),
+    (b"\x15\x03", "a server that requires TLS"),
+)
+
+
+class WrongProtocol(FyrehoseError):
+    """The first bytes of the server are not those of the client's protocol."""
+
+
+class TlsFailed(FyrehoseError):
+    """The TLS handshake failed.
+
+    :ivar certificate: whether a certificate is the reason, so that another attempt fails as well
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"the TLS handshake failed: {text}")
+        self.certificate = "certificate" in text
+
+
+class ServerSilent(FyrehoseError):
+    """The server has not answered in time."""
+
+
+class ConnectionFailed(FyrehoseError):
+    """A connection could not be made, or has ended.
+
+    :ivar reason: the error: one of Twisted, :class:`WrongProtocol`, :class:`TlsFailed` or :class:`ServerSilent`
+    :ivar seconds: how long the connection lasted; None if none was made
+    :ivar confirmed: whether the server had answered on the connection, as its protocol demands
+    """
+
+    def __init__(self, reason: Exception, seconds: float | None = None, confirmed: bool = False) -> None:
+        self.reason = explained(reason)
+        super().__init__(_text(self.reason))
+        self.seconds, self.confirmed = seconds, confirmed
+
+
+def explained(error: Exception) -> Exception:
+    """Return *error*, or a TlsFailed with the reasons in words if *error* is one of TLS."""
+    if type(error).__name__ == "VerificationError":
+        return TlsFailed("the server's certificate is for another name")
+    if not isinstance(error, SSL.Error):
+        return error
+    reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    return TlsFailed("; ".join(str(part[-1]) for part in reasons) or "OpenSSL gives no reason")
+
+
+def _text(error: Exception) -> str:
+    """Return *error* as text for people."""
+    match error:
+        case DNSLookupError():
+            return "the host name has no address"
+        case ConnectError() if isinstance(error.osError, int):
+            return os.strerror(error.osError)
+        case DeferredTimeout():
+            return "no connection in time"
+        case ConnectionDone():
+            return "the server closed the connection"
+        case ConnectionLost():
+            return "the connection was lost"
+    return str(error) or type(error).__name__
+
+
+def process_exception(error: Exception) -> Exception | None:
+    """Decide whether a client goes on after *error*, as every client does by default.
+
+    Final are a certificate that is refused, and a server of another protocol: people have to mend these.  All other
+    errors may end without anybody's help: a server that is being restarted, a network, a name server.
+
+    :param error: a :class:`ConnectionFailed`, or an error of the client's protocol
+    :return: None: try again; else: the error with which the client ends
+    """
+    reason = error.reason if isinstance(error, ConnectionFailed) else None
+    final = isinstance(reason, WrongProtocol) or (isinstance(reason, TlsFailed) and reason.certificate)
+    return error if final else None
+
+
+#: Decides about an error: see :func:`process_exception`.
+ProcessException = Callable[[Exception], Exception | None]
+
+
+@attrs.frozen
+class Backoff:
+    """The delay before the next attempt, in seconds, after a number of failures in a row: it doubles, each ±20 %.
+
+    With the default, every client is back within 10 s after its server, however long the server was away.
+
+    :ivar first: delay after one failure
+    :ivar longest: limit of the delay, before the random part
+    """
+
+    first: float = 0.1
+    longest: float = 5.0
+    randomness: Callable[[], float] = random.random
+
+    def __call__(self, failures: int) -> float:
+        if not failures:
+            return 0.0
+        return min(self.first * 2.0 ** min(failures - 1, 30), self.longest) * (0.8 + 0.4 * self.randomness())
+
+
+@attrs.frozen(kw_only=True)
+class ConnectionOptions:
+    """The times of a client's connections, in seconds.
+
+    :ivar connect_timeout: limit of one attempt to connect to one server
+    :ivar answer_timeout: limit of a handshake, or of the answer to a request
+    :ivar ping_after: silence of the server after which the client sends a ping, if the protocol has pings
+    :ivar silence: silence of the server after which the client ends the connection, and connects again
+    :ivar close_timeout: limit of closing a connection in good order; then the client aborts it
+    :ivar steady: a shorter connection counts as a failure, so that the client backs off from a server that closes each
+        connection at once
+    :ivar retry: maps the number of failures in a row to the delay before the next attempt
+    """
+
+    connect_timeout: float = 30.0
+    answer_timeout: float = 10.0
+    ping_after: float = 15.0
+    silence: float = 45.0
+    close_timeout: float = 5.0
+    steady: float = 2.0
+    retry: Callable[[int], float] = attrs.field(factory=Backoff)
 
 
 @attrs.define(eq=False)
@@ -47,55 +201,418 @@ class Watchers:
             watcher.errback(reason)
 
 
-class ClientConnection(Protocol):
-    """One connection of a client: feeds a session, and aborts if the server violates the protocol.
+class ClientConnection(PingsSilentPeer, Protocol):
+    """One connection of a client: feeds a session, pings a silent server, and aborts if the server breaks the protocol.
 
     :ivar session: the sans-I/O session of this connection
     :ivar handle: called with each event of the session, except ``Broken``
+    :ivar confirmed: whether a valid event has arrived
     """
 
     transport: Any
+    factory: Reconnector
 
     def __init__(self, session: Any, handle: Callable[[Any], object]) -> None:
         self.session = session
         self.handle = handle
+        self.confirmed = False
+        self._beginning = b""
+        self._reason: Exception | None = None
+
+    @property
+    def options(self) -> ConnectionOptions:
+        """Return the options of the client."""
+        return self.factory.options
+
+    def connectionMade(self) -> None:
+        if ITCPTransport.providedBy(self.transport):
+            self.transport.setTcpNoDelay(True)  # Nagle's algorithm would delay small writes
+        self.timers = Timers(self.factory.clock)
+        self.ping_after, self.drop_after = self.options.ping_after, self.options.silence
+        if self.expecting:
+            self.keep_alive()
+        self.factory.connection_made(self)
 
     def dataReceived(self, data: bytes) -> None:
+        self.heard_at = self.factory.clock.seconds()  # any data shows that the server is alive
+        if not self._beginning:
+            self._beginning = data[:16]
+        self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """Pass *data* to the session, and its events to the client."""
         for event in self.session.receive_data(data):
             if isinstance(event, Broken):
-                log.warn("closing the connection, the server violated the protocol: {error}", error=event.error)
-                self.transport.abortConnection()
+                self.broken(event.error)
             else:
+                self.confirmed = True
                 self.handle(event)
+
+    def broken(self, error: RemoteProtocolError) -> None:
+        """End the connection, because the server violated the protocol."""
+        self.abort(error if self.confirmed else wrong_protocol(self._beginning, error))
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008 - Twisted's signature
+        self.timers.end()
+        error = reason.value if isinstance(reason.value, Exception) else ConnectionDone()
+        self.factory.connection_lost(self, self._reason or error)
 
     def flush(self) -> None:
         """Write the bytes that the session has to send."""
         self.transport.writeSequence(self.session.data_to_send())
 
+    def flush_soon(self) -> None:
+        """Write the bytes that the session has to send at the end of this turn of the reactor."""
+        self.timers.start(0, self.flush)
 
-class _Factory(Factory):
+    def abort(self, reason: Exception) -> None:
+        """Abort the connection; *reason* is the error that the client reports."""
+        log.info("closing the connection: {reason}", reason=reason)
+        self._reason = self._reason or reason
+        self.transport.abortConnection()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        self.transport.pauseProducing()
+
+    def resume(self) -> None:
+        """Read again."""
+        self.heard_at = self.factory.clock.seconds()
+        self.transport.resumeProducing()
+
+    def close(self) -> None:
+        """Close the connection after the pending output is written; abort it if that takes too long."""
+        self.timers.clear()
+        self.timers.start(self.options.close_timeout, self.transport.abortConnection)
+        if self.factory.paused:
+            self.transport.resumeProducing()  # a paused transport does not notice that it is closed
+        self.transport.loseConnection()
+
+    # Keeping the connection alive.
+
+    @property
+    def expecting(self) -> bool:
+        """Return whether the server must send something within ``silence`` seconds, as in a protocol with pings."""
+        return False
+
+    @property
+    def unheard(self) -> bool:
+        return self.factory.paused or not self.expecting
+
+    def ping(self) -> None:
+        """Send a ping; a protocol without pings does nothing."""
+
+    def give_up(self, silence: float) -> None:
+        self.abort(ServerSilent(f"the server sent nothing for {silence:.0f} s"))
+
+
+def wrong_protocol(beginning: bytes, error: Exception) -> WrongProtocol:
+    """Return the error for a server that does not speak the client's protocol.
+
+    :param beginning: the first bytes that it sent
+    :param error: the first violation of the client's protocol
+    """
+    for first, kind in _FOREIGN:
+        if beginning.startswith(first):
+            return WrongProtocol(f"the server is {kind}")
+    return WrongProtocol(f"the server does not speak the protocol ({error})")
+
+
+class Reconnector(Factory):
+    """Connects to one endpoint again and again, until it is stopped, or an error is final.
+
+    :param make: returns the object of a new connection
+    :param retries: called with each failure of an attempt or a connection; returns whether to try again
+    :param made: called with each new connection
+    :param lost: called with each connection that has ended
+    :ivar connection: the connection that is open
+    :ivar paused: whether the client does not read at present
+    """
+
     noisy = False
 
-    def __init__(self, make: Callable[[], Protocol]) -> None:
-        self.make = make
+    def __init__(
+        self,
+        clock: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        options: ConnectionOptions,
+        make: Callable[[], ClientConnection],
+        retries: Callable[[ConnectionFailed], bool],
+        made: Callable[[Any], object] = lambda connection: None,
+        lost: Callable[[Any], object] = lambda connection: None,
+    ) -> None:
+        self.clock, self.endpoint, self.options = clock, endpoint, options
+        self._make, self._retries, self._made, self._lost = make, retries, made, lost
+        self.connection: ClientConnection | None = None
+        self.paused = False
+        self._failures = 0
+        self._since = 0.0
+        self._attempt: Deferred[Any] | None = None
+        self._next: IDelayedCall | None = None
+        self._stopped: Deferred[None] | None = None
 
-    def buildProtocol(self, addr: Any) -> Protocol:
-        return self.make()
+    def start(self) -> None:
+        """Connect, and reconnect until :meth:`stop`."""
+        self._next = None
+        attempt = self._attempt = maybeDeferred(self.endpoint.connect, self)
+        attempt.addTimeout(self.options.connect_timeout * servers_of(self.endpoint), self.clock)
+        attempt.addCallbacks(self._connected, self._not_connected)
+        attempt.addErrback(lambda failure: log.failure("connecting failed", failure))
+
+    def stop(self) -> Deferred[None]:
+        """Close the connection, and connect no more; the Deferred fires when the connection is closed."""
+        if self._stopped is None:
+            self._stopped = Deferred()
+            if self._next is not None:
+                self._next.cancel()
+            if self.connection is not None:
+                self.connection.close()
+            else:
+                if self._attempt is not None:
+                    self._attempt.cancel()
+                self._stopped.callback(None)
+        done: Deferred[None] = Deferred()
+        self._stopped.addCallback(done.callback)
+        return done
+
+    def pause(self) -> None:
+        """Stop reading, on later connections as well, until :meth:`resume`."""
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        self.paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    # Called by Twisted and by the connection.
+
+    def buildProtocol(self, addr: Any) -> Any:
+        connection = self._make()
+        connection.factory = self
+        return connection
+
+    def connection_made(self, connection: ClientConnection) -> None:
+        """Record that *connection* is open."""
+        self.connection, self._since = connection, self.clock.seconds()
+        if self._stopped is not None:
+            connection.close()
+            return
+        self._made(connection)
+        if self.paused and self.connection is connection:
+            connection.pause()
+
+    def connection_lost(self, connection: ClientConnection, reason: Exception) -> None:
+        """Record that *connection* has ended because of *reason*; connect again unless the reason is final."""
+        if self.connection is connection:
+            self.connection = None
+        self._lost(connection)
+        if self._stopped is not None:
+            if not self._stopped.called:
+                self._stopped.callback(None)
+            return
+        self._failed(ConnectionFailed(reason, self.clock.seconds() - self._since, connection.confirmed))
+
+    # Internals.
+
+    def _connected(self, _: object) -> None:
+        self._attempt = None
+
+    def _not_connected(self, failure: Failure) -> None:
+        self._attempt = None
+        if self._stopped is None:
+            self._failed(ConnectionFailed(failure.value if isinstance(failure.value, Exception) else ConnectError()))
+
+    def _failed(self, error: ConnectionFailed) -> None:
+        steady = error.seconds is not None and error.seconds >= self.options.steady
+        self._failures = 0 if steady else self._failures + 1
+        if self._retries(error) and self._stopped is None:
+            # A round through all servers of a cluster counts as one failure: all but its leader may refuse.
+            delay = self.options.retry(self._failures // servers_of(self.endpoint))
+            self._next = self.clock.callLater(delay, self.start)
 
 
-def reconnecting(
-    clock: IReactorTime, endpoint: IStreamClientEndpoint, make: Callable[[], Protocol], retry: Callable[[int], float]
-) -> ClientService:
-    """Start and return a service that connects to *endpoint*, again and again until the service is stopped.
+@attrs.define(eq=False)
+class Client:
+    """The life of a client: new, connecting, connected and not connected in turn, ended.
 
-    :param make: returns the protocol of each connection
-    :param retry: maps the number of failures in a row to the delay before the next attempt, in seconds
+    :ivar clock: the reactor, or a Clock
+    :ivar connection_options: the times of its connections
+    :ivar process_exception: decides which errors are final: see :func:`process_exception`
+    :ivar on_state: called with True when the server is there, and with False when it is lost
+    :ivar error: the last failure, while there is no connection
+    :ivar closed: whether the client has ended
     """
+
+    clock: IReactorTime
+    connection_options: ConnectionOptions = attrs.field(factory=ConnectionOptions, kw_only=True)
+    process_exception: ProcessException = attrs.field(default=process_exception, kw_only=True)
+    on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
+    error: Exception | None = attrs.field(default=None, init=False)
+    closed: bool = attrs.field(default=False, init=False)
+    watchers: Watchers = attrs.field(factory=Watchers, init=False)
+    _connected: Deferred[None] | None = attrs.field(default=None, init=False)
+
+    # For programs.
+
+    def connect(self) -> Deferred[None]:
+        """Connect, and reconnect until :meth:`close`, or until an error is final.
+
+        :return: a Deferred that fires when the server is there for the first time, however long that takes; fails with
+            a final error, or with :class:`~fyrehose.errors.Closed`
+        :raises LocalProtocolError: ``connect`` was called before, or the client is closed
+        """
+        if self._connected is not None or self.closed:
+            raise LocalProtocolError("connect() was called before; create another client")
+        connected = self._connected = Deferred()
+        self.start()
+        return connected
+
+    def close(self) -> Deferred[None]:
+        """Disconnect now; what waits for the server fails with :class:`~fyrehose.errors.Closed`.
+
+        :return: a Deferred that fires when the connections are closed
+        """
+        return self.end(Closed("the client was closed before the server acknowledged the message"))
+
+    @property
+    def problem(self) -> str:
+        """Return why the server does not answer at present, as text for people; "" if it does."""
+        return "" if self.error is None else str(self.error)
+
+    # For the clients of the protocols.
+
+    def established(self) -> None:
+        """Record that the server is there: :meth:`connect` fires, and ``on_state`` is called."""
+        self.error = None
+        if self._connected is not None and not self._connected.called:
+            self._connected.callback(None)
+        self.on_state(True)
+
+    def retries(self, error: Exception) -> bool:
+        """Record that *error* has occurred; return whether to try again, or end the client if the error is final."""
+        if self.closed:
+            return False
+        self.error = error
+        final = self.process_exception(error)
+        if final is not None:
+            self.end(final)
+        return final is None
+
+    def end(self, error: Exception) -> Deferred[None]:
+        """End the client: everything that waits fails with *error*.
+
+        :return: a Deferred that fires when the connections are closed
+        """
+        if not self.closed:
+            self.closed = True
+            self.abandon(error)
+            self.watchers.fail(error)
+            if self._connected is not None and not self._connected.called:
+                self._connected.errback(error)
+        return self.stop()
+
+    # For subclasses to override.
+
+    def start(self) -> None:
+        """Begin to connect."""
+        raise NotImplementedError
+
+    def stop(self) -> Deferred[None]:
+        """Close the connections; the Deferred fires when they are closed."""
+        raise NotImplementedError
+
+    def abandon(self, error: Exception) -> None:
+        """Fail what waits for the server with *error*."""
+
+
+@attrs.define(eq=False)
+class TCPClient(Client):
+    """A client with one connection to one endpoint."""
+
+    endpoint: IStreamClientEndpoint
+    _reconnector: Reconnector | None = attrs.field(default=None, init=False)
+    _paused: bool = attrs.field(default=False, init=False)
+
+    @property
+    def connection(self) -> Any:
+        """Return the connection that is open, or None."""
+        return None if self._reconnector is None or self.closed else self._reconnector.connection
+
+    @property
+    def problem(self) -> str:
+        if self.connection is not None and not self.connection.confirmed:
+            return "the connection is open, and nothing has arrived on it"
+        return super().problem
+
+    def pause(self) -> None:
+        """Stop reading from the server until :meth:`resume`; this delays acknowledgements as well."""
+        self._paused = True
+        if self._reconnector is not None:
+            self._reconnector.pause()
+
+    def resume(self) -> None:
+        """Read from the server again."""
+        self._paused = False
+        if self._reconnector is not None:
+            self._reconnector.resume()
+
+    def start(self) -> None:
+        self._reconnector = Reconnector(
+            self.clock,
+            self.endpoint,
+            self.connection_options,
+            self.new_connection,
+            self.retries,
+            self.connection_made,
+            self.connection_lost,
+        )
+        if self._paused:
+            self._reconnector.pause()
+        self._reconnector.start()
+
+    def stop(self) -> Deferred[None]:
+        return succeed(None) if self._reconnector is None else self._reconnector.stop()
+
+    # For subclasses to override.
+
+    def new_connection(self) -> ClientConnection:
+        """Return the object of a new connection, with a new session."""
+        raise NotImplementedError
+
+    def connection_made(self, connection: Any) -> None:
+        """Begin on a new connection."""
+        self.established()
+
+    def connection_lost(self, connection: Any) -> None:
+        """Forget a connection that has ended."""
+        self.on_state(False)
+
+
+# Temporary: for clients that are not moved onto the shell yet.
+
+
+def reconnecting(clock: Any, endpoint: Any, make: Callable[[], Any], retry: Callable[[int], float]) -> Any:
+    """Start and return a service that connects to *endpoint*, again and again until the service is stopped."""
+    from twisted.application.internet import ClientService
+
     service = ClientService(endpoint, _Factory(make), retryPolicy=retry, clock=clock)
     service.startService()
     return service
 
 
-def stopped(service: ClientService | None) -> Deferred[None]:
+class _Factory(Factory):
+    noisy = False
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def buildProtocol(self, addr: Any) -> Any:
+        return self.make()
+
+
+def stopped(service: Any) -> Deferred[None]:
     """Stop *service*, unless it is None; the Deferred fires when the connection of the service is closed."""
     return succeed(None) if service is None else service.stopService().addCallback(lambda _: None)

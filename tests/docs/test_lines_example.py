@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from zope.interface.verify import verifyObject
@@ -150,18 +152,30 @@ class LinePair:
     """A client and a server in memory; the test connects and disconnects them."""
 
     def __init__(self) -> None:
-        from lines.client import LineClient, LineConnection
+        from lines.client import LineClient
 
         self.server = LineServer()
         self.server.peer.leave()
-        self.client = LineClient(self.server.clock, None)  # type: ignore[arg-type]  # the test connects it
-        self._new = LineConnection
-        self.connect()
+        self._factory: Any = None
+        self.client = LineClient(self.server.clock, self)  # type: ignore[arg-type]  # it is the endpoint
+        self.client.connect()
+        self._connect()
 
-    def connect(self) -> None:
+    def connect(self, factory: Any) -> Deferred[Any]:
+        """Keep *factory*, with which the test makes the connection."""
+        self._factory = factory
+        return Deferred()
+
+    def reconnect(self) -> None:
+        """Connect the client after its delay."""
+        self._factory = None
+        self.server.clock.advance(10)
+        self._connect()
+
+    def _connect(self) -> None:
         self.server.peer = Peer.connect(self.server.factory, self.server.clock)
         self.transport = StringTransport()
-        self.connection = self._new(self.client)
+        self.connection = self._factory.buildProtocol(None)
         self.connection.makeConnection(self.transport)
 
     def exchange(self, commit: bool = True) -> None:
@@ -185,7 +199,7 @@ def test_client_publishes_and_reads() -> None:
     assert first.result == 1
     pair.lose()
     pair.client.subscribe("log", lambda run: taken.append((run.first_seq, bytes(run.payload))), 0)
-    pair.connect()
+    pair.reconnect()
     second = pair.client.publish("log", b"two")
     pair.exchange()
     pair.exchange()
@@ -198,11 +212,11 @@ def test_the_client_publishes_again_what_was_not_acknowledged() -> None:
     pair, taken = LinePair(), list[int]()
     pair.lose()
     pair.client.subscribe("log", lambda run: taken.append(run.first_seq), None)
-    pair.connect()
+    pair.reconnect()
     lost = pair.client.publish("log", b"one")
     pair.exchange(commit=False)
     pair.lose()
-    pair.connect()
+    pair.reconnect()
     pair.exchange()
     pair.exchange()
     assert lost.result == 2  # sent twice, because the server already had it: at least once

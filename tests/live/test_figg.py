@@ -25,7 +25,7 @@ from twisted.internet.task import deferLater
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
-from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.client import FIGG_OPTIONS, FiggClient
 from fyrehose.protocols.figg.plugin import plugin
 from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import Run
@@ -35,6 +35,8 @@ pytestmark = pytest.mark.live
 
 #: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 60.0
+#: a client that reconnects without a noticeable delay
+AT_ONCE = attrs.evolve(FIGG_OPTIONS, retry=lambda failures: 0.001)
 FIGG = ("--listen", "figg=tcp:0:interface=127.0.0.1")
 ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
 
@@ -453,7 +455,8 @@ async def test_our_client_publishes_and_resumes_over_restarts(tmp_path: Path) ->
     states: list[bool] = []
     async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
-        client = FiggClient(reactor, endpoint, window=50, on_state=states.append, retry=lambda n: 0.01)  # type: ignore[arg-type]
+        client = FiggClient(reactor, endpoint, window=50, connection_options=AT_ONCE)  # type: ignore[arg-type]
+        client.on_state = states.append
         client.subscribe("t", taker(got), after=0)
         await soon(client.connect())
         await soon(client.publish_many("t", sent[:1000]))
@@ -477,8 +480,8 @@ async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path)
     got: list[tuple[int, bytes]] = []
     async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
-        writer = FiggClient(reactor, endpoint, window=100, retry=lambda n: 0.001)  # type: ignore[arg-type]
-        reader = FiggClient(reactor, endpoint, retry=lambda n: 0.001)  # type: ignore[arg-type]
+        writer = FiggClient(reactor, endpoint, window=100, connection_options=AT_ONCE)  # type: ignore[arg-type]
+        reader = FiggClient(reactor, endpoint, connection_options=AT_ONCE)  # type: ignore[arg-type]
         reader.subscribe("t", taker(got), after=0)
         await soon(writer.connect())
         await soon(reader.connect())
@@ -487,8 +490,8 @@ async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path)
         while not done.called:
             await deferLater(reactor, rng.random() / 50)  # type: ignore[arg-type]
             for client in (writer, reader):
-                if client._connection is not None and cuts < 40:
-                    client._connection.transport.abortConnection()
+                if client.connection is not None and cuts < 40:
+                    client.connection.transport.abortConnection()
                     cuts += 1
         last = max(number for number, _ in got) if got else 0
         await until(reactor, lambda: got and got[-1][1] == sent[-1])

@@ -1,19 +1,34 @@
-"""Parts that the clients of TCP protocols share."""
+"""The shell of the clients: reconnecting, final errors, time-outs, and waiting for conditions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
-from twisted.internet.defer import Deferred, fail
+from OpenSSL import SSL
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Broken, Closed, RemoteProtocolError
-from fyrehose.net.clients import ClientConnection, Watchers, reconnecting
+from fyrehose.errors import Broken, Closed, FyrehoseError, LocalProtocolError, RemoteProtocolError
+from fyrehose.net.clients import (
+    Backoff,
+    ClientConnection,
+    ConnectionFailed,
+    ConnectionOptions,
+    ServerSilent,
+    TCPClient,
+    TlsFailed,
+    Watchers,
+    WrongProtocol,
+    process_exception,
+)
+from fyrehose.net.several import AnyServer
+from fyrehose.testing import Transport
 
 
 def test_watcher_fires_once_its_condition_holds() -> None:
@@ -66,47 +81,336 @@ def test_callback_that_closes_the_client_fails_the_other_watchers() -> None:
 
 
 class Session:
-    """Turns each byte into an event; 0 violates the protocol."""
+    """Turns each byte into an event; 0, and what no server of this protocol sends, violates the protocol."""
 
     def receive_data(self, data: bytes) -> list[Any]:
-        return [byte or Broken(error=RemoteProtocolError("zero")) for byte in data]
+        wrong = Broken(error=RemoteProtocolError("zero"))
+        return [wrong] if data[0] > 9 else [byte or wrong for byte in data]
 
     def data_to_send(self) -> list[bytes]:
         return [b"a", b"b"]
 
 
-def test_a_connection_passes_events_on_and_aborts_at_a_violation_of_the_protocol() -> None:
-    events: list[int] = []
-    connection, transport = ClientConnection(Session(), events.append), StringTransport()
-    connection.makeConnection(transport)
-    connection.dataReceived(b"\1\2\0")
-    assert (events, transport.disconnected) == ([1, 2], True)
+class Connection(ClientConnection):
+    expecting = True
+    pings = 0
+
+    def ping(self) -> None:
+        self.pings += 1
 
 
-def test_connection_writes_pending_output() -> None:
-    connection, transport = ClientConnection(Session(), print), StringTransport()
-    connection.makeConnection(transport)
-    connection.flush()
-    assert transport.value() == b"ab"
+#: a client that waits as many seconds as it has failed
+RETRIES = ConnectionOptions(retry=float)
+
+
+@attrs.define(eq=False)
+class EventClient(TCPClient):
+    """A client that collects the events of its server."""
+
+    events: list[int] = attrs.field(factory=list)
+    abandoned: list[Exception] = attrs.field(factory=list)
+
+    def new_connection(self) -> Connection:
+        return Connection(Session(), self.events.append)
+
+    def abandon(self, error: Exception) -> None:
+        self.abandoned.append(error)
 
 
 @implementer(IStreamClientEndpoint)
-class Refusing:
-    """An endpoint that refuses every attempt."""
+class Server:
+    """An endpoint, whose connections the test makes and ends, and its client."""
 
-    attempts = 0
+    def __init__(self, options: ConnectionOptions = RETRIES, several: int = 1, **more: Any) -> None:
+        self.clock, self.states = Clock(), list[bool]()
+        self.attempts: list[tuple[Any, Deferred[Any]]] = []
+        self.client = EventClient(
+            self.clock,
+            self if several == 1 else AnyServer([self] * several),
+            connection_options=options,
+            on_state=self.states.append,
+            **more,
+        )
+        self.connecting: list[Any] = []
+        self.client.connect().addCallbacks(
+            self.connecting.append, lambda failure: self.connecting.append(failure.value)
+        )
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        self.attempts += 1
-        return fail(ConnectionRefusedError())
+        made: Deferred[Any] = Deferred()
+        self.attempts.append((factory, made))
+        return made
+
+    def accept(self) -> Any:
+        factory, made = self.attempts.pop()
+        self.connection, self.transport = factory.buildProtocol(None), Transport()
+        self.connection.makeConnection(self.transport)
+        made.callback(self.connection)
+        return self.connection
+
+    def refuse(self, error: Exception) -> None:
+        self.attempts.pop()[1].errback(error)
+
+    def closes(self, error: Exception | None = None) -> None:
+        self.connection.connectionLost(Failure(error or ConnectionDone()))
 
 
-def test_a_client_reconnects_with_the_given_delays_until_the_service_stops() -> None:
-    clock, endpoint = Clock(), Refusing()
-    service = reconnecting(clock, endpoint, Protocol, lambda attempt: 2.0)
-    for attempts in (1, 2, 3):
-        assert endpoint.attempts == attempts
-        clock.advance(2)
-    service.stopService()
-    clock.advance(10)
-    assert endpoint.attempts == 4
+def test_a_connection_passes_events_on_and_writes_pending_output() -> None:
+    server = Server()
+    connection = server.accept()
+    connection.dataReceived(b"\1\2")
+    connection.flush()
+    connection.flush_soon()
+    assert server.client.events == [1, 2]
+    assert server.transport.value() == b"ab"
+    server.clock.advance(0)
+    assert server.transport.value() == b"abab"
+
+
+def test_connect_fires_once_and_states_are_reported() -> None:
+    server = Server()
+    assert server.connecting == []
+    server.accept()
+    server.closes()
+    assert (server.connecting, server.states) == ([None], [True, False])
+    with pytest.raises(LocalProtocolError, match="create another client"):
+        server.client.connect()
+
+
+def test_connections_that_last_are_replaced_at_once_and_short_ones_after_growing_delays() -> None:
+    server = Server()
+    for delay in (1, 2, 3):
+        server.accept()
+        server.closes()
+        server.clock.advance(delay - 0.1)
+        assert not server.attempts
+        server.clock.advance(0.1)
+    server.refuse(ConnectError())
+    server.clock.advance(4)
+    server.accept()
+    server.clock.advance(2)
+    server.closes()
+    server.clock.advance(0)
+    assert server.attempts
+
+
+def test_a_round_through_all_servers_counts_as_one_failure() -> None:
+    """Followers close the connections of publishers at once, and the leader may be the last of the servers."""
+    delays: list[int] = []
+    options = ConnectionOptions(retry=lambda failures: delays.append(failures) or 1.0)
+    server = Server(options, several=3)
+    for _ in range(6):
+        server.accept()
+        server.closes()
+        server.clock.advance(1)
+    assert delays == [0, 0, 1, 1, 1, 2]
+
+
+def test_delays_double_up_to_the_longest_each_with_20_percent_jitter() -> None:
+    middle = Backoff(randomness=lambda: 0.5)
+    assert [round(middle(failures), 2) for failures in (0, 1, 2, 3, 4, 20, 10_000)] == [0, 0.1, 0.2, 0.4, 0.8, 5, 5]
+    assert Backoff(1.0, 30.0, lambda: 0.0)(3) == pytest.approx(3.2)
+    assert Backoff(1.0, 30.0, lambda: 1.0)(3) == pytest.approx(4.8)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConnectError(111), "Connection refused"),
+        (DNSLookupError("x"), "the host name has no address"),
+        (ConnectionDone(), "the server closed the connection"),
+        (ConnectionLost(), "the connection was lost"),
+        (ValueError(), "ValueError"),
+        (
+            SSL.Error([("SSL routines", "", "bad record mac"), ("", "", "x")]),
+            "the TLS handshake failed: bad record mac; x",
+        ),
+        (SSL.Error(), "the TLS handshake failed: OpenSSL gives no reason"),
+    ],
+)
+def test_client_goes_on_after_an_error_that_may_end_by_itself(error: Exception, text: str) -> None:
+    server = Server()
+    server.refuse(error)
+    assert server.client.problem == text
+    server.clock.advance(1)
+    server.accept()
+    server.closes(error)
+    assert (server.connecting, server.client.problem) == ([None], text)
+    server.clock.advance(2)
+    server.accept().dataReceived(b"\1")
+    assert server.client.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SSL.Error([("SSL routines", "", "certificate verify failed")]), "certificate verify failed"),
+        (type("VerificationError", (Exception,), {})(), "the server's certificate is for another name"),
+    ],
+)
+def test_client_ends_with_the_error_of_a_certificate(error: Exception, text: str) -> None:
+    server = Server()
+    server.accept()
+    room = server.client.watchers.when(lambda: False)
+    server.closes(error)
+    server.clock.advance(100)
+    assert server.attempts == []
+    assert [str(each) for each in server.client.abandoned] == [f"the TLS handshake failed: {text}"]
+    assert room.result is not None
+    room.addErrback(lambda failure: failure.trap(ConnectionFailed))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request", "the server is an HTTP server, such as the http or the admin listener"),
+        (b"\xff" + bytes(7) + b"\x01\x7f\x03", "the server is a ZeroMQ socket, such as the eventbus listener"),
+        (bytes(8), "the server is a relink listener"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "the server is a server that requires TLS"),
+        (b"unknown", "the server does not speak the protocol (zero)"),
+    ],
+)
+def test_client_ends_if_the_server_speaks_another_protocol(beginning: bytes, text: str) -> None:
+    server = Server()
+    server.accept().dataReceived(beginning)
+    assert server.transport.aborted
+    server.closes(ConnectionLost())
+    (error,) = server.client.abandoned
+    assert isinstance(error, ConnectionFailed)
+    assert isinstance(error.reason, WrongProtocol)
+    assert str(error) == text
+    assert server.client.closed
+
+
+def test_client_goes_on_after_a_violation_by_a_server_that_has_answered() -> None:
+    server = Server()
+    server.accept().dataReceived(b"\1\0")
+    assert server.transport.aborted
+    server.closes(ConnectionLost())
+    server.clock.advance(1)
+    assert (len(server.attempts), server.client.problem) == (1, "zero")
+
+
+def test_process_exception_of_the_caller_decides() -> None:
+    errors: list[Exception] = []
+
+    def decide(error: Exception) -> Exception | None:
+        errors.append(error)
+        return None if len(errors) == 1 else FyrehoseError("no server")
+
+    server = Server(process_exception=decide)
+    server.refuse(ConnectError(111))
+    server.clock.advance(1)
+    server.refuse(ConnectError(111))
+    server.clock.advance(100)
+    assert server.attempts == []
+    assert [str(error) for error in (*errors, *server.connecting)] == [*["Connection refused"] * 2, "no server"]
+
+
+def test_failures_say_how_long_the_connection_lasted_and_whether_the_server_had_answered() -> None:
+    errors: list[Any] = []
+    server = Server(process_exception=errors.append)
+    server.refuse(ConnectError(111))
+    server.clock.advance(1)
+    server.accept()
+    server.clock.advance(1)
+    server.closes()
+    server.clock.advance(2)
+    server.accept().dataReceived(b"\1")
+    server.closes()
+    assert [(error.seconds, error.confirmed) for error in errors] == [(None, False), (1.0, False), (0.0, True)]
+
+
+def test_silent_server_is_pinged_and_then_given_up_after_the_times_of_the_options() -> None:
+    server = Server(ConnectionOptions(ping_after=3.0, silence=7.0))
+    connection = server.accept()
+    server.clock.pump([1] * 6)
+    assert (connection.pings, server.transport.aborted) == (2, False)
+    connection.dataReceived(b"\1")
+    server.clock.pump([1] * 6)
+    assert not server.transport.aborted
+    server.clock.advance(1)
+    assert server.transport.aborted
+    server.closes(ConnectionLost())
+    assert server.client.problem == "the server sent nothing for 7 s"
+    assert isinstance(server.client.error, ConnectionFailed)
+    assert isinstance(server.client.error.reason, ServerSilent)
+
+
+def test_silence_does_not_count_while_the_client_is_paused() -> None:
+    server = Server(ConnectionOptions(ping_after=3.0, silence=7.0))
+    server.accept()
+    server.client.pause()
+    server.clock.pump([1] * 60)
+    server.client.resume()
+    server.clock.pump([1] * 6)
+    assert not server.transport.aborted
+    server.clock.advance(1)
+    assert server.transport.aborted
+
+
+def test_an_attempt_to_connect_ends_after_its_time() -> None:
+    server = Server(ConnectionOptions(connect_timeout=4.0, retry=float))
+    server.clock.pump([1] * 4)
+    assert server.client.problem == "no connection in time"
+    server.clock.advance(1)
+    assert len(server.attempts) == 2
+
+
+def test_pause_lasts_over_connections() -> None:
+    server = Server()
+    server.client.pause()
+    server.accept()
+    assert server.transport.producerState == "paused"
+    server.client.resume()
+    assert server.transport.producerState == "producing"
+
+
+def test_close_waits_for_the_connection_and_aborts_it_after_its_time() -> None:
+    server = Server(ConnectionOptions(close_timeout=5.0))
+    server.accept()
+    server.client.pause()
+    first, second = server.client.close(), server.client.close()
+    assert (server.transport.disconnecting, server.transport.producerState) == (True, "producing")
+    server.clock.advance(5)
+    assert server.transport.aborted
+    assert not first.called
+    server.closes()
+    assert first.called
+    assert second.called
+    assert server.clock.getDelayedCalls() == []
+    assert [type(error) for error in server.client.abandoned] == [Closed]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_close_without_a_connection_ends_at_once(refused: bool) -> None:
+    server = Server()
+    if refused:
+        server.refuse(ConnectError())
+    assert server.client.close().called
+    assert [type(error) for error in server.connecting] == [Closed]
+    assert server.clock.getDelayedCalls() == []
+    with pytest.raises(LocalProtocolError):
+        server.client.connect()
+
+
+def test_connection_that_is_made_after_close_is_closed() -> None:
+    server = Server()
+    server.client.close()
+    server.accept()
+    assert server.transport.disconnecting
+    assert server.states == []
+
+
+def test_open_connection_without_an_answer_is_a_problem() -> None:
+    server = Server()
+    server.accept()
+    assert server.client.problem == "the connection is open, and nothing has arrived on it"
+
+
+def test_default_decision_is_final_only_for_people_to_mend() -> None:
+    assert process_exception(ConnectionFailed(ConnectError(111))) is None
+    assert process_exception(RemoteProtocolError("zero")) is None
+    for reason in (WrongProtocol("x"), TlsFailed("certificate expired")):
+        failed = ConnectionFailed(reason)
+        assert process_exception(failed) is failed

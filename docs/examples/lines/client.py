@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import ClientConnection, Watchers, reconnecting
+from fyrehose.net.clients import ClientConnection, TCPClient
 from fyrehose.records import Run
 from lines.session import LineClientSession, Received, Stored
 
@@ -36,48 +35,19 @@ class Reading:
     lost: Callable[[int, int], object] | None
 
 
-class LineConnection(ClientConnection):
-    """One connection; tells its client when it begins and ends."""
-
-    session: LineClientSession
-
-    def __init__(self, client: LineClient) -> None:
-        super().__init__(LineClientSession(), client.handle)
-        self.client = client
-
-    def connectionMade(self) -> None:
-        self.client.connected(self)
-
-    def connectionLost(self, reason: object = None) -> None:
-        self.client.connection = None
-
-
 @implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
-class LineClient:
+class LineClient(TCPClient):
     """A client of one server.
 
     :ivar window: the most lines that are not acknowledged
     """
 
-    clock: IReactorTime
-    endpoint: IStreamClientEndpoint
     window: int = 1_000
     absent: bool = attrs.field(default=False, init=False)  #: the protocol cannot say whether a stream exists
-    connection: LineConnection | None = attrs.field(default=None, init=False)
-    _service: Any = attrs.field(default=None, init=False)
     _reading: Reading | None = attrs.field(default=None, init=False)
-    _paused: bool = attrs.field(default=False, init=False)
     #: what the server has not acknowledged, in order: streams, payloads, and what to fire
     _sent: deque[tuple[str, bytes, Deferred[int]]] = attrs.field(factory=deque, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
-
-    def connect(self) -> Deferred[Any]:
-        self._service = reconnecting(
-            self.clock, self.endpoint, lambda: LineConnection(self), lambda attempt: min(2.0**attempt, 30.0)
-        )
-        connected: Deferred[Any] = self._service.whenConnected()
-        return connected
 
     def prepare(self, stream: str | None) -> None:
         if not stream or " " in stream or "\n" in stream:
@@ -99,7 +69,7 @@ class LineClient:
         return stored
 
     def ready(self) -> Deferred[None]:
-        return self._watchers.when(lambda: len(self._sent) < self.window)
+        return self.watchers.when(lambda: len(self._sent) < self.window)
 
     # An ITailer.
 
@@ -110,46 +80,35 @@ class LineClient:
         if self.connection is not None:
             raise LocalProtocolError("a connection of lines reads one stream: subscribe before connect()")
 
-    def pause(self) -> None:
-        self._paused = True
-        if self.connection is not None:
-            self.connection.transport.pauseProducing()
-
-    def resume(self) -> None:
-        self._paused = False
-        if self.connection is not None:
-            self.connection.transport.resumeProducing()
-
     def shortfall(self, complete: bool) -> str:
         return ""  # the records of a connection come in order, and lost() has had the gaps
 
-    def close(self) -> Deferred[Any]:
-        for _, _, stored in self._sent:
-            stored.errback(Closed("the client was closed before the server acknowledged the line"))
-        self._sent.clear()
-        self._watchers.fail(Closed("the client was closed"))
-        service, self._service = self._service, None
-        return succeed(None) if service is None else service.stopService()
+    # Called by the shell.
 
-    # Called by the connection.
+    def new_connection(self) -> ClientConnection:
+        return ClientConnection(LineClientSession(), self.handle)
 
-    def connected(self, connection: LineConnection) -> None:
+    def connection_made(self, connection: ClientConnection) -> None:
         """Repeat on a new connection what the last one has left open."""
-        self.connection = connection
         if self._reading is not None:
             connection.session.send_subscribe(self._reading.stream, self._reading.after)
         for stream, payload, _ in self._sent:
             connection.session.send_line(stream, payload)
         connection.flush()
-        if self._paused:
-            connection.transport.pauseProducing()
+        self.established()
+
+    def abandon(self, error: Exception) -> None:
+        waiting = [stored for _, _, stored in self._sent]
+        self._sent.clear()
+        for stored in waiting:
+            stored.errback(error)
 
     def handle(self, event: Stored | Received) -> None:
         """Take what the server has sent."""
         if isinstance(event, Stored):
             _, _, stored = self._sent.popleft()
             stored.callback(event.seq)
-            self._watchers.notify()
+            self.watchers.notify()
         elif self._reading is not None:
             self._take(self._reading, event)
 

@@ -18,21 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import attrs
-from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred, DeferredList, succeed
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
-from twisted.logger import Logger
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, LocalProtocolError
+from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import ClientConnection, Watchers, reconnecting
+from fyrehose.net.clients import Client, ClientConnection, ConnectionFailed, ConnectionOptions, Reconnector
 from fyrehose.protocols.lumberjack.client_session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT
 from fyrehose.records import Buffer, Run
 
-log = Logger()
+#: A connection that owes an acknowledgement, and is silent for 30 s, is lost.
+LUMBERJACK_OPTIONS = ConnectionOptions(silence=30.0)
 
 
 @attrs.define(eq=False)
@@ -58,10 +56,12 @@ class _Part:
 
 @implementer(IPublisher)
 @attrs.define(eq=False)
-class LumberjackClient:
+class LumberjackClient(Client):
     """A client that publishes events to one or several servers.
 
-    :ivar clock: the reactor, or a Clock
+    A final error ends it only while no server is connected.  ``connection_options.silence`` counts while a connection
+    owes an acknowledgement.
+
     :ivar endpoints: the servers
     :ivar version: protocol version, 1 or 2
     :ivar compression: zlib level, 0 (none) to 9
@@ -69,12 +69,9 @@ class LumberjackClient:
     :ivar window_bytes: limit of a window in bytes; a window always holds at least one event
     :ivar pipelining: how many windows may be unacknowledged per server
     :ivar max_pending_bytes: limit of unacknowledged bytes; beyond this limit :meth:`publish_many` raises
-    :ivar timeout: time without data after which the client aborts a connection that owes an acknowledgement, in seconds
-    :ivar on_state: called with an endpoint and True when it is connected, and with False when the connection is lost
-    :ivar retry: maps the number of failures in a row to the delay before the next attempt, in seconds
+    :ivar on_server: called with an endpoint and True when it is connected, and with False when the connection is lost
     """
 
-    clock: IReactorTime
     endpoints: Sequence[IStreamClientEndpoint]
     version: int = attrs.field(default=2, kw_only=True)
     compression: int = attrs.field(default=3, kw_only=True)
@@ -82,21 +79,17 @@ class LumberjackClient:
     window_bytes: int = attrs.field(default=4 << 20, kw_only=True)
     pipelining: int = attrs.field(default=2, kw_only=True)
     max_pending_bytes: int = attrs.field(default=64 << 20, kw_only=True)
-    timeout: float = attrs.field(default=30.0, kw_only=True)
-    on_state: Callable[[IStreamClientEndpoint, bool], object] = attrs.field(
+    connection_options: ConnectionOptions = attrs.field(default=LUMBERJACK_OPTIONS, kw_only=True)
+    on_server: Callable[[IStreamClientEndpoint, bool], object] = attrs.field(
         default=lambda endpoint, connected: None, kw_only=True
     )
-    retry: Callable[[int], float] = attrs.field(factory=lambda: backoffPolicy(0.5, 30.0, 2.0), kw_only=True)
-    _services: list[ClientService] = attrs.field(factory=list, init=False)
+    _reconnectors: list[Reconnector] = attrs.field(factory=list, init=False)
     _connections: list[_Connection] = attrs.field(factory=list, init=False)
     _waiting: deque[_Part] = attrs.field(factory=deque, init=False)
     _batches: dict[_Batch, None] = attrs.field(factory=dict, init=False)
     _events: int = attrs.field(default=0, init=False)
     _held: int = attrs.field(default=0, init=False)
-    _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _send_due: IDelayedCall | None = attrs.field(default=None, init=False)
-    _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         LumberjackWriterSession(self.version, self.compression)  # checks version and compression
@@ -106,19 +99,6 @@ class LumberjackClient:
             )
 
     # The public API.
-
-    def connect(self) -> Deferred[None]:
-        """Connect to all endpoints, and reconnect until :meth:`close`.
-
-        :return: a Deferred that fires when the first connection is made
-        :raises LocalProtocolError: ``connect`` was called before, or the client is closed
-        """
-        if self._services or self._closed:
-            raise LocalProtocolError("connect() was called before; create another client")
-        for endpoint in self.endpoints:
-            make = partial(_Connection, self, endpoint)
-            self._services.append(reconnecting(self.clock, endpoint, make, self.retry))
-        return self._connected
 
     def prepare(self, stream: str | None) -> None:
         """Check that *stream* is None, because the server chooses the stream.
@@ -147,7 +127,7 @@ class LumberjackClient:
             are unacknowledged (see :meth:`ready`)
         """
         run = Run.of("", documents, source="lumberjack")
-        if self._closed:
+        if self.closed:
             raise LocalProtocolError("the client is closed")
         if self._held > self.max_pending_bytes:
             raise LocalProtocolError(
@@ -168,54 +148,66 @@ class LumberjackClient:
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when another event fits into the windows and ``max_pending_bytes``."""
         events = self.window * self.pipelining * len(self.endpoints)
-        return self._watchers.when(lambda: self._events < events and self._held < self.max_pending_bytes)
+        return self.watchers.when(lambda: self._events < events and self._held < self.max_pending_bytes)
 
     def flush(self) -> Deferred[None]:
         """Return a Deferred that fires when every published event is acknowledged."""
-        return self._watchers.when(lambda: not self._events)
+        return self.watchers.when(lambda: not self._events)
 
-    def close(self) -> Deferred[None]:
-        """Disconnect now; unacknowledged publishes fail with :class:`~fyrehose.errors.Closed`.
+    # Called by the shell.
 
-        :return: a Deferred that fires when all connections are closed
-        """
-        self._closed = True
+    def start(self) -> None:
+        for endpoint in self.endpoints:
+            reconnector = Reconnector(
+                self.clock,
+                endpoint,
+                self.connection_options,
+                partial(_Connection, self, endpoint),
+                self._retries,
+                self._connection_made,
+                self._connection_lost,
+            )
+            self._reconnectors.append(reconnector)
+            reconnector.start()
+
+    def stop(self) -> Deferred[None]:
+        stopping = [reconnector.stop() for reconnector in self._reconnectors]
+        return DeferredList(stopping).addCallback(lambda _: None)
+
+    def abandon(self, error: Exception) -> None:
         if self._send_due is not None:
             self._send_due.cancel()
             self._send_due = None
-        reason = Closed("the client was closed before a server acknowledged the event")
         dead = [batch.done for batch in self._batches]
-        if self._services and not self._connected.called:
-            dead.append(self._connected)
         self._batches.clear()
         self._waiting.clear()
         self._events = self._held = 0
-        services, self._services = self._services, []
         for deferred in dead:
-            deferred.errback(reason)
-        self._watchers.fail(reason)
-        stopping = [service.stopService() for service in services]
-        return DeferredList(stopping).addCallback(lambda _: None)
+            deferred.errback(error)
 
     # Called by the connections.
 
+    def _retries(self, error: ConnectionFailed) -> bool:
+        return bool(self._connections) or self.retries(error)
+
     def _connection_made(self, connection: _Connection) -> None:
         self._connections.append(connection)
-        if not self._connected.called:
-            self._connected.callback(None)
-        self.on_state(connection.endpoint, True)
+        self.established()
+        self.on_server(connection.endpoint, True)
         self._send_soon()
 
     def _connection_lost(self, connection: _Connection) -> None:
         self._connections.remove(connection)
-        if self._closed:
+        if self.closed:
             return
         self._waiting.extendleft(reversed(connection.sent))
-        self.on_state(connection.endpoint, False)
+        self.on_server(connection.endpoint, False)
+        if not self._connections:
+            self.on_state(False)
         self._send_soon()
 
     def _acknowledged(self, connection: _Connection, count: int) -> None:
-        if self._closed:  # a callback of an earlier acknowledgement closed the client; all publishes have failed
+        if self.closed:  # a callback of an earlier acknowledgement closed the client; all publishes have failed
             return
         done = []
         while count and connection.sent:
@@ -232,13 +224,13 @@ class LumberjackClient:
                 done.append(part.batch.done)
         for deferred in done:
             deferred.callback(None)
-        self._watchers.notify()
+        self.watchers.notify()
         self._send_soon()
 
     # Helpers.
 
     def _send_soon(self) -> None:
-        if self._send_due is None and not self._closed:
+        if self._send_due is None and not self.closed:
             self._send_due = self.clock.callLater(0, self._send)
 
     def _send(self) -> None:
@@ -293,46 +285,27 @@ class _Connection(ClientConnection):
         self.client = client
         self.endpoint = endpoint
         self.sent: deque[_Part] = deque()
-        self._timer: IDelayedCall | None = None
 
     @property
     def windows(self) -> int:
         return self.session.windows
 
-    def connectionMade(self) -> None:
-        self.client._connection_made(self)
-
     def send(self, parts: list[_Part]) -> None:
-        """Send *parts* as one window, and expect its acknowledgement within the timeout."""
+        """Send *parts* as one window, whose acknowledgement the server owes from now on."""
+        if not self.windows:
+            self.keep_alive()
         lengths = b"".join(part.run.lengths for part in parts)
         payload = b"".join(part.run.payload for part in parts)
         self.session.send_window(lengths, payload)
         self.sent.extend(parts)
-        if self._timer is None:
-            self._timer = self.client.clock.callLater(self.client.timeout, self._time_out)
         self.flush()
 
-    def dataReceived(self, data: bytes) -> None:
-        if self._timer is not None:
-            self._timer.reset(self.client.timeout)
-        super().dataReceived(data)
-        if not self.windows:
-            self._cancel_timer()
-
-    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
-        self._cancel_timer()
-        self.client._connection_lost(self)
-
-    def _time_out(self) -> None:
-        self._timer = None
-        log.info("reconnecting: the server sent nothing for {seconds} s", seconds=self.client.timeout)
-        self.transport.abortConnection()
-
-    def _cancel_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+    @property
+    def expecting(self) -> bool:
+        return self.windows > 0
 
     def _handle(self, event: Acknowledged | KeptAlive) -> None:
         if isinstance(event, Acknowledged):
             self.client._acknowledged(self, event.count)
+        if not self.windows:
+            self.stop_pings()

@@ -35,13 +35,13 @@ from zope.interface import implementer
 from fyrehose.errors import Broken, Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Watchers, reconnecting, stopped
+from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.options import shown_size
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.channels import Sending
 from fyrehose.protocols.relink.events import Decided, Received, Uncommitted, UnknownOutcome, Unsettled
 from fyrehose.protocols.relink.frames import Ack, Hello, Op, Terms
-from fyrehose.protocols.relink.keepalive import PingsSilentPeer
 from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.messages import MessageParts, message_parts
 from fyrehose.protocols.relink.names import publish_name

@@ -35,12 +35,12 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
+from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import certificate_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import PROTOCOL
-from fyrehose.protocols.relink.keepalive import PingsSilentPeer
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry

@@ -7,7 +7,6 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
@@ -19,8 +18,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
-from fyrehose.net.several import AnyServer
-from fyrehose.protocols.figg.client import PING_INTERVAL, FiggClient, backoff
+from fyrehose.protocols.figg.client import FIGG_OPTIONS, FiggClient
 from fyrehose.protocols.figg.frames import (
     Ack,
     Attach,
@@ -114,7 +112,8 @@ class Bench:
 
 def make(**settings: Any) -> Bench:
     clock, endpoint, states = Clock(), Endpoint(), []
-    client = FiggClient(clock, endpoint, on_state=states.append, retry=lambda n: float(n), **settings)
+    options = attrs.evolve(FIGG_OPTIONS, retry=float)
+    client = FiggClient(clock, endpoint, connection_options=options, on_state=states.append, **settings)
     return Bench(client, clock, endpoint, states)
 
 
@@ -284,13 +283,13 @@ def test_offsets_need_not_be_consecutive() -> None:
 def test_two_unanswered_pings_abort_the_connection() -> None:
     bench = connected()
     for _ in range(3):
-        bench.clock.advance(PING_INTERVAL)
+        bench.clock.advance(FIGG_OPTIONS.ping_after)
         assert bench.pings() == 1
         bench.say(Pong(number=1))
-    bench.clock.advance(PING_INTERVAL)
-    bench.clock.advance(PING_INTERVAL)
+    bench.clock.advance(FIGG_OPTIONS.ping_after)
+    bench.clock.advance(FIGG_OPTIONS.ping_after)
     assert not bench.transport.aborted
-    bench.clock.advance(PING_INTERVAL)
+    bench.clock.advance(FIGG_OPTIONS.ping_after)
     assert bench.transport.aborted
 
 
@@ -300,7 +299,7 @@ def test_data_counts_as_an_answer_to_a_ping() -> None:
     bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0))
     for i in range(1, 20):
-        bench.clock.advance(PING_INTERVAL)
+        bench.clock.advance(FIGG_OPTIONS.ping_after)
         bench.say(data(i))
     assert not bench.transport.aborted
 
@@ -328,8 +327,6 @@ def test_client_retries_for_ever_with_the_given_delays() -> None:
     bench = make()
     made = bench.client.connect()
     bench.refuse()
-    bench.clock.advance(0)
-    bench.refuse()
     for tries in range(1, 6):
         assert not bench.endpoint.attempts
         bench.clock.advance(tries)
@@ -351,29 +348,6 @@ def test_short_connections_are_retried_with_growing_delays() -> None:
     bench.cut()
     bench.clock.advance(0)
     bench.accept()
-
-
-def test_a_round_through_all_servers_counts_as_one_failed_attempt() -> None:
-    """Followers close the connections of publishers at once, and the leader may be the last of the servers."""
-    clock, delays = Clock(), list[int]()
-    servers = AnyServer([TCP4ClientEndpoint(clock, "10.0.0.1", port) for port in (1, 2, 3)])
-
-    def retry(attempt: int) -> float:
-        delays.append(attempt)
-        return 1.0
-
-    client = FiggClient(clock, servers, retry=retry)
-    for attempt in range(1, 8):
-        client._delay(attempt)
-    assert delays == [0, 0, 0, 1, 1, 1, 2]
-
-
-def test_backoff_doubles_up_to_30_seconds_with_20_percent_jitter() -> None:
-    assert backoff(0) == 0
-    assert [backoff(n, lambda: 0.5) for n in range(1, 9)] == [1, 2, 4, 8, 16, 30, 30, 30]
-    assert backoff(3, lambda: 0.0) == pytest.approx(3.2)
-    assert backoff(3, lambda: 1.0) == pytest.approx(4.8)
-    assert backoff(10_000, lambda: 0.5) == 30
 
 
 def test_close_fails_unacknowledged_publishes_and_disconnects() -> None:

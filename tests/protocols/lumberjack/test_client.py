@@ -20,11 +20,12 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
-from fyrehose.protocols.lumberjack.client import LumberjackClient, to_document
+from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient, to_document
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
 from fyrehose.testing import Transport
 
 Make = Callable[..., Any]
+RETRIES = attrs.evolve(LUMBERJACK_OPTIONS, retry=lambda failures: 1.0)
 
 
 @implementer(IStreamClientEndpoint)
@@ -64,7 +65,7 @@ class Endpoint:
 
 def make(*endpoints: Endpoint, **options: Any) -> tuple[LumberjackClient, Clock]:
     clock = Clock()
-    options = {"compression": 0, "retry": lambda attempt: 1.0, **options}
+    options = {"compression": 0, "connection_options": RETRIES, **options}
     return LumberjackClient(clock, list(endpoints), **options), clock
 
 
@@ -207,7 +208,7 @@ def test_client_retries_until_the_server_is_available() -> None:
     endpoint = Endpoint(refuses=True)
     client, clock = make(endpoint)
     states: list[bool] = []
-    client.on_state = lambda where, up: states.append(up)
+    client.on_server = lambda where, up: states.append(up)
     ready = client.connect()
     done = client.publish_many(docs(1))
     clock.advance(0)
@@ -225,7 +226,7 @@ def test_client_retries_until_the_server_is_available() -> None:
 
 def test_silent_server_is_disconnected_after_the_timeout() -> None:
     endpoint = Endpoint()
-    client, clock = connected(endpoint, timeout=30.0)
+    client, clock = connected(endpoint)
     clock.advance(100)
     client.publish_many(docs(1))
     clock.advance(0)
@@ -396,7 +397,7 @@ def session(server: Make, version: int, compression: int, up: int | None, down: 
     link = Link(made, up, down)
     clock = made.clock
     client = LumberjackClient(
-        clock, [link], version=version, compression=compression, window=3, pipelining=2, retry=lambda attempt: 0.5
+        clock, [link], version=version, compression=compression, window=3, pipelining=2, connection_options=RETRIES
     )
     client.connect()
     settled: list[list[bytes]] = []

@@ -15,7 +15,7 @@ from server import Server
 from world import Violation, World
 
 from fyrehose.errors import Closed
-from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.client import FIGG_OPTIONS, FiggClient
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Published
 from fyrehose.protocols.figg.plugin import plugin
 from fyrehose.protocols.figg.server import FiggSettings
@@ -97,12 +97,13 @@ class Client:
 
     def __attrs_post_init__(self) -> None:
         dice = self.world.random
+        options = attrs.evolve(FIGG_OPTIONS, retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + dice.random()))
         self.client = FiggClient(
             self.world.clock,
             Endpoint(self.world, self.name, PORT, partial(Tap, self.history), servers=self.servers),
             window=dice.choice((1, 4, 256)),
             on_state=self._state,
-            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+            connection_options=options,
         )
         self.client.connect().addErrback(lambda failure: None)
 

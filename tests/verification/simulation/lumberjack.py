@@ -17,7 +17,7 @@ from server import Server
 from world import Violation, World
 
 from fyrehose.errors import Closed
-from fyrehose.protocols.lumberjack.client import LumberjackClient
+from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
@@ -125,13 +125,16 @@ class Writer:
             compression=dice.choice((0, 3)),
             window=1 if self.limited and version == 1 else dice.choice((1, 5, 50)),
             pipelining=dice.choice((1, 2, 5)),
-            timeout=dice.choice((6.0, 30.0)),
             on_state=self._state,
-            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+            connection_options=attrs.evolve(
+                LUMBERJACK_OPTIONS,
+                silence=dice.choice((6.0, 30.0)),
+                retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + dice.random()),
+            ),
         )
         self.client.connect().addErrback(lambda failure: None)
 
-    def _state(self, endpoint: object, connected: bool) -> None:
+    def _state(self, connected: bool) -> None:
         self.connections += connected
         self.connected = connected
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
+from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.relink.keepalive import PingsSilentPeer
 
 
 class Connection(PingsSilentPeer):

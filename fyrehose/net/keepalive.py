@@ -37,6 +37,10 @@ class PingsSilentPeer:
         self.heard_at = self.timers.clock.seconds()
         self.timers.start(self.ping_after, self._check_silence)
 
+    def stop_pings(self) -> None:
+        """Stop the pings, because the peer owes nothing."""
+        self.timers.stop(self._check_silence)
+
     def _check_silence(self) -> None:
         now = self.timers.clock.seconds()
         silence = now - self.heard_at
@@ -47,5 +51,6 @@ class PingsSilentPeer:
             return
         if silence >= self.ping_after:
             self.ping()
-        left = self.ping_after - silence
-        self.timers.start(left if left > 0 else self.ping_after, self._check_silence)
+        left = self.ping_after - silence if silence < self.ping_after else self.ping_after
+        # Without the minimum, a silence that is no multiple of `ping_after` would be noticed late.
+        self.timers.start(left if self.unheard else min(left, self.drop_after - silence), self._check_silence)
