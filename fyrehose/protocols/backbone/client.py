@@ -6,7 +6,9 @@
     seq = await client.publish(None, b"hello")
     await client.close()
 
-This module owns the port, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
+This module owns the port, the timers and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
+While the server does not answer, the client looks up its name and binds another port every few seconds, because the
+address of the server, of this machine, or of a router between them may have changed; the session continues there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -62,6 +65,11 @@ class PushUnconfirmed(PublishError):
     retriable = True
 
 
+def backoff(attempt: int) -> float:
+    """Return the delay before the next attempt, in seconds, after *attempt* attempts in vain: 1, 2, 4, 5, 5 ..."""
+    return min(2.0 ** min(attempt, 10), 5.0)
+
+
 def _ignore(*_: object) -> None:
     """Ignore the call; the default of every callback."""
 
@@ -75,8 +83,10 @@ class BackboneClient(TrainProtocol):
     :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
     :ivar on_alive: called with True when the backbone answers, for the first time or again, and with False when it has
         not answered for 5 s
-    :ivar persistent: whether to wait for a backbone that does not answer at first, instead of failing after 5 s
+    :ivar persistent: whether to wait for a backbone that does not answer at first, or whose name cannot be resolved
+        yet, instead of failing
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
+    :ivar retry: maps the number of attempts in vain to find a lost server to the delay before the next one, in seconds
     :ivar open_port: returns a new port, which is not bound yet
     :ivar counters: counts the datagrams that were dropped, by cause
     """
@@ -92,6 +102,7 @@ class BackboneClient(TrainProtocol):
     on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
     persistent: bool = attrs.field(default=False, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
+    retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     open_port: Callable[..., Any] = attrs.field(default=UDPPort, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, init=False)
@@ -102,6 +113,7 @@ class BackboneClient(TrainProtocol):
     _server: Address | None = attrs.field(default=None, init=False)
     _session: BackboneClientSession | None = attrs.field(default=None, init=False)
     timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.reactor), takes_self=True), init=False)
+    _attempts: int = attrs.field(default=0, init=False)
     _connected: Deferred[None] | None = attrs.field(default=None, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _paused: bool = attrs.field(default=False, init=False)
@@ -143,16 +155,16 @@ class BackboneClient(TrainProtocol):
         """Connect to the backbone.
 
         :return: a Deferred that fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then
-            on.  Fails with
-            :class:`BackboneUnreachable` after 5 s without an answer, unless the client is ``persistent``, and with
-            CannotListenError if ``bind`` is in use; the client is closed then
+            on.  Fails with CannotListenError if ``bind`` is in use, and unless the client is ``persistent``, with
+            :class:`BackboneUnreachable` after 5 s without an answer, and with the error of the resolver; the client is
+            closed then
         :raises LocalProtocolError: the client was connected before
         """
         if self._connected is not None:
             raise LocalProtocolError("connect() was called before; create a new client")
         self._connected = Deferred()
         connected = self._connected
-        self._resolved().addCallback(self._found_host).addErrback(self._fail)
+        self._attempt()
         return connected
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
@@ -196,7 +208,9 @@ class BackboneClient(TrainProtocol):
         """Continue after the last record that was passed on."""
         self._paused = False
         if self._server is not None and self._session is None and not self._closed:
-            maybeDeferred(self._open).addErrback(self._fail)
+            maybeDeferred(self._open).addErrback(self._attempt_failed)
+        elif self._connected is not None:
+            self._attempt()
 
     @property
     def position(self) -> int | None:
@@ -213,9 +227,11 @@ class BackboneClient(TrainProtocol):
     def address(self) -> Address:
         """Return the address that the client is bound to.
 
-        :raises LocalProtocolError: the client is not connected
+        :raises LocalProtocolError: the client is not connected, or could not bind a port again
         """
         self._running()
+        if self.transport is None:
+            raise LocalProtocolError("the client has no port at present; it tries to bind one again")
         host = self.transport.getHost()
         return host.host, host.port
 
@@ -258,9 +274,11 @@ class BackboneClient(TrainProtocol):
         session = self._session
         if session is None:
             return
-        for train, destination in session.data_to_send():
-            self.send(train, destination)
-        self.flush()
+        trains = session.data_to_send()
+        if self.transport is not None:  # without a port they are lost, as datagrams may be
+            for train, destination in trains:
+                self.send(train, destination)
+            self.flush()
         self._watchers.notify()
         if self._session is session:
             now = self.reactor.seconds()
@@ -276,40 +294,82 @@ class BackboneClient(TrainProtocol):
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
+    def _attempt(self) -> None:
+        """Look up the server, and bind a port that faces it, unless the server answers."""
+        if self._seeking:
+            self._resolved().addCallback(self._found_host).addErrback(self._attempt_failed)
+
+    @property
+    def _seeking(self) -> bool:
+        """Return whether the client should have a server, and has none that answers."""
+        return not (self._paused or self._closed or (self._session is not None and self._session.found))
+
     def _resolved(self) -> Deferred[str]:
         try:
             return succeed(str(IPv4Address(self.host)))
         except AddressValueError:
-            return cast("Deferred[str]", self.reactor.resolve(self.host))
+            pass
+        found = cast("Deferred[str]", self.reactor.resolve(self.host))
+        if self._server is not None:
+            last, _ = self._server
+            found.addErrback(lambda _: last)
+        return found
 
     def _found_host(self, host: str) -> None:
         self._server = (host, self.port)
-        if not self._paused and not self._closed:
+        if self._seeking:
             self._open()
 
     def _open(self) -> None:
+        """Bind a port, and begin a session there, or continue the session of a server that is lost."""
         assert self._server is not None
         host, number = self.bind or (host_towards(self._server), 0)
+        self._close_port()
         self.open_port(number, self, host, self.reactor).startListening()
         own = self.transport.getHost()
         now = self.reactor.seconds()
         address = (own.host, own.port)
-        self._session = BackboneClientSession(self._server, address, self.options, self.random, now, self._after)
+        if self._session is None:
+            self._session = BackboneClientSession(self._server, address, self.options, self.random, now, self._after)
+        else:
+            self._session.move(self._server, address, now)
+            self._attempt_later()
         self._tick()
+
+    def _attempt_later(self) -> None:
+        self.timers.start(self.retry(self._attempts), self._attempt)
+        self._attempts += 1
+
+    def _attempt_failed(self, failure: Failure) -> None:
+        """Try again later; the first attempt is the last one if its error is final."""
+        if self._closed:
+            return
+        connecting = self._connected is not None and not self._connected.called
+        if connecting and (not self.persistent or failure.check(CannotListenError)):
+            self._fail(failure)
+            return
+        if not self._attempts:
+            where, why = f"{self.host}:{self.port}", failure.getErrorMessage()
+            log.warn("{name}: cannot reach {where}: {why}; trying again", name=self.name, where=where, why=why)
+        self._attempt_later()
+        if self._session is not None:
+            self._tick()
 
     def _stop(self) -> None:
         """Close the UDP port, and forget the protocol session."""
         session, self._session = self._session, None
+        self.timers.clear()
+        self._close_port()
         if session is not None:
-            self.timers.clear()
-            self.transport.stopListening()
             self._handle(session.abandon())
 
+    def _close_port(self) -> None:
+        if self.transport is not None:
+            self.transport.stopListening()
+
     def _fail(self, failure: Failure) -> None:
-        if self._connected is not None and not self._connected.called:
-            self._connected.errback(failure)
-        elif not self._closed:
-            log.error("{name}: {why}", name=self.name, why=failure.getErrorMessage())
+        assert self._connected is not None
+        self._connected.errback(failure)
         self.close()
 
     def _tick(self) -> None:
@@ -341,6 +401,8 @@ class BackboneClient(TrainProtocol):
         elif isinstance(event, Found):
             if self._connected is not None and not self._connected.called:
                 self._connected.callback(None)
+            self._attempts = 0
+            self.timers.stop(self._attempt)
             self.on_alive(True)
         elif isinstance(event, BackboneLost):
             self._backbone_lost()
@@ -353,5 +415,6 @@ class BackboneClient(TrainProtocol):
             where = f"{self.host}:{self.port}"
             advice = "check that it runs, and that its access policy permits this client"
             reason = f"no backbone at {where} has answered for 5 s; {advice}"
-            self._connected.errback(BackboneUnreachable(reason))
-            self.close()
+            self._fail(Failure(BackboneUnreachable(reason)))
+        elif self._session is not None:
+            self._attempt_later()

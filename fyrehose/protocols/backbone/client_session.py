@@ -1,6 +1,7 @@
 """The client's side of the backbone, without I/O: subscribe, publish, or answer requests of other clients.
 
     every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
+    move             the owner has bound another port, or found another address of a lost backbone: continue there
     DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
     push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if no DELIVER arrives
     FORWARD          -> DELIVERs of stored records, to the client for which the backbone requests them
@@ -12,7 +13,6 @@ in: receive_datagrams(train, source, now), tick(now)      out: events; data_to_s
 
 from __future__ import annotations
 
-from collections import deque
 from random import Random
 from typing import Any
 
@@ -44,8 +44,12 @@ from fyrehose.records import Run
 KEEPALIVE = 1.0
 #: Time without an ACK after which the backbone is lost, in seconds (rule 2 of the backbone).
 LOST = 5.0
+#: Interval of KEEPALIVEs while the backbone does not answer, in seconds.
+SEARCH = 0.5
+#: ADDR and PORT that stand for the address from which a datagram comes, which a client behind NAT does not know.
+SENDER: Address = ("0.0.0.0", 0)
 #: Number of recent KEEPALIVEs whose tokens an ACK may repeat.
-TOKENS = 5
+TOKENS = 10
 #: How many REQUESTs the client sends per second; neighbouring gaps share a REQUEST.
 REQUESTS = 8
 #: After a lost backbone answers again, a missed record that has the same bytes as a new push would confirm that push.
@@ -114,8 +118,12 @@ class BackboneClientSession(
 ):
     """The protocol state of a client.
 
+    ADDR and PORT are 0, which stands for the sender, if the backbone accepts that.  The specification does not mention
+    it, so while the backbone does not answer, every second KEEPALIVE has the address of the client's port; the first
+    KEEPALIVE that is acknowledged decides.
+
     :param server: the address of the backbone
-    :param address: the address of the client, as the server sees it
+    :param address: the address of the client's port
     :param random: generates tokens
     :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.
         With ``after`` the client cannot publish, because an old record with the same bytes would confirm the push
@@ -147,7 +155,9 @@ class BackboneClientSession(
         pace = Rates(options.pace, max(64, options.pace // 50), most=1)
         self.pushes = Pushes(options.window, options.window_bytes, options.timeout, options.retries, pace)
         self._requests = Rates(REQUESTS, REQUESTS / 2, most=1)
-        self._tokens: deque[bytes] = deque(maxlen=TOKENS)
+        #: the tokens of recent KEEPALIVEs, each with the address that the KEEPALIVE claims
+        self._tokens: dict[bytes, Address] = {}
+        self._claimed = address
         self._next_keepalive = now
         self._last_ack = now
         self.found = False
@@ -185,6 +195,17 @@ class BackboneClientSession(
         if pushes is not None:
             times.append(pushes)
         return min(times)
+
+    def move(self, server: Address, address: Address, now: float) -> None:
+        """Continue with another port, or with another address of the backbone; what is missing is still known.
+
+        :param server: the address of the backbone
+        :param address: the address of the client's port
+        """
+        self._server, self._address = server, address
+        self._claimed = address
+        self._tokens.clear()
+        self._next_keepalive = now
 
     def push(self, payload: bytes, handle: Any) -> None:
         """Publish *payload* at the next :meth:`tick`; a later PushConfirmed or PushTimedOut has *handle*.
@@ -252,11 +273,13 @@ class BackboneClientSession(
             raise RemoteProtocolError("not-for-clients", type(frame).__name__)
 
     def _acknowledged(self, events: list[Event], ack: KeepAliveAck, now: float) -> None:
-        if ack.token not in self._tokens:
+        claimed = self._tokens.pop(ack.token, None)
+        if claimed is None:
             raise RemoteProtocolError("unknown-token")
-        self._tokens.remove(ack.token)
         self._last_ack = now
         if not self.found:
+            self._claimed = claimed
+            self._next_keepalive += KEEPALIVE - SEARCH
             if self._lost:
                 self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
             self.found, self._lost = True, False
@@ -277,10 +300,14 @@ class BackboneClientSession(
     # Timed actions.
 
     def _keep_alive(self, now: float) -> None:
+        if not self.found:
+            self._claimed = self._address if self._claimed == SENDER else SENDER
         token = self._random.randbytes(TOKEN)
-        self._tokens.append(token)
-        self._next_keepalive = now + KEEPALIVE
-        frame = KeepAlive(address=self._address, flags=self._flags, token=token)
+        self._tokens[token] = self._claimed
+        if len(self._tokens) > TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        self._next_keepalive = now + (KEEPALIVE if self.found else SEARCH)
+        frame = KeepAlive(address=self._claimed, flags=self._flags, token=token)
         self._to_send.append((single(frame.serialize()), self._server))
 
     def _repair_now(self, events: list[Event], now: float) -> None:
@@ -291,7 +318,7 @@ class BackboneClientSession(
         ranges = self.repair.due(now, most)
         self._requests.charge("", len(ranges) - most, now)
         for first, last in ranges:
-            frame = Request(address=self._address, first=first, last=last)
+            frame = Request(address=self._claimed, first=first, last=last)
             self._to_send.append((single(frame.serialize()), self._server))
 
     def _push_now(self, now: float) -> None:

@@ -125,7 +125,9 @@ class TrainProtocol(DatagramProtocol):
         self.counters.refuse(log, self.name, cause, "{}:{}".format(*destination))
 
 
-#: Constants that Python's socket module does not have (linux/udp.h, asm-generic/socket.h).
+#: Constants that Python's socket module does not have (linux/in.h, linux/udp.h, asm-generic/socket.h).
+IP_MTU_DISCOVER = 10
+IP_PMTUDISC_DONT = 0
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
@@ -277,6 +279,12 @@ class UDPPort(udp.Port):
         if got < self._receive_buffer:
             message = "{name}: receive buffer of {got} bytes instead of {wanted}: raise net.core.rmem_max"
             log.info(message, name=name, got=got, wanted=self._receive_buffer)
+        # Linux sets "don't fragment" on UDP by default.  Where a firewall drops the ICMP errors of a link with a small
+        # MTU, a large datagram would be lost each time; without the flag the router fragments it.
+        try:
+            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT)
+        except OSError as error:
+            log.info("{name}: datagrams cannot be fragmented on their way: {error}", name=name, error=str(error))
         try:
             sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         except OSError:

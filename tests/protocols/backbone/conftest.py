@@ -205,8 +205,10 @@ class World:
 def make_world() -> Callable[..., World]:
     """Return a function that makes a World; its other keywords are settings of the server, which trusts all clients."""
 
-    def make(auto: bool = True, broker: dict[str, Any] | None = None, **settings: Any) -> World:
+    def make(
+        auto: bool = True, broker: dict[str, Any] | None = None, clock: Clock | None = None, **settings: Any
+    ) -> World:
         settings.setdefault("trusted", networks("10.0.0.0/8"))
-        return World(BackboneSettings(**settings), auto=auto, journal_settings=broker or {})
+        return World(BackboneSettings(**settings), auto=auto, journal_settings=broker or {}, clock=clock or Clock())
 
     return make

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import CannotListenError
 from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.backbone import client as client_module
-from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed
+from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed, backoff
 from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
 from fyrehose.protocols.backbone.udp import host_towards
 from fyrehose.records import Run
@@ -304,6 +305,146 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
         assert isinstance(outcome(done), Closed if works else OSError)
         assert clock.getDelayedCalls() == []
         world.network.log.clear()
+
+
+class Names(Clock):
+    """A clock that also resolves names, by a table that a test may change.
+
+    :ivar asked: the names that were looked up
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    def resolve(self, name: str) -> Deferred[str]:
+        self.asked.append(name)
+        return succeed(self.table[name]) if name in self.table else fail(OSError(f"no address for {name}"))
+
+
+def named(world: Any, subscriber: Subscriber, **settings: Any) -> BackboneClient:
+    """Return a client that has to look the server's address up."""
+    client = BackboneClient(
+        world.clock,
+        "bus.example",
+        2323,
+        bind=("10.0.1.1", 5000),
+        open_port=world.network.open,
+        on_alive=subscriber.alive.append,
+        **settings,
+    )
+    client.subscribe(None, subscriber.take)
+    return client
+
+
+def move_server(world: Any, host: str) -> None:
+    """Stop the server, and start one with the same journal at *host*."""
+    world.stop()
+    world.run(0.1)
+    world.address = (host, 2323)
+    world.serve()
+
+
+def test_lost_server_is_found_at_the_new_address_of_its_name(make_world: Make) -> None:
+    names = Names()
+    world, subscriber = make_world(clock=names), Subscriber()
+    names.table["bus.example"] = "10.0.0.1"
+    client = connected(world, named(world, subscriber))
+    world.send(Push(data=b"before"))
+    world.run(1)
+    move_server(world, "10.0.0.9")
+    world.send(Push(data=b"meanwhile"))
+    names.table["bus.example"] = "10.0.0.9"
+    world.run(15)
+    assert subscriber.alive == [True, False, True]
+    assert subscriber.records == [(1, b"before"), (2, b"meanwhile")]
+    published = client.publish(None, b"after")
+    world.run(3)
+    assert outcome(published) == 3
+    looked_up = len(names.asked)
+    world.run(60)
+    assert len(names.asked) == looked_up, "a server that answers is not looked up"
+    client.close()
+    assert names.getDelayedCalls() == []
+
+
+def test_lost_server_is_found_again_while_its_name_cannot_be_resolved(make_world: Make) -> None:
+    world, subscriber = make_world(clock=Names()), Subscriber()
+    world.clock.table["bus.example"] = "10.0.0.1"
+    client = connected(world, named(world, subscriber))
+    world.clock.table.clear()
+    world.stop()
+    world.run(20)
+    world.serve()
+    world.run(8)
+    assert subscriber.alive == [True, False, True]
+    client.close()
+
+
+def test_persistent_client_waits_for_its_name_to_be_resolved(make_world: Make) -> None:
+    world, subscriber = make_world(clock=Names()), Subscriber()
+    client = named(world, subscriber, persistent=True)
+    done = client.connect()
+    world.run(10)
+    assert not done.called
+    world.clock.table["bus.example"] = "10.0.0.1"
+    world.run(6)
+    assert done.called
+    assert subscriber.alive == [True]
+    client.close()
+
+
+def test_attempts_to_find_a_lost_server_follow_the_option_retry(make_world: Make) -> None:
+    world, subscriber = make_world(clock=Names()), Subscriber()
+    counts: list[int] = []
+
+    def retry(attempt: int) -> float:
+        counts.append(attempt)
+        return 10.0
+
+    client = named(world, subscriber, persistent=True, retry=retry)
+    client.connect()
+    world.run(35)
+    assert (counts, len(world.clock.asked)) == ([0, 1, 2, 3], 4)
+    world.clock.table["bus.example"] = "10.0.0.1"
+    world.run(10)
+    assert subscriber.alive == [True]
+    world.stop()
+    counts.clear()
+    world.run(30)
+    assert counts == [0, 1, 2], "an answer begins the count again"
+    client.close()
+    assert world.clock.getDelayedCalls() == []
+
+
+def test_default_delays_between_attempts_grow_to_five_seconds() -> None:
+    assert [backoff(attempt) for attempt in (0, 1, 2, 3, 4, 2_000)] == [1, 2, 4, 5, 5, 5]
+
+
+def test_lost_client_binds_again_until_its_address_is_free(make_world: Make) -> None:
+    world, subscriber = make_world(), Subscriber()
+    client = connected(world, world.client(1, retries=20, timeout=1.0, **subscriber.callbacks))
+    published = client.publish(None, b"waits for a port")
+    world.port.reading = False
+    open_port, refused = client.open_port, []
+
+    def taken(*arguments: Any) -> None:
+        refused.append(arguments)
+        raise CannotListenError("10.0.1.1", 5000, OSError("in use"))
+
+    client.open_port = taken
+    world.run(12)
+    assert len(refused) > 1
+    with pytest.raises(LocalProtocolError, match="no port"):
+        _ = client.address
+    client.open_port = open_port
+    world.port.reading = True
+    world.run(8)
+    assert subscriber.alive == [True, False, True]
+    assert isinstance(outcome(published), int)
+    client.close()
+    assert world.network.ports.keys() == {world.address}
 
 
 @pytest.mark.parametrize("answer", ["10.0.0.1", OSError("no such name")])

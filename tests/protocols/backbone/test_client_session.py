@@ -9,6 +9,7 @@ import pytest
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.backbone.client_session import (
+    SENDER,
     BackboneClientSession,
     BackboneLost,
     BackboneOptions,
@@ -109,7 +110,7 @@ def test_keepalive_has_the_flags_of_the_options(options: dict[str, object], flag
     bench.tick()
     [(frame, destination)] = bench.sent()
     assert isinstance(frame, KeepAlive)
-    assert (frame.address, frame.flags, destination) == (SELF, flags, SERVER)
+    assert (frame.address, frame.flags, destination) == (SENDER, flags, SERVER)
 
 
 def test_next_keepalive_follows_after_a_second() -> None:
@@ -163,6 +164,83 @@ def test_backbone_is_lost_after_five_seconds_without_ack() -> None:
     assert bench.tick(0.25) == [BackboneLost()]
 
 
+def keep_alives(bench: Bench) -> list[KeepAlive]:
+    return [frame for frame, _ in bench.sent() if isinstance(frame, KeepAlive)]
+
+
+def test_own_address_is_tried_in_turn_with_zeros_until_the_backbone_answers() -> None:
+    bench = Bench()
+    tried: list[KeepAlive] = []
+    for _ in range(5):
+        bench.tick()
+        tried += keep_alives(bench)
+        bench.now = bench.session.next_due(bench.now)
+    assert [frame.address for frame in tried] == [SENDER, SELF, SENDER, SELF, SENDER]
+
+
+@pytest.mark.parametrize("answered", [SENDER, SELF])
+def test_acknowledged_address_is_used_from_then_on(answered: Address) -> None:
+    """A backbone that knows only the text answers the KEEPALIVE that has the client's own address, and no other."""
+    bench = Bench(after=0)
+    tried: list[KeepAlive] = []
+    while not tried or tried[-1].address != answered:
+        bench.tick(bench.session.next_due(bench.now) - bench.now)
+        tried += keep_alives(bench)
+    assert Found() in bench.receive(KeepAliveAck(token=tried[-1].token))
+    for _ in range(3):
+        bench.tick(1.0)
+        for frame, _ in bench.sent():
+            assert isinstance(frame, (KeepAlive, Request))
+            assert frame.address == answered
+            if isinstance(frame, KeepAlive):
+                bench.receive(KeepAliveAck(token=frame.token))
+
+
+def test_backbone_that_answered_the_own_address_is_asked_with_zeros_too_once_it_is_lost() -> None:
+    """Another program may run at its address since then, or a router that translates addresses."""
+    bench = Bench()
+    bench.tick()
+    bench.tick(0.5)
+    bench.receive(KeepAliveAck(token=keep_alives(bench)[-1].token))
+    assert [BackboneLost()] == bench.tick(5.0)
+    bench.sent()
+    for _ in range(2):
+        bench.tick(1.0)
+    assert {frame.address for frame in keep_alives(bench)} == {SENDER, SELF}
+
+
+def test_session_continues_behind_its_position_at_another_address_of_the_backbone() -> None:
+    bench = joined()
+    elsewhere, own = ("10.0.9.9", 2323), ("10.0.0.7", 4001)
+    assert delivered(bench.receive(Deliver(seq=7, data=b"seven"))) == [(7, b"seven")]
+    bench.session.push(b"mine", "handle")
+    bench.tick(6.0)
+    bench.session.move(elsewhere, own, bench.now)
+    bench.sent()
+    bench.tick()
+    [(keep_alive, destination)] = bench.sent()
+    assert isinstance(keep_alive, KeepAlive)
+    assert (keep_alive.address, destination) == (SENDER, elsewhere)
+    ack = KeepAliveAck(token=keep_alive.token)
+    assert causes(bench.receive(ack)) == ["not-the-backbone"]
+    assert Found() in bench.receive(ack, source=elsewhere)
+    assert (Request(address=SENDER, first=8, last=LAST_SEQ), elsewhere) in bench.sent()
+    answer = [Deliver(seq=seq, data=data) for seq, data in ((7, b"seven"), (8, b"eight"))]
+    assert delivered(bench.receive(*answer, source=elsewhere)) == [(8, b"eight")]
+    bench.tick(1.0)
+    assert (Push(data=b"mine"), elsewhere) in bench.sent()
+    assert PushConfirmed(handle="handle", seq=9) in bench.receive(Deliver(seq=9, data=b"mine"), source=elsewhere)
+
+
+def test_ack_of_a_keepalive_from_before_a_move_is_dropped() -> None:
+    """It would decide which address the client claims, by a KEEPALIVE with an address that the client has lost."""
+    bench = Bench()
+    bench.tick()
+    [keep_alive] = keep_alives(bench)
+    bench.session.move(SERVER, PEER, bench.now)
+    assert causes(bench.receive(KeepAliveAck(token=keep_alive.token))) == ["unknown-token"]
+
+
 # Rules 2 and 3: gaps and duplicates.
 
 
@@ -183,7 +261,7 @@ def test_a_gap_is_requested_from_the_backbone() -> None:
     assert bench.sent() == []
     assert bench.session.next_due(bench.now) == pytest.approx(bench.now + 0.01)
     bench.tick(0.011)
-    assert bench.sent() == [(Request(address=SELF, first=2, last=4), SERVER)]
+    assert bench.sent() == [(Request(address=SENDER, first=2, last=4), SERVER)]
     # A peer or the server may answer.
     events = bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (2, 3)), source=PEER)
     events += bench.receive(Deliver(seq=4, data=b"4"))
@@ -232,7 +310,7 @@ def test_request_rate_is_bounded() -> None:
 def test_catch_up_without_live_messages() -> None:
     bench = Bench(after=0)
     bench.join()
-    assert (Request(address=SELF, first=1, last=LAST_SEQ), SERVER) in bench.sent()
+    assert (Request(address=SENDER, first=1, last=LAST_SEQ), SERVER) in bench.sent()
     assert delivered(bench.receive(Deliver(seq=1, data=b"1"), source=PEER)) == [(1, b"1")]
 
 
@@ -335,7 +413,7 @@ def test_lost_deliver_of_a_push_is_requested() -> None:
     bench.tick()
     bench.sent()
     bench.tick(1.0)
-    assert (Request(address=SELF, first=2, last=LAST_SEQ), SERVER) in bench.sent()
+    assert (Request(address=SENDER, first=2, last=LAST_SEQ), SERVER) in bench.sent()
     assert PushConfirmed(handle="a", seq=2) in bench.receive(Deliver(seq=2, data=b"mine"), source=PEER)
 
 

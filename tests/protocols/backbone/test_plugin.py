@@ -320,19 +320,25 @@ def test_tailer_subscribes_again_while_it_is_connected(world: Any) -> None:
     first.tailer.close()
 
 
-def test_port_in_use_at_resume_closes_the_tailer(world: Any, logged_errors: Any) -> None:
+def test_port_in_use_at_resume_is_tried_again(world: Any) -> None:
     subscriber = Subscriber(world, 0)
     subscriber.tailer.connect()
     world.run(1)
     subscriber.tailer.pause()
+    world.send(Push(data=b"meanwhile"))
+    open_port = subscriber.tailer.open_port
 
     def taken(*_: object) -> None:
         raise CannotListenError("10.0.1.1", 5000, OSError("in use"))
 
     subscriber.tailer.open_port = taken
     subscriber.tailer.resume()
-    assert "{why}" in logged_errors.take()[0]["log_format"]
-    world.run(1)
+    world.run(4)
+    assert subscriber.payloads == []
+    subscriber.tailer.open_port = open_port
+    world.run(6)
+    assert subscriber.payloads == [b"meanwhile"]
+    subscriber.tailer.close()
     assert world.clock.getDelayedCalls() == []
 
 

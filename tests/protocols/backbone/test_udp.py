@@ -446,7 +446,7 @@ def test_port_may_be_closed_while_reading() -> None:
 
 def test_port_works_without_kernel_support() -> None:
     def old(made: FakeSocket) -> None:
-        made.no_options = {udp.UDP_GRO, udp.SO_RXQ_OVFL, socket.SO_RCVBUF}
+        made.no_options = {udp.UDP_GRO, udp.SO_RXQ_OVFL, socket.SO_RCVBUF, udp.IP_MTU_DISCOVER}
         made.receive_buffer = 1_000
 
     bench = Bench(old)
@@ -462,6 +462,7 @@ def test_socket_options_are_set() -> None:
         (socket.SOL_SOCKET, socket.SO_RCVBUF): 4 << 20,
         (socket.SOL_SOCKET, udp.SO_RXQ_OVFL): 1,
         (udp.SOL_UDP, udp.UDP_GRO): 1,
+        (socket.IPPROTO_IP, udp.IP_MTU_DISCOVER): udp.IP_PMTUDISC_DONT,
     }
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
 
