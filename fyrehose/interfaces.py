@@ -137,7 +137,6 @@ class IJournal(Interface):
         "How old what readers find here may be, in seconds; inf: unknown; None: nothing is newer elsewhere."
     )
     leads_alone = Attribute("Whether no other server can have taken over from this one, which accepts publishes.")
-    early = Attribute("Whether publishers are told of a commit before it survives the loss of this server.")
     now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 

@@ -175,10 +175,6 @@ class Exporter:
             "cluster_behind_bytes": ("Bytes of the leader's journal that are missing.", status.behind),
             "cluster_leader_silent_seconds": ("Time since the leader was heard.", status.silent),
             "cluster_log_bytes": ("Bytes in the shared log; 0 unless it leads.", status.log_size),
-            "cluster_unconfirmed_bytes": (
-                "Bytes acknowledged that the shared log has not accepted.",
-                status.unconfirmed,
-            ),
         }
         takeovers = ("Times that this process became the leader.", status.takeovers)
         yield from families(gauges, {"cluster_takeovers": takeovers})

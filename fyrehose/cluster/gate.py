@@ -22,14 +22,13 @@ from zope.interface import implementer
 from fyrehose.cluster.filling import Filler
 from fyrehose.errors import ConfigError, OutcomeUnknown
 from fyrehose.interfaces import JournalState
-from fyrehose.journal.commit import Commit, settle
+from fyrehose.journal.commit import Commit
 from fyrehose.journal.exchange import Batches, Handover
 from fyrehose.journal.follower import REPLICA, cut_at_mark
 from fyrehose.journal.gate import IGate
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Committed
 from fyrehose.observe.meters import ClusterStatus
-from fyrehose.records import Publish, Run
 
 log = Logger()
 
@@ -52,9 +51,6 @@ class ClusterMember(Protocol):
     @property
     def leads_alone(self) -> bool: ...
 
-    @property
-    def early(self) -> bool: ...
-
     def status(self) -> ClusterStatus: ...
 
     def start(self) -> None: ...
@@ -62,24 +58,6 @@ class ClusterMember(Protocol):
     def expect_stop(self) -> None: ...
 
     async def stop(self) -> None: ...
-
-
-@attrs.define(eq=False)
-class _Waiting:
-    """A commit that is on disk here and not released yet.
-
-    :ivar end: the position behind the commit
-    :ivar acknowledged: the publishes of the commit that :meth:`ReplicatedGate.acknowledge` has settled
-    """
-
-    end: int
-    commit: Commit
-    acknowledged: list[Publish] = attrs.field(factory=list)
-
-    def rest(self) -> list[Publish]:
-        """Return the publishes of the commit that are not settled yet."""
-        settled = set(self.acknowledged)
-        return [item for item in self.commit.items if item not in settled] if settled else self.commit.items
 
 
 @implementer(IGate)
@@ -109,9 +87,8 @@ class ReplicatedGate:
     #: How many records this server has released while it led.
     released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
-    _waiting: deque[_Waiting] = attrs.field(factory=deque, init=False)
-    #: How many of the commits that wait for their release :meth:`acknowledge` has acknowledged: the oldest ones.
-    _acknowledged: int = attrs.field(default=0, init=False)
+    #: The commits that are on disk here and not released yet, each with the position behind it.
+    _waiting: deque[tuple[int, Commit]] = attrs.field(factory=deque, init=False)
     #: Whether publishes are refused at present although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
     #: Where the log was truncated when this server stopped leading; commits before that position still count.
@@ -132,11 +109,6 @@ class ReplicatedGate:
     def leads_alone(self) -> bool:
         """Return whether this server leads and no other server can have taken over from it."""
         return self.accepts and (self.cluster is None or self.cluster.leads_alone)
-
-    @property
-    def early(self) -> bool:
-        """Return whether publishes are acknowledged before the shared log has them."""
-        return self.cluster is not None and self.cluster.early
 
     @property
     def leader(self) -> str | None:
@@ -221,14 +193,14 @@ class ReplicatedGate:
             return
         self._hand_over()
         self._journal.schedule()
-        self._waiting.append(_Waiting(commit.result.end, commit))
+        self._waiting.append((commit.result.end, commit))
         self.on_synced(commit.result.durable)
 
-    def failed(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
+    def failed(self, commit: Commit, error: Exception) -> None:
         if isinstance(commit.result, Committed):
             self._keep_confirmed(commit, commit.result)
         if commit.items or not self.leading:
-            self._journal.refuse(commit, error, rest)
+            self._journal.refuse(commit, error)
         else:
             self._go_on()
 
@@ -260,25 +232,6 @@ class ReplicatedGate:
         self.on_synced(self._journal.writer.durable)
         self._journal.accept("this server leads")
 
-    @property
-    def unconfirmed(self) -> list[Run]:
-        """Return the numbered runs that :meth:`acknowledge` has acknowledged and that are not released yet."""
-        return [run for each in self._waiting for item in each.acknowledged for run in item.runs]
-
-    def acknowledge(self, position: int) -> None:
-        """Acknowledge the publishes below *position*, which are on disk here, before their release, without delivery.
-
-        Publishes that include the server's own records still wait for :meth:`release`: the links, keys and positions of
-        subscriptions in these records promise exactly-once delivery, and the next leader could not keep that promise.
-        """
-        while self._acknowledged < len(self._waiting) and self._waiting[self._acknowledged].end <= position:
-            waiting = self._waiting[self._acknowledged]
-            self._acknowledged += 1
-            for item in waiting.commit.items:
-                if item.runs and not any(run.stream.startswith(".") for run in item.runs):
-                    waiting.acknowledged.append(item)
-            settle(waiting.acknowledged[:], None)
-
     def release(self, position: int) -> None:
         """Acknowledge and deliver all records below *position*, because the shared log has accepted them, too."""
         writer = self._journal.writer
@@ -291,12 +244,11 @@ class ReplicatedGate:
         self._go_on()
 
     def _release_waiting(self, position: int) -> None:
-        while self._waiting and self._waiting[0].end <= position:
-            self._acknowledged = max(0, self._acknowledged - 1)
-            waiting = self._waiting.popleft()
-            batches = waiting.commit.result.batches if isinstance(waiting.commit.result, Committed) else ()
+        while self._waiting and self._waiting[0][0] <= position:
+            _, commit = self._waiting.popleft()
+            batches = commit.result.batches if isinstance(commit.result, Committed) else ()
             self.released += sum(sum(map(len, runs)) for batch in batches for runs in batch.streams.values())
-            self._journal.release(waiting.commit, waiting.rest())
+            self._journal.release(commit)
 
     def _go_on(self) -> None:
         """Once everything before it is released, schedule the commit that waits because it begins a segment."""
@@ -348,12 +300,6 @@ class ReplicatedGate:
         return result
 
     def _drop_waiting(self, error: Exception) -> None:
-        if lost := sum(map(len, self.unconfirmed)):
-            log.warn(
-                "replication: the shared log has not confirmed {lost} of the messages that this server "
-                'has acknowledged alone (acknowledge = "local"); those that it has not accepted are lost to readers',
-                lost=lost,
-            )
-        waiting, self._waiting, self._acknowledged = self._waiting, deque(), 0
-        for each in waiting:
-            self.failed(each.commit, error, each.rest())
+        waiting, self._waiting = self._waiting, deque()
+        for _, commit in waiting:
+            self.failed(commit, error)

@@ -49,7 +49,6 @@ from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
-from fyrehose.options import shown_size
 
 log = Logger()
 
@@ -154,17 +153,10 @@ class Member:
 
     def start(self) -> None:
         """Follow the shared log from where the open journal ends."""
-        if self.settings.ahead:
-            log.warn(
-                'replication: acknowledge = "local": messages are acknowledged when they are on the disk of the leader '
-                "alone, and the loss of the leader may lose up to {most} of them",
-                most=shown_size(self.settings.ahead),
-            )
         end = self.journal.writer
         self.role = Role(
             self.peers.writer,
             end.position,
-            ahead=self.settings.ahead,
             size=self.settings.members,
             identity=end.identity,
             chain=end.chain,
@@ -251,7 +243,6 @@ class Member:
             takeovers=self.takeovers,
             entries=role.applied,
             log_size=self._trimmer.size if leads else 0,
-            unconfirmed=role.acknowledged - role.mark if leads else 0,
             members=self._members(),
             nats=self._nats,
         )
@@ -278,11 +269,6 @@ class Member:
         """
         passed = self.reactor.seconds() - self._proven
         return self.running and self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
-
-    @property
-    def early(self) -> bool:
-        """Return whether publishes are acknowledged before the shared log has them."""
-        return self.settings.ahead > 0
 
     @property
     def caught_up(self) -> bool:
@@ -620,8 +606,6 @@ class Member:
     def _release(self) -> None:
         if self.role.state is not State.LEADER or not self.gate.leading:
             return
-        if self.role.ahead:
-            self.gate.acknowledge(self.role.acknowledged)
         if self.role.mark > self._released:
             self._released = self.role.mark
             self.gate.release(self._released)

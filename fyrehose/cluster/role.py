@@ -177,7 +177,6 @@ class Role:
     :ivar identity: of the journal; UNKNOWN while it is empty
     :ivar chain: the checksum from which the journal continues at *position*
     :ivar synced: the position up to which the journal is on disk
-    :ivar ahead: how many bytes a leader may acknowledge before the shared log has accepted them
     :ivar size: the number of members of a new shared log that this server begins
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was processed
@@ -191,7 +190,6 @@ class Role:
     window: int = WINDOW
     most: int = MAX_DATA
     eager: int = EAGER
-    ahead: int = 0
     size: int = 3
     identity: bytes = UNKNOWN
     chain: int = 0
@@ -231,15 +229,6 @@ class Role:
     def mark(self) -> int:
         """Return the durable mark: below this position, bytes are synced here and accepted by the shared log."""
         return min(self.synced, self.position)
-
-    @property
-    def acknowledged(self) -> int:
-        """Return up to where a leader acknowledges messages: at most :attr:`ahead` bytes beyond the durable mark.
-
-        Messages between the mark and this position are synced here, but are lost if another server takes over before
-        the shared log accepts them.
-        """
-        return min(self.synced, self.position + self.ahead)
 
     @property
     def pending(self) -> bool:

@@ -12,10 +12,7 @@ import attrs
 
 from fyrehose.cluster.members import MAX_MEMBERS, MAX_NAME, is_name
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, count, duration, file_path, one_of, option, size, within
-
-#: With `acknowledge = "local"`, at most this many bytes are acknowledged before the shared log has accepted them.
-AHEAD = 16 << 20
+from fyrehose.options import build, count, duration, file_path, option, size, within
 
 
 def server_name(text: str) -> str:
@@ -57,11 +54,6 @@ class ReplicationSettings:
     name: str = option("", server_name, "name of this server, another one on each; empty: the name of its host")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
-    acknowledge: str = option(
-        "both",
-        one_of("both", "local"),
-        "when messages are acknowledged: both (disk and shared log), or local (this disk only)",
-    )
     takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
     max_staleness: float = option(
         10.0, duration, "a server is not ready for readers if it may be older than this", least=1
@@ -86,11 +78,6 @@ class ReplicationSettings:
     tls_authorities: str = option("", file_path, "PEM file of the certificate authority of the NATS servers")
     tls_certificate: str = option("", file_path, "PEM file with this server's certificate for NATS")
     tls_key: str = option("", file_path, "PEM file with the key of the certificate")
-
-    @property
-    def ahead(self) -> int:
-        """Return how many bytes the leader may acknowledge before the shared log has accepted them."""
-        return AHEAD if self.acknowledge == "local" else 0
 
     @property
     def shown_servers(self) -> str:

@@ -36,7 +36,6 @@ class IGate(Interface):
     caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
     age = Attribute("See IJournal.age.")
     leads_alone = Attribute("See IJournal.leads_alone.")
-    early = Attribute("See IJournal.early.")
 
     def attach(journal: Any) -> None:
         """Become the gate of *journal*, which calls this once."""
@@ -92,7 +91,6 @@ class LocalGate:
     caught_up = True
     age: float | None = None
     leads_alone = True
-    early = False
     may_write = None
     synced: Callable[[Commit], None] = attrs.field(init=False)
     failed: Callable[[Commit, Exception], None] = attrs.field(init=False)

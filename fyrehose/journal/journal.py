@@ -188,11 +188,6 @@ class FileJournal:
         return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)
 
     @property
-    def early(self) -> bool:
-        """Return whether publishes are acknowledged before they survive the loss of this server."""
-        return bool(self.gate.early)
-
-    @property
     def writer(self) -> Writer:
         """Return the writer of an open journal."""
         return self._writer
@@ -344,11 +339,8 @@ class FileJournal:
 
     # Called by the gate.
 
-    def release(self, commit: Commit, rest: Sequence[Publish] | None = None) -> None:
-        """Let readers see the records of *commit*, notify the observer, and settle the publishes of *commit*.
-
-        :param rest: the publishes of *commit* that are not settled yet; None: all
-        """
+    def release(self, commit: Commit) -> None:
+        """Let readers see the records of *commit*, notify the observer, and settle the publishes of *commit*."""
         committed = commit.result
         assert isinstance(committed, Committed), "only what is on disk is released"
         self._unsettled -= len(commit.items)
@@ -380,14 +372,14 @@ class FileJournal:
             self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         if ends:
             self._observer.durable(ends)
-        settle(commit.items if rest is None else rest, None)
+        settle(commit.items, None)
         if self._announcement is not None or self._idle is not None:
             self._settle()
 
-    def refuse(self, commit: Commit, error: Exception, rest: Sequence[Publish] | None = None) -> None:
-        """Settle the publishes of *commit*, or the *rest* of them, with *error*."""
+    def refuse(self, commit: Commit, error: Exception) -> None:
+        """Settle the publishes of *commit* with *error*."""
         self._unsettled -= len(commit.items)
-        settle(commit.items if rest is None else rest, error)
+        settle(commit.items, error)
         self._commits.schedule()
         self._settle()
 

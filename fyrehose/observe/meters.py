@@ -170,8 +170,6 @@ class ClusterStatus:
     :ivar takeovers: how often this process has become the leader
     :ivar entries: number of entries of the shared log that were applied
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
-    :ivar unconfirmed: bytes that were acknowledged before the shared log has accepted them; 0 unless this server leads
-        with ``acknowledge = "local"``
     :ivar members: all servers that are known, sorted by their names
     :ivar nats: the NATS servers that store the shared log, sorted by their names; empty if they are not known yet
     """
@@ -185,7 +183,6 @@ class ClusterStatus:
     takeovers: int
     entries: int
     log_size: int = 0
-    unconfirmed: int = 0
     members: Sequence[MemberStatus] = ()
     nats: Sequence[NatsStatus] = ()
 

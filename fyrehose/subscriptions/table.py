@@ -26,7 +26,6 @@ from fyrehose.errors import (
     NoSuchSubscription,
     PublishError,
     SubscriptionConflict,
-    SubscriptionError,
     SubscriptionGone,
     TooManyNamedSubscriptions,
     Unreplicated,
@@ -233,7 +232,6 @@ class SharedSubscriptions:
                     f"subscription {name!r} exists with other options; delete it, or use another name"
                 )
             return present
-        self._check_durable()
         if self.taken(name):
             raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
         if len(self.entries) + len(self._creating) >= self.most:
@@ -268,17 +266,6 @@ class SharedSubscriptions:
             waiting.callback(None)
         if not self._creating:
             self._appeared.clear()
-
-    def _check_durable(self) -> None:
-        """Check that an acknowledged change survives the loss of this server; otherwise a record could be leased twice.
-
-        :raises SubscriptionError: a configured option lets them be lost
-        """
-        if self.journal.early:
-            raise SubscriptionError(
-                'shared subscriptions do not work with acknowledge = "local" in [replication]: a take-over may lose '
-                'what was settled, and lease it again; use acknowledge = "both"'
-            )
 
     def _add(self, name: str, saved: SavedShare, new: bool = False) -> SharedSubscription:
         options = saved.options
@@ -481,10 +468,6 @@ class SharedSubscriptions:
         :return: a Deferred that fires with the leased records; cancelling it ends the request, so that nothing is
             leased
         """
-        try:
-            self._check_durable()
-        except SubscriptionError as error:
-            return fail(error)
         refusal = self.refusal()
         if refusal is not None:
             return fail(refusal)

@@ -58,7 +58,6 @@ class MemoryJournal:
     leader: str | None = attrs.field(default=None, kw_only=True)
     refusal: str = attrs.field(default="", init=False)
     leads_alone: bool = attrs.field(default=True, init=False)
-    early: bool = attrs.field(default=False, init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)

@@ -226,7 +226,6 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
         takeovers=2,
         entries=90,
         log_size=512,
-        unconfirmed=99,
     )
     watched.journal.cluster = status
     samples = scraped(watched.status)
@@ -241,7 +240,6 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
     assert labelled(samples, "fyrehose_cluster_leader_silent_seconds") == {(): 0.5}
     assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
     assert labelled(samples, "fyrehose_cluster_log_bytes") == {(): 512}
-    assert labelled(samples, "fyrehose_cluster_unconfirmed_bytes") == {(): 99}
     assert not [name for name, _ in samples if name.startswith("fyrehose_cluster_member")]
     others = [
         MemberStatus(name="a", role="follower", heard=0.2, behind=512, records=3, seconds=0.7),

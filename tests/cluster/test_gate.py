@@ -270,60 +270,11 @@ def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], 
     assert leader.read() == [b"one"]
 
 
-def test_an_early_acknowledgement_delivers_nothing(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
-    results: list[Any] = []
-    for payload in (b"one", b"two"):
-        leader.append(payload).addBoth(results.append)
-    between = leader.handed[-1][0]
-    leader.gate.acknowledge(between)
-    assert (results, leader.read(), leader.ends) == ([None], [], {})
-    assert [(run.first_seq, bytes(run.payload)) for run in leader.gate.unconfirmed] == [(1, b"one")]
-    leader.gate.release(leader.position())
-    assert (results, leader.read(), leader.ends) == ([None, None], [b"one", b"two"], {"s": 2})
-    assert leader.gate.unconfirmed == []
-
-
-def test_records_of_the_server_itself_are_not_acknowledged_early(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
-    results: list[Any] = []
-    own = [Run.of("s", [b"one"], source="test"), Run.of(".relink/x", [b"a link"], source="test")]
-    append_runs(leader.journal, own, [1, 1]).addBoth(results.append)
-    leader.gate.acknowledge(leader.position())
-    assert results == []
-    leader.gate.release(leader.position())
-    assert results == [None]
-
-
-def test_stepping_down_says_how_many_acknowledged_messages_it_drops(
-    member: Callable[[str], Member], log_lines: list[str]
-) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
-    results: list[Any] = []
-    leader.append(b"kept").addBoth(results.append)
-    kept = leader.position()
-    leader.append(b"lost", b"lost, too").addBoth(results.append)
-    told = leader.position()
-    leader.append(b"never told").addErrback(lambda failure: results.append(failure.type))
-    leader.gate.acknowledge(told)
-    now(leader.gate.follow(kept, "b has taken over"))
-    assert results == [None, None, OutcomeUnknown]
-    assert leader.read() == [b"kept"]
-    assert sum("not confirmed 2 of the messages" in line for line in log_lines) == 1
-    assert leader.states[-1] == (JournalState.READ_ONLY, "b has taken over")
-
-
-def test_a_suspended_leader_is_announced_when_early_acknowledgements_are_released(
-    member: Callable[[str], Member],
-) -> None:
+def test_a_suspended_leader_is_announced_when_what_it_accepted_is_released(member: Callable[[str], Member]) -> None:
     """The broker then takes the last numbers of streams from the journal; no number may be given out twice."""
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one")
-    leader.gate.acknowledge(leader.position())
     leader.gate.suspend("the shared log does not answer")
     assert leader.states == [(JournalState.WRITABLE, "this server leads")]
     leader.gate.release(leader.position())

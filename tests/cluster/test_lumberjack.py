@@ -34,7 +34,6 @@ class Server:
     clock: Clock
     hub: Hub
     directory: Path
-    acknowledge: str = "both"
     journal: FileJournal = attrs.field(init=False)
     broker: Broker = attrs.field(init=False)
     factory: LumberjackFactory = attrs.field(init=False)
@@ -47,9 +46,7 @@ class Server:
             self.directory,
             JournalSettings(segment_size=1 << 16, min_free=0),
             worker=InlineWorker(),
-            replication=ReplicationSettings(
-                servers=("nats://x:1",), name=name, members=2, acknowledge=self.acknowledge
-            ),
+            replication=ReplicationSettings(servers=("nats://x:1",), name=name, members=2),
             shared_log=self.hub.log(name),
             incarnation=ord(name),
         )
@@ -110,18 +107,13 @@ def pass_time(clock: Clock, seconds: float, until: Server | None = None) -> None
 
 
 @pytest.fixture
-def acknowledge() -> str:
-    return "both"
-
-
-@pytest.fixture
-def servers(tmp_path: Path, acknowledge: str) -> Iterator[list[Server]]:
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
     """Two servers; the first leads."""
     clock = Clock()
     hub = Hub(clock, Random(1))
-    made = [Server(clock, hub, tmp_path / "a", acknowledge)]
+    made = [Server(clock, hub, tmp_path / "a")]
     pass_time(clock, 20, made[0])
-    made.append(Server(clock, hub, tmp_path / "b", acknowledge))
+    made.append(Server(clock, hub, tmp_path / "b"))
     pass_time(clock, 1)
     yield made
     hub.away.clear()
@@ -154,22 +146,3 @@ def test_events_are_stored_once_when_another_server_takes_over(servers: list[Ser
     assert again.answer == acknowledgement(3)
     assert new.payloads() == [event(n) for n in (1, 2, 3, 4)]
     assert new.broker.counters.counts["lumberjack", "resent-dropped"] == (2 if reached else 1)
-
-
-@pytest.mark.parametrize("acknowledge", ["local"])
-def test_an_event_that_the_shared_log_lacks_does_not_count_as_stored(servers: list[Server]) -> None:
-    """It is acknowledged by the leader alone, and lost if another server takes over now."""
-    old, _ = servers
-    first = old.connect()
-    first.send(event(1))
-    pass_time(old.clock, 1)
-    old.hub.away.add("a")
-    first.send(event(2))
-    assert first.answer == 2 * acknowledgement(1)
-    first.protocol.connectionLost()
-    again = old.connect()
-    again.send(event(1), event(2))
-    old.hub.away.clear()
-    pass_time(old.clock, 5)
-    assert again.answer == acknowledgement(2)
-    assert old.payloads() == [event(1), event(2), event(2)]

@@ -69,7 +69,6 @@ class Server:
                 members=cluster.members,
                 member_timeout=cluster.member_timeout,
                 log_limit=cluster.log_limit,
-                acknowledge=cluster.acknowledge,
                 journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
             copy=partial(copy_journal, "") if cluster.fills else None,
@@ -122,7 +121,6 @@ class Cluster:
     fills: bool = False
     member_timeout: float = 86400.0
     log_limit: int = 1 << 30
-    acknowledge: str = "both"
     clock: Clock = attrs.field(factory=Clock)
     hub: Hub = attrs.field(init=False)
     servers: dict[str, Server] = attrs.field(factory=dict)
@@ -389,80 +387,6 @@ def test_another_server_takes_over_when_the_leader_is_silent(cluster: Cluster) -
     for server in cluster.servers.values():
         assert server.read() == [b"kept", b"new"]
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
-
-
-def test_local_acknowledgements_do_not_wait_for_the_shared_log(cluster: Cluster, log_lines: list[str]) -> None:
-    cluster.acknowledge = "local"
-    leader = cluster.add("a")
-    cluster.elect()
-    cluster.run(1)
-    cluster.hub.away.add("a")
-    leader.publish(b"x")
-    assert (leader.acknowledged, leader.read()) == ([b"x"], [])
-    status = leader.journal.cluster_status()
-    assert status is not None
-    assert status.unconfirmed > 0
-    cluster.hub.away.clear()
-    cluster.run(5, until=lambda: bool(leader.read()))
-    assert leader.read() == [b"x"]
-    assert any('acknowledge = "local"' in line for line in log_lines)
-
-
-def test_local_acknowledgements_wait_when_the_shared_log_is_far_behind(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fyrehose.cluster.settings.AHEAD", 1000)
-    cluster.acknowledge = "local"
-    leader = cluster.add("a")
-    cluster.elect()
-    cluster.run(1)
-    cluster.hub.away.add("a")
-    for number in range(10):
-        leader.publish(b"%d" % number * 300)
-    assert 1 <= len(leader.acknowledged) <= 3
-    cluster.hub.away.clear()
-    cluster.run(5, until=lambda: len(leader.acknowledged) == 10)
-    assert leader.acknowledged == [b"%d" % number * 300 for number in range(10)]
-
-
-def test_a_leader_without_the_shared_log_soon_refuses_messages_with_local_acknowledgements(cluster: Cluster) -> None:
-    cluster.acknowledge = "local"
-    leader = cluster.add("a")
-    cluster.elect()
-    cluster.hub.away.add("a")
-    leader.publish(b"first")
-    cluster.run(7)
-    leader.publish(b"refused")
-    assert leader.acknowledged == [b"first"]
-    cluster.hub.away.clear()
-    cluster.run(20, until=lambda: leader.journal.state is JournalState.WRITABLE)
-    leader.publish(b"second")
-    cluster.settle()
-    assert leader.read() == leader.acknowledged == [b"first", b"second"]
-
-
-def test_with_local_acknowledgements_a_take_over_may_lose_messages(cluster: Cluster, log_lines: list[str]) -> None:
-    """With `acknowledge = "local"` such messages are lost; the journals of the servers are still identical."""
-    cluster.acknowledge = "local"
-    old = cluster.elect("abc")
-    old.publish(b"kept")
-    cluster.settle()
-    cluster.hub.away.add(old.name)
-    old.publish(b"lost")
-    assert old.acknowledged == [b"kept", b"lost"]
-    assert old.read() == [b"kept"]
-    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
-    new = next(server for server in cluster.leaders if server is not old)
-    cluster.run(1)
-    new.publish(b"new")
-    cluster.run(1)
-    cluster.hub.away.clear()
-    cluster.run(10, until=lambda: old.role is State.FOLLOWER)
-    cluster.settle()
-    for server in cluster.servers.values():
-        assert server.read() == [b"kept", b"new"]
-    assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
-    assert any("not confirmed 1 of the messages" in line for line in log_lines)
 
 
 def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(

@@ -152,21 +152,6 @@ def test_a_leader_acknowledges_messages_that_are_synced_and_accepted() -> None:
     assert role.mark == 3
 
 
-def test_a_leader_may_acknowledge_synced_messages_ahead_up_to_a_limit() -> None:
-    role = leader()
-    role.append(0, whole(b"abc"))
-    role.append(3, whole(b"defgh"))
-    assert (role.mark, role.acknowledged) == (0, 0)
-    role.ahead = 4
-    assert role.acknowledged == 0
-    role.was_synced(3)
-    assert (role.mark, role.acknowledged) == (0, 3)
-    role.was_synced(8)
-    assert (role.mark, role.acknowledged) == (0, 4)
-    role.accepted(appends(role)[0], 2)
-    assert (role.mark, role.acknowledged) == (3, 7)
-
-
 def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
     role = leader(most=3)
     role.append(0, whole(b"abc", b"def"))

@@ -19,12 +19,6 @@ def test_a_table_with_only_servers_and_a_name_is_valid() -> None:
     assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 3.0)
 
 
-def test_messages_wait_for_disk_and_shared_log_unless_the_table_says_local() -> None:
-    assert parse(TABLE).acknowledge == "both"
-    assert parse(TABLE).ahead == 0
-    assert parse({**TABLE, "acknowledge": "local"}).ahead == 16 << 20
-
-
 def test_options_may_be_written_with_hyphens() -> None:
     assert parse({**TABLE, "takeover-after": "5s", "members": 2}).takeover_after == 5.0
 
@@ -41,8 +35,6 @@ def test_options_may_be_written_with_hyphens() -> None:
         ({"members": 65}, "at most 64"),
         ({"takeover-after": "10ms"}, "takeover"),
         ({"server": "x"}, "server"),
-        ({"acknowledge": "none"}, "'none' for option replication.acknowledge: expected both or local"),
-        ({"acknowledge": ""}, "expected both or local"),
     ],
 )
 def test_invalid_options_are_refused(change: dict[str, Any], said: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from twisted.python.failure import Failure
 
 from fyrehose.cluster.role import State
-from fyrehose.errors import Following, FyrehoseError, SubscriptionError
+from fyrehose.errors import Following, FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import ShareOptions
@@ -206,17 +206,6 @@ def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(clus
     with pytest.raises(Following):
         sharing.show(sharing.find("work"))
     assert [each["name"] for each in leader.broker.named.sharing.listed()] == ["work"]
-
-
-def test_no_subscription_is_shared_with_local_acknowledgements(cluster: Cluster) -> None:
-    cluster.acknowledge = "local"
-    cluster.add("a")
-    leader = cluster.elect()
-    refused: list[Any] = []
-    leader.broker.publish([Run.of("jobs", [b"x"], source="t")])
-    cluster.run(1)
-    leader.broker.named.sharing.create("work", ShareOptions(stream="jobs"), 1).addErrback(refused.append)
-    assert refused[0].check(SubscriptionError)
 
 
 @pytest.mark.parametrize("seed", range(4))

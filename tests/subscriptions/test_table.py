@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionError, SubscriptionGone
+from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionGone
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
@@ -168,14 +168,6 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     world.journal.commit()
     assert same.result is first.result
     assert isinstance(failure(other), SubscriptionConflict)
-
-
-def test_no_subscription_is_shared_if_a_take_over_may_lose_acknowledged_changes() -> None:
-    world = World()
-    shared = world.create()
-    world.journal.early = True
-    assert isinstance(failure(world.table.create("other", ShareOptions(stream="s"), {"s": 0})), SubscriptionError)
-    assert isinstance(failure(world.lease(shared)), SubscriptionError)
 
 
 def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over() -> None:

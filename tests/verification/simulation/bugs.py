@@ -258,14 +258,12 @@ class Bug:
 
     :ivar patched: the replacements of attributes, by owner and name; for a single one: (owner, name, replacement)
     :ivar servers: how many servers its cluster has; 0 for one server alone
-    :ivar acknowledge: when the leader of the cluster acknowledges: both or local
     :ivar steps: how many steps each simulation has; None if its seed decides
     """
 
     protocol: str
     patched: Mapping[tuple[Any, str], Any] = attrs.field(converter=_by_attribute)
     servers: int = 0
-    acknowledge: str = "both"
     steps: int | None = None
 
 

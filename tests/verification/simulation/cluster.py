@@ -34,9 +34,7 @@ class Cluster:
     :ivar lost: whether a machine was lost with its disk, and its replacement has not yet copied everything
     """
 
-    def __init__(
-        self, world: World, history: ClusterHistory, root: Path, count: int, acknowledge: str = "both"
-    ) -> None:
+    def __init__(self, world: World, history: ClusterHistory, root: Path, count: int) -> None:
         dice = world.random
         self.world, self.history = world, history
         self.settings = JournalSettings(min_free=MIN_FREE, segment_size=dice.choice((1 << 10, 4 << 10, 64 << 10)))
@@ -45,7 +43,6 @@ class Cluster:
             name="x",
             members=count,
             member_timeout=dice.choice((60.0, 86400.0)),
-            acknowledge=acknowledge,
         )
         self.fills_itself = dice.random() < 0.7
         self.log = SharedLog(world, self._check_purge)
@@ -129,7 +126,6 @@ class Cluster:
         if self.history.problems:
             raise Violation(self.history.problems[0])
         self.history.look()
-        self.history.check_unconfirmed()
         if self.lost and self._copies(max(self.log.left(), self._needed)) == len(self.members):
             self.lost = False
 

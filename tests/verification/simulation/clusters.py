@@ -38,8 +38,6 @@ class ClusterOutcome(Outcome):
     :ivar wipes: how often a server lost its disk
     :ivar fills: how often a server copied the journal of another
     :ivar reopenings: how often a server has opened its journal again in the same process
-    :ivar alone: messages that a leader acknowledged before the shared log had them
-    :ivar given_up: how many of those were lost with that leader
     """
 
     takeovers: int = 0
@@ -50,8 +48,6 @@ class ClusterOutcome(Outcome):
     wipes: int = 0
     fills: int = 0
     reopenings: int = 0
-    alone: int = 0
-    given_up: int = 0
 
 
 class ClusterSimulation(Simulation):
@@ -60,15 +56,15 @@ class ClusterSimulation(Simulation):
     server: Cluster
     history: ClusterHistory
 
-    def __init__(self, seed: int, protocol: str, root: Path, servers: int, acknowledge: str = "both") -> None:
-        self.count, self.acknowledge = servers, acknowledge
+    def __init__(self, seed: int, protocol: str, root: Path, servers: int) -> None:
+        self.count = servers
         super().__init__(seed, protocol, root)
 
     def _make_history(self) -> ClusterHistory:
-        return ClusterHistory(self.acknowledge == "local")
+        return ClusterHistory()
 
     def _make_server(self, root: Path, gaps: bool) -> Cluster:
-        return Cluster(self.world, self.history, root, self.count, self.acknowledge)
+        return Cluster(self.world, self.history, root, self.count)
 
     def _retain(self) -> None:
         """Delete nothing: the history of a cluster needs every record."""
@@ -247,8 +243,6 @@ class ClusterSimulation(Simulation):
             cluster.wipes,
             cluster.fills,
             cluster.reopenings,
-            len(self.history.alone),
-            self.history.given_up,
         )
 
 
@@ -258,14 +252,12 @@ def simulate(
     servers: int,
     steps: int | None = None,
     trace: list[str] | None = None,
-    acknowledge: str = "both",
 ) -> ClusterOutcome:
     """Run the simulation of ``seed`` with ``servers`` servers.
 
-    :param acknowledge: the option `acknowledge` of the section ``[replication]``
     :raises Violation: a rule was broken
     """
-    made: Any = partial(ClusterSimulation, servers=servers, acknowledge=acknowledge)
+    made: Any = partial(ClusterSimulation, servers=servers)
     outcome = simulation.simulate(seed, protocol, steps, trace, made)
     assert isinstance(outcome, ClusterOutcome)
     return outcome

@@ -20,7 +20,6 @@ from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.cluster.member import Member
 from fyrehose.errors import ReadOnly
 from fyrehose.journal import scan
-from fyrehose.journal.commit import settle
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
 from fyrehose.offline import places
@@ -61,13 +60,6 @@ def _drops_nothing(self: ReplicatedGate, error: Exception) -> None:
     self._waiting = deque()
 
 
-def _acknowledges_everything(self: ReplicatedGate, position: int) -> None:
-    for waiting in self._waiting:
-        if waiting.end <= position:
-            new, waiting.acknowledged = waiting.rest(), list(waiting.commit.items)
-            settle(new, None)
-
-
 def _looks_beyond_the_mark(directory: Path) -> View:
     view = _look(directory)
     if not view.segments:
@@ -80,8 +72,8 @@ def _looks_beyond_the_mark(directory: Path) -> View:
     return View(end, (*view.segments[:-1], Extent(last.base, end)), view.identity)
 
 
-def _role(name: str, acknowledge: str = "both") -> Bug:
-    return Bug("figg", (member, "Role", torture.ROLES[name]), 3, acknowledge)
+def _role(name: str) -> Bug:
+    return Bug("figg", (member, "Role", torture.ROLES[name]), 3)
 
 
 BUGS = {
@@ -107,10 +99,6 @@ BUGS = {
     ),
     "cluster, rule 10: fills itself with what is not confirmed": Bug(
         "figg", (places, "look", _looks_beyond_the_mark), 3
-    ),
-    "cluster, local: delivered when it is synced here": _role("ack-local", "local"),
-    "cluster, local: links are acknowledged by the leader alone": Bug(
-        "relink", (ReplicatedGate, "acknowledge", _acknowledges_everything), 3, "local"
     ),
     "cluster: a failed disk is not told of": Bug("figg", (ReplicatedGate, "_drop_waiting", _drops_nothing), 3),
     "cluster: links of servers that do not lead": Bug(

@@ -2,7 +2,7 @@
 """Simulate servers, clients and bad networks, one seed after the other.
 
     run.py [--count N] [--seed S] [--steps N] [--protocol P]... [--jobs J] [--herd CLIENTS | --servers N] [--trace]
-           [--acknowledge both|local] [--bug NAME | --bugs]
+           [--bug NAME | --bugs]
 
 Prints how many simulations broke a rule, and their seeds; the exit status is 1 if any did.  A seed replays exactly:
 `run.py --seed S --protocol P --trace` prints what happens in it.
@@ -11,7 +11,6 @@ Prints how many simulations broke a rule, and their seeds; the exit status is 1 
 --bugs           the same with each known bug in turn
 --herd CLIENTS   simulate so many clients that lose their server together, beside hostile peers (herds.py)
 --servers N      simulate a cluster of N servers with a shared log (clusters.py), and --bugs those of replication
---acknowledge    when a cluster's leader acknowledges; with `local`, as soon as the message is on its own disk
 --steps N        so many steps in each simulation, such as 3000 for a long run; by default most have 5 to 40
 """
 
@@ -74,8 +73,6 @@ class Tally:
     wipes: int = 0
     fills: int = 0
     reopenings: int = 0
-    alone: int = 0
-    given_up: int = 0
     problems: list[str] = attrs.field(factory=list)
 
     def add(self, other: Tally) -> None:
@@ -93,8 +90,6 @@ class Tally:
             f"servers frozen, {self.faults} faults of disks, {self.wipes} disks lost, {self.fills} servers filled, "
             f"{self.reopenings} opened again in place, "
         )
-        if self.alone:
-            cluster += f"{self.alone} messages acknowledged by a leader alone, {self.given_up} of them lost, "
         return (
             f"{self.simulations} simulations, {self.messages} messages, {self.stored} records, {self.synced} of them "
             f"found to be synced when they were released, {self.crashes} crashes, {self.damages} damaged files, "
@@ -109,19 +104,17 @@ class Kind:
     :ivar herd: how many clients restart together; 0 if there is no herd
     :ivar servers: how many servers the cluster has; 0 for one server alone
     :ivar steps: how many steps there are; None if the seed decides
-    :ivar acknowledge: when the leader of a cluster acknowledges: both or local
     """
 
     herd: int = 0
     servers: int = 0
     steps: int | None = None
-    acknowledge: str = "both"
 
     def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> simulation.Outcome:
         if self.herd:
             return herds.simulate(seed, protocol, self.herd, trace)
         if self.servers:
-            return clusters.simulate(seed, protocol, self.servers, self.steps, trace, self.acknowledge)
+            return clusters.simulate(seed, protocol, self.servers, self.steps, trace)
         return simulation.simulate(seed, protocol, self.steps, trace)
 
 
@@ -243,7 +236,7 @@ def hunt(name: str, first: int, count: int) -> Tally:
     tally = Tally()
     with having(name):
         for seed in range(first, first + count):
-            one(seed, bug.protocol, tally, Kind(servers=bug.servers, steps=bug.steps, acknowledge=bug.acknowledge))
+            one(seed, bug.protocol, tally, Kind(servers=bug.servers, steps=bug.steps))
             if tally.problems:
                 break
     said = tally.problems[0][:200] if tally.problems else "NOT NOTICED"
@@ -274,17 +267,12 @@ def main() -> int:
         help="simulate so many clients that lose their server together",
     )
     several.add_argument("--servers", type=int, default=0, choices=(2, 3), help="simulate a cluster of so many servers")
-    parser.add_argument(
-        "--acknowledge", default="both", choices=("both", "local"), help="when a cluster's leader acknowledges"
-    )
     parser.add_argument("--trace", action="store_true", help="run one simulation, and print what happens")
     parser.add_argument("--bug", choices=sorted(ALL), help="put this bug into the code")
     parser.add_argument("--bugs", action="store_true", help="put each known bug into the code in turn")
     arguments = parser.parse_args()
-    # Shared subscriptions are left out if leaders acknowledge alone: a take-over may then lose what was settled.
-    refused = {"workers"} if arguments.acknowledge == "local" else set()
-    protocols = arguments.protocol or sorted(simulation.PROTOCOLS.keys() - refused)
-    kind = Kind(arguments.herd, arguments.servers, arguments.steps, arguments.acknowledge)
+    protocols = arguments.protocol or sorted(simulation.PROTOCOLS)
+    kind = Kind(arguments.herd, arguments.servers, arguments.steps)
     if arguments.trace:
         with having(arguments.bug):
             return show(arguments.seed, protocols[0], kind)

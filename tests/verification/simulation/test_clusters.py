@@ -38,14 +38,6 @@ def test_nothing_acknowledged_is_lost_when_servers_of_a_cluster_come_and_go(
     logged_errors.clear()  # failed disks
 
 
-@pytest.mark.parametrize("protocol", ["figg", "lumberjack", "relink"])
-def test_only_what_a_leader_has_acknowledged_alone_may_be_lost(protocol: str, logged_errors: list[Any]) -> None:
-    """Let leaders acknowledge alone; Relink never does so, because it promises to store each message once."""
-    outcomes = [clusters.simulate(seed, protocol, 3, acknowledge="local") for seed in range(FEW)]
-    assert any(outcome.alone for outcome in outcomes) == (protocol != "relink")
-    logged_errors.clear()  # failed disks
-
-
 def test_the_seed_of_a_cluster_replays_exactly(logged_errors: list[Any]) -> None:
     first: list[str] = []
     again: list[str] = []

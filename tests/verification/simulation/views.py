@@ -6,13 +6,11 @@ records, up to the last one that it has.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import attrs
 from history import History
 
-from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 
 
@@ -30,20 +28,11 @@ class View:
 
 
 class ClusterHistory(History):
-    """What any server of a cluster promised to clients, in ``batch`` mode and without retention.
+    """What any server of a cluster promised to clients, in ``batch`` mode and without retention."""
 
-    :ivar local: whether a leader acknowledges what is synced on its own disk before the shared log has it
-    :ivar owed: messages that a leader acknowledged in this way and that no server has released yet, with that leader's
-        journal
-    """
-
-    def __init__(self, local: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.local = local
         self.views: dict[str, View] = {}
-        self.owed: dict[tuple[str, bytes], Any] = {}
-        self.alone: set[tuple[str, bytes]] = set()  #: all that was ever in *owed*
-        self.given_up = 0  #: how many of them are lost
 
     def attach(self, name: str, journal: Any, disk: Any) -> None:
         self.views[name] = View(name, journal, disk)
@@ -91,53 +80,6 @@ class ClusterHistory(History):
         if certain < end:
             self.wrong(f"{view.name}: {stream} is durable up to {end} for the journal, but synced only up to {certain}")
         self.checked += end - known
-
-    def acknowledge(self, stream: str, payload: bytes) -> None:
-        """Check an acknowledged message: it is durable or, if leaders acknowledge alone, on the leader's disk."""
-        self.look()
-        if self.local and not self.stored.get(stream, Counter())[payload]:
-            self._find_unconfirmed()
-            if (stream, payload) in self.alone:
-                return
-        super().acknowledge(stream, payload)
-
-    def _find_unconfirmed(self) -> None:
-        """Record what leaders have acknowledged alone; check that it is synced on the leader's disk."""
-        for view in self.views.values():
-            for run in view.journal.gate.unconfirmed:
-                if run.last_seq > view.disk.ends().get(run.stream, 0):
-                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged before it is synced")
-                if run.stream.startswith("."):
-                    self.wrong(f"{view.name}: {run.stream} {run.last_seq} is acknowledged by the leader alone")
-                for payload in map(bytes, run.payloads()):
-                    self.alone.add((run.stream, payload))
-                    self.owed[run.stream, payload] = view.journal
-
-    def check_unconfirmed(self) -> None:
-        """Check that no message that a leader acknowledged alone is lost while that leader still leads."""
-        if not self.local:
-            return
-        self._find_unconfirmed()
-        waiting = {
-            (run.stream, bytes(payload))
-            for view in self.views.values()
-            for run in view.journal.gate.unconfirmed
-            for payload in run.payloads()
-        }
-        for (stream, payload), journal in list(self.owed.items()):
-            if (stream, payload) in waiting:
-                continue
-            if not self.stored.get(stream, Counter())[payload]:
-                self.given_up += 1
-                if (
-                    journal.gate.leading
-                    and journal.state is not JournalState.FAILED
-                    and any(view.journal is journal for view in self.views.values())
-                ):
-                    self.wrong(
-                        f"{stream}: {payload[:40]!r} is lost, and the leader that has acknowledged it still leads"
-                    )
-            del self.owed[stream, payload]
 
     def note_deleted(self) -> None:
         """Do nothing: clusters are simulated without retention."""

@@ -93,8 +93,6 @@ class Publisher(threading.Thread):
         self.acked = self.sent = self.checked = 0
         self.times: dict[int, int] = {}
         self.acks: list[float] = []
-        #: whether a leader may lose what it acknowledged alone, and how many messages were lost so
-        self.early, self.lost = False, 0
         self.tries = 0
         self._at = 0
         self._ended = threading.Event()
@@ -137,9 +135,9 @@ class Publisher(threading.Thread):
         raise NotImplementedError
 
     def was_delivered(self, number: int) -> bool:
-        """Return whether a subscriber received the message *number*, or never will because the leader lost it."""
+        """Return whether a subscriber received the message *number*."""
         kept = self.notes.kept.get(self.number, b"")
-        return number == 0 or (number < len(kept) and (kept[number] > 0 or self.early))
+        return number == 0 or (number < len(kept) and kept[number] > 0)
 
     def check(self, acked: int) -> list[str]:
         """Check that messages up to *acked* were received, at most as often as they were sent; return problems."""
@@ -152,9 +150,7 @@ class Publisher(threading.Thread):
         ]
         self.checked = acked
         problems = []
-        if self.early:
-            self.lost += len(lost)
-        elif lost:
+        if lost:
             problems.append(f"{self.protocol}: {len(lost)} acknowledged messages are LOST, {lost[0]} to {lost[-1]}")
         if again:
             problems.append(f"{self.protocol}: stored more often than sent (number, stored, sent): {again[:5]}")

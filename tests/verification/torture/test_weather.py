@@ -181,15 +181,6 @@ def test_the_proxy_delays_what_nodes_send(routes: Any) -> None:
         routes.delay(0)
 
 
-def test_messages_that_a_leader_acknowledged_alone_may_be_lost(figg: Any) -> None:
-    figg.early = True
-    keep(figg, 1, 3)
-    assert figg.was_delivered(2), "a later message is there, so this one is never delivered"
-    assert not figg.was_delivered(4)
-    assert figg.check(figg.acked) == []
-    assert figg.lost == 1
-
-
 #: A program that prints how long each sync of a file takes, until it is killed.
 SYNCS = """
 import os, sys, time

@@ -2,7 +2,7 @@
 """Run a cluster of three Fyrehose and three NATS servers as processes, and cause one fault after the other.
 
     weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
-               [--acknowledge local] [--other CODE]
+               [--other CODE]
 
 In each round one of these faults happens, or two of them at once (``double``), and then everything recovers:
 
@@ -20,10 +20,10 @@ In each round one of these faults happens, or two of them at once (``double``), 
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: no acknowledged message is lost, no number has two messages, no message is stored more often than it
-was sent, all servers have recovered by themselves, and no process has ended except by a fault.  With ``--acknowledge
-local`` leaders may lose what they have acknowledged alone; such messages are counted.  With ``--other`` each server
-starts at random with this version of Fyrehose or with the one in that directory.  At the end the logs of all servers
-must be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored messages.
+was sent, all servers have recovered by themselves, and no process has ended except by a fault.  With ``--other`` each
+server starts at random with this version of Fyrehose or with the one in that directory.  At the end the logs of all
+servers must be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored
+messages.
 
 The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints for how long no message was
 acknowledged, by kind and by whether the fault hit the leader; the exit status is 1 if a rule was broken, and then the
@@ -91,9 +91,6 @@ AGAIN = 5
 WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
 CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
-#: The protocols whose messages a leader acknowledges alone, with the option `local`; the others promise "exactly once"
-#: or, like the event bus, acknowledge what they deliver.
-EARLY = ("figg", "lumberjack")
 #: The listeners besides Figg, HTTP and the status page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
@@ -102,7 +99,7 @@ MORE = '[option.relink]\nlinks = "torture"\n\n'
 class Weather:
     """The cluster, its publishers and subscribers, and the faults."""
 
-    def __init__(self, directory: Path, dice: random.Random, acknowledge: str = "both", other: str = "") -> None:
+    def __init__(self, directory: Path, dice: random.Random, other: str = "") -> None:
         self.dice = dice
         self.other = other
         self.cluster = Cluster(directory)
@@ -122,7 +119,6 @@ class Weather:
             self._urls[name] = f"http://127.0.0.1:{ports[name]['journal']}"
             server.more = MORE
             server.replication = f'journal = "{self._urls[name]}"\nmember-timeout = "60s"\n'
-            server.replication += f'acknowledge = "{acknowledge}"\n'
             server.code = self._version()
         self.notes = Notes()
         self._serving: list[subprocess.Popen[bytes]] = []
@@ -136,8 +132,6 @@ class Weather:
         self.publishers: list[Publisher] = [
             made(number, places[made.protocol], self.notes) for number, made in enumerate(PUBLISHERS, 1)
         ]
-        for publisher in self.publishers:
-            publisher.early = acknowledge == "local" and publisher.protocol in EARLY
         streams = [publisher.stream for publisher in self.publishers]
         self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
         self.problems: list[str] = []
@@ -545,7 +539,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after this time, if that is earlier")
-    parser.add_argument("--acknowledge", choices=("both", "local"), default="both")
     parser.add_argument("--other", default="", help="directory with the code of another version of Fyrehose")
     parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
     parser.add_argument("--figures", type=Path, help="write the outages to this file, as JSON")
@@ -555,7 +548,7 @@ def main() -> int:
     if {"slow", "double"} & {*kinds} and not has_strace():
         parser.error("slow and double need strace: run `apt-get install strace`, or leave both out of --kinds")
     root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
-    weather = Weather(root, dice, arguments.acknowledge, arguments.other)
+    weather = Weather(root, dice, arguments.other)
     found: list[tuple[str, dict[str, float]]] = []
     kept = ""
     began = time.monotonic()
@@ -580,8 +573,6 @@ def main() -> int:
     for problem in weather.problems[:20]:
         print(f"VIOLATION: {problem}")
     acked = {publisher.protocol: publisher.acked for publisher in weather.publishers}
-    if lost := sum(publisher.lost for publisher in weather.publishers):
-        print(f"{lost} messages were lost that leaders had acknowledged alone")
     print(
         f"{len(found)} rounds (seed {arguments.seed}): {sum(acked.values()):,} messages acknowledged "
         f"({', '.join(f'{name} {count:,}' for name, count in acked.items())}), {weather.wipes} disks lost; {kept}: "
