@@ -10,14 +10,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from math import inf
-from pathlib import Path
 from posixpath import join
 from typing import Any, TypeVar
 
@@ -196,7 +194,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def convert(text: str) -> str:
         if text not in words:
-            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}{suggestion(text, words)}")
         return text
 
     return convert
@@ -233,20 +231,6 @@ def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def read_toml(option: str, path: Path) -> dict[str, Any]:
-    """Return the content of the TOML file at *path*.
-
-    :param option: the option that names the file, for error messages
-    :raises ConfigError: the file cannot be read, or is not TOML
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {option} {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"invalid {option} {path}: not TOML: {error}") from error
-
-
 def why_unreadable(error: OSError | UnicodeError) -> str:
     """Describe in a few words why a text file cannot be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
@@ -258,6 +242,16 @@ def networks(text: str) -> tuple[Network, ...]:
         return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
         raise ValueError("networks, for example 10.0.0.0/8,192.168.1.7/32") from None
+
+
+def text_of(value: object) -> str:
+    """Return the value of an option in a TOML file as it is typed on the command line, which is text.
+
+    :raises ValueError: *value* is a table, or contains one
+    """
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict | list) for each in value)):
+        raise ValueError("text, a number, true or false, or a list of texts")
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
@@ -275,7 +269,7 @@ def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
             known = [typed(name) for name in fields]
             advice = suggestion(key, known) or f"; available options: {', '.join(known) or 'none'}"
             raise ConfigError(f"unknown option {typed(key)!r} of {protocol}{advice}")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = text_of(value)
         try:
             settings[field.name] = field.metadata["convert"](text)
         except ValueError as expected:

@@ -124,7 +124,7 @@ LAYERS = (
     ("kernels",),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        "observe",
+        *("toml_files", "observe"),
     ),
     ("journal", "broker", "subscriptions"),
     ("net",),

@@ -30,7 +30,7 @@ belongs to the server; it matches only patterns that begin with a dot, too (fyre
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from ipaddress import ip_network
 from math import inf
@@ -40,10 +40,10 @@ from typing import Any
 import attrs
 
 from fyrehose.broker.signed import Grant, Rights, grant_of, read_key
-from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, in_networks, network_of
-from fyrehose.options import Network, counted, read_toml, suggestion
+from fyrehose.options import Network, counted
 from fyrehose.patterns import Pattern, compiled
+from fyrehose.toml_files import Mistake, UnexpectedValue, inside, key, read, structured, texts
 
 #: The pattern of all streams but the server's own; among keys, every key.
 EVERY = "*"
@@ -52,7 +52,6 @@ MAX_RULES = 1_000
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TOKEN = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
-_CONDITIONS = ("network", "certificate", "key", "token", "signed")
 #: The largest number of keys of signed tokens, because each key verifies each new token.
 MAX_SIGNERS = 16
 
@@ -190,16 +189,118 @@ def holder_of(identity: Identity, rules: Sequence[Rule]) -> str:
     return network
 
 
+def _each(convert: Callable[[str], Any]) -> Callable[[object], tuple[Any, ...]]:
+    """Return a converter of a text or a list of texts, from one of texts."""
+    return lambda value: tuple(map(convert, texts(value)))
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise UnexpectedValue(text, f'a network such as "10.0.0.0/8": {error}') from None
+
+
+def _key(text: str) -> str:
+    if text != EVERY and not _KEY.fullmatch(text):
+        raise UnexpectedValue(text, "the 40 characters of a public key (Z85), or *")
+    return text
+
+
+def _token(text: str) -> str:
+    match = _TOKEN.fullmatch(text)
+    if not match:  # do not quote the value, which may be the secret itself
+        raise Mistake('invalid token; expected "sha256:" and the SHA-256 of the token in hexadecimal')
+    return match[1].lower()
+
+
+@attrs.frozen(kw_only=True)
+class RuleTable:
+    """One ``[[allow]]`` table of a policy: the conditions, whose names differ from those of :class:`Rule`, and rights.
+
+    :ivar signed: files of keys
+    """
+
+    network: tuple[Network, ...] = key(_each(_network), default=())
+    certificate: tuple[str, ...] = key(texts, default=())
+    keys: tuple[str, ...] = key(_each(_key), default=(), name="key")
+    token: tuple[str, ...] = key(_each(_token), default=())
+    signed: tuple[str, ...] = key(texts, default=())
+    publish: tuple[str, ...] | None = key(texts, default=None)
+    subscribe: tuple[str, ...] | None = key(texts, default=None)
+    consume: tuple[str, ...] | None = key(texts, default=None)
+    administer: tuple[str, ...] | None = key(texts, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.network or self.certificate or self.keys or self.token or self.signed):
+            raise Mistake(
+                'no condition; add network = "10.0.0.0/8", certificate, key, token or signed (0.0.0.0/0 matches every '
+                "address)"
+            )
+        if not any(self.rights.values()):
+            raise Mistake('it allows nothing; add publish = "logs.*", subscribe = "*" or administer = "logs.*"')
+
+    @property
+    def rights(self) -> dict[Action, tuple[str, ...]]:
+        """Return the patterns of the streams of each action that the table has."""
+        found = attrs.asdict(self, recurse=False)
+        return {action: found[action] for action in Action if found[action] is not None}
+
+    def rule(self, folder: Path) -> Rule:
+        """Return the rule, with the keys that verify signed tokens.
+
+        :param folder: the folder of the policy
+        :raises Mistake: a key cannot be read
+        """
+        signers = []
+        for name in self.signed:
+            try:
+                signers.append(read_key(folder / name))
+            except ValueError as error:
+                raise Mistake(f"signed is {name!r}: {error}", key="signed") from None
+        return Rule(
+            networks=self.network,
+            certificates=self.certificate,
+            keys=self.keys,
+            tokens=self.token,
+            signers=tuple(signers),
+            rights=self.rights,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class PolicyFile:
+    """The content of a file with a policy."""
+
+    allow: list[RuleTable] = key(
+        default=attrs.Factory(list), expected="tables named [[allow]], with two brackets", shown="[[allow]]"
+    )
+
+    def policy(self, folder: Path) -> Policy:
+        """Return the policy.
+
+        :param folder: the folder of the file, for relative paths of keys
+        :raises Mistake: a rule is invalid
+        """
+        if not self.allow:
+            raise Mistake("no [[allow]] table, so no peer would have access")
+        if len(self.allow) > MAX_RULES:
+            raise Mistake(f"{len(self.allow)} rules exceed the limit of {MAX_RULES}")
+        found = []
+        for number, table in enumerate(self.allow):
+            with inside("allow", number):
+                found.append(table.rule(folder))
+        if len({signer for rule in found for signer in rule.signers}) > MAX_SIGNERS:
+            raise Mistake(f"the rules have more than {MAX_SIGNERS} keys of signed tokens")
+        return Policy(tuple(found))
+
+
 def load(path: Path) -> Policy:
     """Read the policy from the TOML file at *path*.
 
     :raises ConfigError: the file cannot be read, or a rule is invalid
     """
-    content = read_toml("--policy", path)
-    try:
-        return parse(content, path.parent)
-    except ValueError as error:
-        raise ConfigError(f"invalid --policy {path}: {error}") from error
+    return read("--policy", path, PolicyFile, PolicyFile.policy)
 
 
 def parse(content: Mapping[str, Any], folder: Path = Path()) -> Policy:
@@ -208,79 +309,4 @@ def parse(content: Mapping[str, Any], folder: Path = Path()) -> Policy:
     :param folder: the folder of the file, for relative paths of keys
     :raises ValueError: a rule is invalid; the message names it and says what is expected
     """
-    rules = content.get("allow")
-    if unknown := content.keys() - {"allow"}:
-        advice = suggestion(min(unknown), ["allow"])
-        raise ValueError(f"unknown key {min(unknown)!r}; expected only [[allow]] tables{advice}")
-    if not isinstance(rules, list) or not rules or not all(isinstance(rule, dict) for rule in rules):
-        raise ValueError("no [[allow]] table, so no peer would have access")
-    if len(rules) > MAX_RULES:
-        raise ValueError(f"{len(rules)} rules exceed the limit of {MAX_RULES}")
-    found = []
-    for number, rule in enumerate(rules, 1):
-        try:
-            found.append(_rule(rule, folder))
-        except ValueError as error:
-            raise ValueError(f"rule {number} {error}") from error
-    if len({key for rule in found for key in rule.signers}) > MAX_SIGNERS:
-        raise ValueError(f"the rules have more than {MAX_SIGNERS} keys of signed tokens")
-    return Policy(tuple(found))
-
-
-def _rule(table: Mapping[str, Any], folder: Path) -> Rule:
-    known = {*_CONDITIONS, *(action.value for action in Action)}
-    if unknown := sorted(table.keys() - known):
-        raise ValueError(
-            f"has the unknown key {unknown[0]!r}; expected {', '.join(_CONDITIONS)}, publish, subscribe, consume or "
-            f"administer{suggestion(unknown[0], known)}"
-        )
-    texts = {key: _texts(key, value) for key, value in table.items()}
-    if not any(texts.get(key) for key in _CONDITIONS):
-        raise ValueError(
-            'has no condition; add network = "10.0.0.0/8", certificate, key, token or signed (0.0.0.0/0 matches every '
-            "address)"
-        )
-    if not any(texts.get(action) for action in Action):
-        raise ValueError('allows nothing; add publish = "logs.*", subscribe = "*" or administer = "logs.*"')
-    return Rule(
-        networks=tuple(_network(text) for text in texts.get("network", ())),
-        certificates=texts.get("certificate", ()),
-        keys=tuple(_key(text) for text in texts.get("key", ())),
-        tokens=tuple(_token(text) for text in texts.get("token", ())),
-        signers=tuple(_signer(folder, text) for text in texts.get("signed", ())),
-        rights={action: texts[action] for action in Action if action in texts},
-    )
-
-
-def _texts(key: str, value: object) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str) and each for each in values):
-        raise ValueError(f"has {key} = {value!r}; expected text, or a list of texts, none of them empty")
-    return tuple(values)
-
-
-def _network(text: str) -> Network:
-    try:
-        return ip_network(text)
-    except ValueError as error:
-        raise ValueError(f'has network = {text!r}; expected a network such as "10.0.0.0/8": {error}') from None
-
-
-def _key(text: str) -> str:
-    if text != EVERY and not _KEY.fullmatch(text):
-        raise ValueError(f"has key = {text!r}; expected the 40 characters of a public key (Z85), or *")
-    return text
-
-
-def _signer(folder: Path, text: str) -> bytes:
-    try:
-        return read_key(folder / text)
-    except ValueError as error:
-        raise ValueError(f"has signed = {text!r}: {error}") from None
-
-
-def _token(text: str) -> str:
-    match = _TOKEN.fullmatch(text)
-    if not match:  # do not quote the value, which may be the secret itself
-        raise ValueError('has an invalid token; expected "sha256:" and the SHA-256 of the token in hexadecimal')
-    return match[1].lower()
+    return structured(PolicyFile, content).policy(folder)

@@ -14,21 +14,39 @@ the general table.  The server's own streams, whose names begin with a dot, have
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 
-from fyrehose.options import LONGEST, duration, size, suggestion
+from fyrehose.options import duration, size
 from fyrehose.patterns import Pattern, compiled
 from fyrehose.records import MAX_PAYLOAD
+from fyrehose.toml_files import Mistake, described, key, scalar, texts, truth
 
 #: The largest number of tables, because each is compared with the name of each new stream, and more are probably a
 #: mistake.
 MAX_RULES = 1_000
 
-_SETTINGS = ("keep-age", "max-payload", "new-streams")
-_KNOWN = ("name", *_SETTINGS)
+_PATTERN = 'a pattern such as "debug.*", or a list of patterns'
+
+
+def _names(value: object) -> tuple[str, ...]:
+    try:
+        names = texts(value)
+    except ValueError:
+        names = ()
+    if not names:
+        raise ValueError(_PATTERN)
+    if own := next((name for name in names if name.startswith(".")), None):
+        raise Mistake(f"name is {own!r}, but names that begin with a dot are reserved for the server")
+    return names
+
+
+def _max_payload(text: str) -> int:
+    found = size(text)
+    if not 1 <= found <= MAX_PAYLOAD:
+        raise ValueError(f"1 to {MAX_PAYLOAD} bytes")
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -41,10 +59,16 @@ class StreamRule:
     :ivar new_streams: whether peers may create such a stream; None: not set
     """
 
-    names: tuple[Pattern, ...] = attrs.field(converter=compiled)
-    keep_age: float | None = None
-    max_payload: int | None = None
-    new_streams: bool | None = None
+    names: tuple[Pattern, ...] = attrs.field(
+        converter=compiled, metadata=described(_names, name="name", expected=_PATTERN)
+    )
+    keep_age: float | None = key(scalar(duration), default=None)
+    max_payload: int | None = key(scalar(_max_payload), default=None)
+    new_streams: bool | None = key(truth, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.keep_age is None and self.max_payload is None and self.new_streams is None:
+            raise Mistake("it sets no limit; expected at least one of keep-age, max-payload, new-streams")
 
     def covers(self, stream: str) -> bool:
         """Return whether one of the patterns matches *stream*."""
@@ -78,79 +102,14 @@ class StreamRules:
         return any(rule.keep_age for rule in self.rules)
 
 
-def parse(tables: object) -> StreamRules:
+def limits(tables: Sequence[StreamRule]) -> StreamRules:
     """Return the limits of the ``[[stream]]`` tables of a file.
 
-    :raises ValueError: a table is invalid; the message names it and says what is expected
+    :raises Mistake: there are too many tables
     """
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError("expected limits of streams in tables named [[stream]], with two brackets")
     if len(tables) > MAX_RULES:
-        raise ValueError(f"{len(tables)} [[stream]] tables exceed the limit of {MAX_RULES}")
-    found = []
-    for number, table in enumerate(tables, 1):
-        try:
-            found.append(_rule(table))
-        except ValueError as error:
-            raise ValueError(f"[[stream]] table {number} {error}") from error
-    return StreamRules(tuple(found))
-
-
-def _rule(table: Mapping[str, Any]) -> StreamRule:
-    if unknown := sorted(table.keys() - set(_KNOWN)):
-        advice = suggestion(unknown[0], _KNOWN)
-        raise ValueError(f"has the unknown key {unknown[0]!r}; expected {', '.join(_KNOWN)}{advice}")
-    if not table.keys() & set(_SETTINGS):
-        raise ValueError(f"sets no limit; expected at least one of {', '.join(_SETTINGS)}")
-    new_streams = table.get("new-streams")
-    if not isinstance(new_streams, bool | None):
-        raise ValueError(f"has new-streams = {new_streams!r}; expected true or false")
-    return StreamRule(
-        names=_names(table.get("name")),
-        keep_age=_keep_age(table.get("keep-age")),
-        max_payload=_max_payload(table.get("max-payload")),
-        new_streams=new_streams,
-    )
-
-
-def _names(value: object) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    names = tuple(name for name in values if isinstance(name, str) and name)
-    if not names or len(names) < len(values):
-        raise ValueError(f'has name = {value!r}; expected a pattern such as "debug.*", or a list of patterns')
-    for name in names:
-        if name.startswith("."):
-            raise ValueError(f"has name = {name!r}, but names that begin with a dot are reserved for the server")
-    return names
-
-
-def _keep_age(value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        return duration(_text(value))
-    except ValueError as expected:
-        raise ValueError(
-            f"has keep-age = {value!r}; expected {expected}, from 0 (no limit) to {LONGEST // 86400}d"
-        ) from None
-
-
-def _max_payload(value: object) -> int | None:
-    if value is None:
-        return None
-    try:
-        found = size(_text(value))
-    except ValueError as expected:
-        raise ValueError(f"has max-payload = {value!r}; expected {expected}") from None
-    if not 1 <= found <= MAX_PAYLOAD:
-        raise ValueError(f"has max-payload = {value!r}; expected 1 to {MAX_PAYLOAD} bytes")
-    return found
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("text in quotes, or a number")
-    return str(value)
+        raise Mistake(f"{len(tables)} [[stream]] tables exceed the limit of {MAX_RULES}")
+    return StreamRules(tuple(tables))
 
 
 #: Without a [[stream]] table, every stream has only the limits of the server.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import attrs
 
 from fyrehose.cluster.members import MAX_MEMBERS, MAX_NAME, is_name
 from fyrehose.errors import ConfigError
-from fyrehose.options import build, count, duration, file_path, option, size, within
+from fyrehose.options import count, duration, file_path, option, size, within
+from fyrehose.toml_files import Mistake, structured
 
 
 def server_name(text: str) -> str:
@@ -125,32 +127,28 @@ class ReplicationSettings:
         return password
 
 
-def parse(table: object, folder: str = "") -> ReplicationSettings:
+def parse(table: Mapping[str, Any], folder: str = "") -> ReplicationSettings:
     """Build the settings from the table ``[replication]``.
 
     :param folder: the folder of the configuration file, in which relative paths of the table are resolved
-    :raises ConfigError: an option is unknown, invalid or missing
+    :raises Mistake: an option is unknown, invalid or missing
     """
-    if not isinstance(table, dict):
-        raise ConfigError("replication must be a table: [replication]")
-    values = {key.replace("-", "_"): value for key, value in table.items()}
-    if isinstance(values.get("servers"), list):
-        values["servers"] = ",".join(map(str, values["servers"]))
-    settings = build(ReplicationSettings, "replication", within(folder, ReplicationSettings, values))
+    settings = structured(ReplicationSettings, table)
     if not settings.servers:
-        raise ConfigError('[replication] needs servers, for example servers = ["nats://10.0.0.1:4222"]')
-    return settings if settings.name else attrs.evolve(settings, name=_host_name())
+        raise Mistake('servers is missing; expected addresses such as servers = ["nats://10.0.0.1:4222"]')
+    paths = within(folder, ReplicationSettings, attrs.asdict(settings, recurse=False))
+    return attrs.evolve(settings, **paths | {"name": settings.name or _host_name()})
 
 
 def _host_name() -> str:
     """Return the name of this host, for use as the name of this server.
 
-    :raises ConfigError: the name of the host is not a valid name of a server
+    :raises Mistake: the name of the host is not a valid name of a server
     """
     host = socket.gethostname().split(".")[0]
     if not is_name(host):
-        raise ConfigError(
-            f"[replication] needs a name for this server, because the host name {host!r} cannot be used: "
+        raise Mistake(
+            f"name is missing, because the host name {host!r} cannot be used: "
             f"names have 1 to {MAX_NAME} letters, digits, - and _"
         )
     return host

@@ -49,20 +49,17 @@ from fyrehose.broker.broker import MAX_STREAMS
 from fyrehose.broker.once import KEPT
 from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.quotas import STREAMS, PeerLimits
-from fyrehose.broker.streams import UNLIMITED, StreamRules
+from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.cluster import settings as replication
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.options import build, count, duration, option, read_toml, size, suggestion, within
+from fyrehose.options import build, count, duration, one_of, option, size, suggestion, within
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 from fyrehose.subscriptions.named import MOST_NAMED
+from fyrehose.toml_files import Mistake, inside, key, read, scalar, shown, structured, text, texts
 
-#: The keys of a configuration file besides its tables.
-_TEXTS = ("data-dir", "policy", "log-format", "log-level")
-_TEXTS_AND = ", ".join(_TEXTS)
-_KEYS = (*_TEXTS, "listen", "option", "replication", "route", "stream")
 #: The scopes of ``--option`` besides protocols.
 SCOPES = ("journal", "server")
 
@@ -200,74 +197,131 @@ def parse_option(text: str) -> tuple[str, str, str]:
     return scope, name.replace("-", "_"), value
 
 
+@attrs.frozen(kw_only=True)
+class RouteTable:
+    """A ``[[route]]`` table: a stream that a listener chooses for each event by the names of its fields."""
+
+    listener: str = key(text, expected='the name of a listener, such as "lumberjack"')
+    stream: str = key(text, expected='a name such as "logs.{fields.service}"')
+
+    def __attrs_post_init__(self) -> None:
+        protocol = self.listener.partition("/")[0]
+        if protocol not in plugins.names() or "routes" not in attrs.fields_dict(plugins.load(protocol).settings):
+            raise Mistake(f"listener is {self.listener!r}, which has no routes; expected lumberjack", key="listener")
+        if "," in self.stream:
+            raise Mistake(f"stream is {self.stream!r}; expected a name without commas", key="stream")
+
+
+def _endpoints(table: object) -> list[tuple[str, str]]:
+    """Return pairs of a listener and its endpoint, from the table ``[listen]``."""
+    if not isinstance(table, dict):
+        raise ValueError("a table of PROTOCOL = ENDPOINT")
+    found = []
+    for name, value in table.items():
+        _known_protocol(name)
+        try:
+            found += [(name, endpoint) for endpoint in texts(value)]
+        except ValueError:
+            raise Mistake(f"{name} is {shown(value)}; expected an endpoint or a list of them", key=name) from None
+    return found
+
+
+def _known_protocol(name: str) -> None:
+    """Check that there is a plugin for the listener *name*, and that it can be imported."""
+    try:
+        plugins.load(name.partition("/")[0])
+    except ConfigError as error:
+        raise Mistake(str(error), key=name) from error
+
+
+def _options(tables: object) -> Options:
+    """Return the checked tables ``[option.SCOPE]``, as the file has them: options on the command line may replace some.
+
+    The tables of listeners with a label come last, because their protocol's options apply to them, too.
+    """
+    if not isinstance(tables, dict):
+        raise ValueError("tables named [option.PROTOCOL]")
+    found: Options = {}
+    for scope in sorted(tables, key=lambda scope: "/" in scope):
+        if not isinstance(tables[scope], dict):
+            raise Mistake(f"{scope} is {shown(tables[scope])}; expected a table", key=scope)
+        with inside(scope):
+            try:
+                settings = _settings_class(scope)
+            except ConfigError as error:
+                raise Mistake(str(error)) from error
+            structured(settings, found.get(scope.partition("/")[0], {}) | _plain(tables[scope]))
+        found[scope] = _plain(tables[scope])
+    return {scope: found[scope] for scope in tables}
+
+
+@attrs.frozen(kw_only=True)
+class ConfigFile:
+    """The content of a configuration file as its author writes it."""
+
+    data_dir: str | None = key(text, default=None)
+    policy: str | None = key(text, default=None)
+    log_format: str | None = key(scalar(one_of(*FORMATS)), default=None)
+    log_level: str | None = key(scalar(one_of(*LEVEL_NAMES)), default=None)
+    listen: list[tuple[str, str]] = key(_endpoints, default=attrs.Factory(list), shown="[listen]")
+    option: Options = key(_options, default=attrs.Factory(dict), shown="[option.PROTOCOL]")
+    replication: dict[str, Any] | None = key(default=None, expected="a table: [replication]", shown="[replication]")
+    stream: list[StreamRule] = key(
+        default=attrs.Factory(list), expected="tables named [[stream]], with two brackets", shown="[[stream]]"
+    )
+    route: list[RouteTable] = key(
+        default=attrs.Factory(list), expected="tables named [[route]], with two brackets", shown="[[route]]"
+    )
+
+    def settings(self, folder: Path) -> FromFile:
+        """Return the settings, with relative paths resolved in *folder*.
+
+        :raises Mistake: tables contradict each other
+        """
+        with inside("replication"):
+            cluster = None if self.replication is None else replication.parse(self.replication, str(folder))
+        self._check_listeners()
+        options = merged(self.option, self._routes())
+        return FromFile(
+            data_dir=None if self.data_dir is None else str(folder / self.data_dir),
+            policy=None if self.policy is None else str(folder / self.policy),
+            log_format=self.log_format,
+            log_level=self.log_level,
+            listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in self.listen],
+            options={scope: within(str(folder), _settings_class(scope), table) for scope, table in options.items()},
+            streams=streams.limits(self.stream),
+            replication=cluster,
+        )
+
+    def _check_listeners(self) -> None:
+        """Check that the options and routes are of listeners in this file, if it has listeners."""
+        scopes = [(scope, ("option", scope)) for scope in self.option]
+        for scope, table in scopes + [(route.listener, ("route", n)) for n, route in enumerate(self.route)]:
+            if self.listen and not applies(scope, self.listen):
+                advice = f'add {scope} = "ENDPOINT" to [listen], or remove this table'
+                raise Mistake(f"it has no effect, because {scope} does not listen; {advice}", *table)
+
+    def _routes(self) -> Options:
+        """Return the ``[[route]]`` tables as the option ``routes`` of their listeners."""
+        found: Options = {}
+        for number, route in enumerate(self.route):
+            if "routes" in self.option.get(route.listener, {}):
+                raise Mistake(f"the option routes of {route.listener} is set, too; use one of them", "route", number)
+            found.setdefault(route.listener, {"routes": []})["routes"].append(route.stream)
+        return found
+
+
 def read_file(path: Path) -> FromFile:
     """Read the configuration file at *path*; relative paths in it are relative to its folder.
 
     :raises ConfigError: the file cannot be read, or is invalid
     """
-    content = read_toml("--config", path)
-    unknown = sorted(content.keys() - set(_KEYS))
-    if unknown:
-        raise ConfigError(
-            f"invalid --config {path}: unknown key {unknown[0]!r}; expected {_TEXTS_AND}, [listen], [option.PROTOCOL], "
-            f"[replication], [[stream]] or [[route]]{suggestion(unknown[0], _KEYS)}"
-        )
-    texts, listen, options = (
-        [content.get(name) for name in _TEXTS],
-        content.get("listen", {}),
-        content.get("option", {}),
-    )
-    for name, text in zip(_TEXTS, texts, strict=True):
-        if not isinstance(text, str | None):
-            raise ConfigError(f"invalid --config {path}: {name} must be text in quotes")
-    if not isinstance(listen, dict):
-        raise ConfigError(f"invalid --config {path}: [listen] must be a table of PROTOCOL = ENDPOINT")
-    if not isinstance(options, dict) or not all(isinstance(table, dict) for table in options.values()):
-        raise ConfigError(f"invalid --config {path}: options must be in tables named [option.PROTOCOL]")
-    folder = path.absolute().parent
-    try:
-        rules = streams.parse(content.get("stream", []))
-        routed = _routes(content.get("route", []), options)
-        table = content.get("replication")
-        cluster = None if table is None else replication.parse(table, str(folder))
-    except (ValueError, ConfigError) as error:
-        raise ConfigError(f"invalid --config {path}: {error}") from error
-    return FromFile(
-        data_dir=None if texts[0] is None else str(folder / texts[0]),
-        policy=None if texts[1] is None else str(folder / texts[1]),
-        log_format=texts[2],
-        log_level=texts[3],
-        listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in _endpoints(path, listen)],
-        options={
-            scope: _options_within(folder, scope, _plain(table)) for scope, table in merged(options, routed).items()
-        },
-        streams=rules,
-        replication=cluster,
-    )
+    return read("--config", path, ConfigFile, ConfigFile.settings)
 
 
-def _routes(tables: object, options: Options) -> Options:
-    """Return the ``[[route]]`` tables of a file as the option ``routes`` of their listeners.
-
-    :raises ValueError: a table is invalid; the message names it and says what is expected
-    """
-    expected = 'listener = "lumberjack" and stream = "logs.{fields.service}"'
-    if not isinstance(tables, list):
-        raise ValueError("expected routes in tables named [[route]], with two brackets")
-    found: dict[str, dict[str, Any]] = {}
-    for number, table in enumerate(tables, 1):
-        if not isinstance(table, dict) or set(table) != {"listener", "stream"}:
-            raise ValueError(f"[[route]] table {number} has other keys than expected, which are {expected}")
-        listener, stream = table["listener"], table["stream"]
-        if not isinstance(listener, str) or not isinstance(stream, str) or "," in stream:
-            raise ValueError(f"[[route]] table {number} has other values than texts without commas, such as {expected}")
-        protocol = listener.partition("/")[0]
-        if protocol not in plugins.names() or "routes" not in attrs.fields_dict(plugins.load(protocol).settings):
-            raise ValueError(f"[[route]] table {number} is for {listener!r}, which has no routes; expected {expected}")
-        if "routes" in options.get(listener, {}):
-            raise ValueError(f"[[route]] table {number} is for {listener}, whose option routes is set, too; use one")
-        found.setdefault(listener, {"routes": []})["routes"].append(stream)
-    return found
+def applies(scope: str, listen: Iterable[tuple[str, str]]) -> bool:
+    """Return whether options of *scope* have an effect on the listeners *listen*, or on the server."""
+    return scope in SCOPES or any(scope in (name, name.partition("/")[0]) for name, _ in listen)
 
 
 def merged(under: Options, over: Options) -> Options:
@@ -349,28 +403,21 @@ def _settings(name: str, options: Options) -> tuple[IProtocolPlugin, Any]:
     return plugin, build(plugin.settings, name, values)
 
 
+def _settings_class(scope: str) -> type[Any]:
+    """Return the class of the options of *scope*.
+
+    :raises ConfigError: there is no such scope, or the plugin of the protocol cannot be loaded
+    """
+    _check_scope(scope)
+    found = {"journal": JournalSettings, "server": ServerSettings}.get(scope)
+    return found or plugins.load(scope.partition("/")[0]).settings
+
+
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in table.items()}
-
-
-def _options_within(folder: Path, scope: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return *table*, the options of *scope*, with relative paths made absolute: they are relative to *folder*."""
-    protocol = scope.partition("/")[0]
-    if protocol not in (*SCOPES, *plugins.names()):
-        return table  # resolve() refuses the unknown scope
-    settings = {"journal": JournalSettings, "server": ServerSettings}.get(scope) or plugins.load(protocol).settings
-    return within(str(folder), settings, table)
 
 
 def _endpoint_within(folder: Path, endpoint: str) -> str:
     """Return *endpoint* with absolute paths of sockets, keys and certificates; relative ones begin in *folder*."""
     start = quoteStringArgument(str(folder))
     return _ENDPOINT_PATH.sub(lambda found: f"{found[1]}{start}/{found[2]}", endpoint)
-
-
-def _endpoints(path: Path, listen: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, endpoints in listen.items():
-        for endpoint in endpoints if isinstance(endpoints, list) else [endpoints]:
-            if not isinstance(endpoint, str):
-                raise ConfigError(f"invalid --config {path}: {name} in [listen] must be an endpoint or a list of them")
-            yield name, endpoint

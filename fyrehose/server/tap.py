@@ -34,6 +34,7 @@ from fyrehose.server import logs, process
 from fyrehose.server.config import (
     Config,
     FromFile,
+    applies,
     merged,
     parse_listen,
     parse_option,
@@ -157,9 +158,13 @@ class Options(usage.Options):
         :raises ConfigError: a part of the configuration is invalid
         """
         file = FromFile() if self["config"] is None else read_file(Path(self["config"]))
+        listen = self["listen"] or file.listen
+        for scope in self["option"]:
+            if listen and not applies(scope, listen):
+                raise ConfigError(f"options of {scope!r} without a listener; add --listen {scope}=ENDPOINT")
         return resolve(
             self["data-dir"] or file.data_dir or "data",
-            self["listen"] or file.listen,
+            listen,
             merged(file.options, self["option"]),
             self["policy"] or file.policy,
             self["log-format"] or file.log_format or "text",

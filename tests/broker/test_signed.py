@@ -201,7 +201,7 @@ def test_texts_of_policies_and_peers_contain_no_key_and_no_token(tmp_path: Path)
 def test_an_invalid_key_file_is_refused_with_the_rule(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('[[allow]]\nsigned = "short"\nsubscribe = "*"\n')
-    with pytest.raises(ConfigError, match=r"rule 1 has signed = 'short': cannot read the key"):
+    with pytest.raises(ConfigError, match=r"table 1: signed is 'short': cannot read the key"):
         load(file)
     (tmp_path / "short").write_text("abc\n")
     with pytest.raises(ConfigError, match="has 3 characters, expected at least 32"):

@@ -11,14 +11,19 @@ from fyrehose.cli.command import main
 from fyrehose.protocols.backbone.frames import MAX_DATA
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.server import idle
+from fyrehose.toml_files import structured
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "streams.md").read_text()
 
 
+def limits(tables: object) -> streams.StreamRules:
+    return streams.limits(structured(list[streams.StreamRule], tables))
+
+
 def test_the_example_limits_mean_what_the_page_says() -> None:
     (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    rules = streams.parse(tomllib.loads(shown)["stream"])
+    rules = limits(tomllib.loads(shown)["stream"])
     assert (rules.keep_age("debug.orders"), rules.max_payload("debug.orders")) == (7 * 86400, 64 << 10)
     assert (rules.keep_age("trace.x"), rules.keep_age("orders")) == (86400, 0)
     assert not rules.new_streams("debug.orders")
@@ -27,7 +32,7 @@ def test_the_example_limits_mean_what_the_page_says() -> None:
 def test_the_commented_limits_in_the_deployed_configuration_are_valid() -> None:
     text = (ROOT / "deploy" / "fyrehose.toml").read_text().partition("# [[stream]]")
     example = "\n".join(line.removeprefix("# ") for line in (text[1] + text[2]).splitlines())
-    assert streams.parse(tomllib.loads(example)["stream"]).max_payload("debug.a") == 64 << 10
+    assert limits(tomllib.loads(example)["stream"]).max_payload("debug.a") == 64 << 10
 
 
 def test_every_setting_of_a_table_is_explained() -> None:

@@ -106,6 +106,9 @@ def test_relative_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monke
         [listen]
         figg = ["unix:figg", "unix:address=run/figg:mode=600", "unix:/run/figg"]
         relink = 'ssl:7733:privateKey=server.key:certKey=/etc/server.pem'
+        "figg/office" = "tcp:8120"
+        admin = "tcp:8118"
+        eventbus = "tcp:5556"
         [option.figg]
         tls-certificate = "server.pem"
         tls-key = "/etc/server.key"
@@ -116,8 +119,6 @@ def test_relative_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monke
         [option.eventbus]
         server-key = "keys/server.key_secret"
         client-keys = "any"
-        [option.unknown]
-        tls-certificate = "server.pem"
         [replication]
         servers = ["nats://127.0.0.1:4222"]
         name = "a"
@@ -137,13 +138,15 @@ def test_relative_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monke
         ("figg", f"unix:address={quoted}/run/figg:mode=600"),
         ("figg", "unix:/run/figg"),
         ("relink", f"ssl:7733:privateKey={quoted}/server.key:certKey=/etc/server.pem"),
+        ("figg/office", "tcp:8120"),
+        ("admin", "tcp:8118"),
+        ("eventbus", "tcp:5556"),
     ]
     assert found.options == {
         "figg": {"tls_certificate": str(folder / "server.pem"), "tls_key": "/etc/server.key"},
         "figg/office": {"tls_authorities": str(folder / "clients.pem")},
         "admin": {"token_file": ""},
         "eventbus": {"server_key": str(folder / "keys/server.key_secret"), "client_keys": "any"},
-        "unknown": {"tls_certificate": "server.pem"},
     }
 
 
@@ -160,25 +163,45 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("\x00", "not TOML"),
         (
             "data_dir = 'x'",
-            "[listen], [option.PROTOCOL], [replication], [[stream]] or [[route]]",
+            "line 1: unknown key 'data_dir'; did you mean data-dir?",
         ),
-        ("[stream]\nname = 'a'", "expected limits of streams in tables named [[stream]], with two brackets"),
-        ("[route]\nlistener = 'a'", "expected routes in tables named [[route]], with two brackets"),
-        ("[[route]]\nlistener = 'lumberjack'", "[[route]] table 1 has other keys than expected, which are listener"),
-        ("[[route]]\nlistener = 'figg'\nstream = '{a}'", "[[route]] table 1 is for 'figg', which has no routes; expec"),
-        ("[[route]]\nlistener = 'x'\nstream = '{a}'", "[[route]] table 1 is for 'x', which has no routes; expected l"),
-        ("[[route]]\nlistener = 'l'\nstream = '{a},b'", "[[route]] table 1 has other values than texts without comma"),
+        ("deep = 1", "expected data-dir, policy, log-format, log-level, [listen], [option.PROTOCOL], [replication], "),
+        ("[stream]\nname = 'a'", "stream is a table; expected tables named [[stream]], with two brackets"),
+        ("[route]\nlistener = 'a'", "route is a table; expected tables named [[route]], with two brackets"),
+        ("[[route]]\nlistener = 'lumberjack'", "line 1, in [[route]] table 1: stream is missing; expected a name such"),
+        ("[[route]]\nlistener = 'figg'\nstream = '{a}'", "line 2, in [[route]] table 1: listener is 'figg', which has"),
+        ("[[route]]\nlistener = 'x'\nstream = '{a}'", "listener is 'x', which has no routes; expected lumberjack"),
+        (
+            "[[route]]\nlistener = 'lumberjack'\nstream = '{a},b'",
+            "line 3, in [[route]] table 1: stream is '{a},b'; expected a name without commas",
+        ),
         (
             "[option.lumberjack]\nroutes = '{a}'\n[[route]]\nlistener = 'lumberjack'\nstream = '{a}'",
-            "[[route]] table 1 is for lumberjack, whose option routes is set, too; use one",
+            "line 3, in [[route]] table 1: the option routes of lumberjack is set, too; use one of them",
         ),
-        ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "[[stream]] table 1 has keep-age = 'x'; expected a duration"),
-        ("data-dir = 5", "data-dir must be text in quotes"),
-        ("policy = ['a']", "policy must be text in quotes"),
-        ("listen = 'figg=tcp:1'", "[listen] must be a table of PROTOCOL = ENDPOINT"),
-        ("[listen]\nfigg = 8119", "figg in [listen] must be an endpoint or a list of them"),
-        ("option = 1", "options must be in tables named [option.PROTOCOL]"),
-        ("[option]\nfigg = 1", "options must be in tables named [option.PROTOCOL]"),
+        ("[[stream]]\nname = 'a'\nkeep-age = 'x'", "line 3, in [[stream]] table 1: keep-age is 'x'; expected a durat"),
+        ("[[stream]]\nkeep-age = 1", "line 1, in [[stream]] table 1: name is missing; expected a pattern such as"),
+        ("data-dir = 5", "line 1: data-dir is 5; expected text in quotes"),
+        ("policy = ['a']", "line 1: policy is ['a']; expected text in quotes"),
+        ("listen = 'figg=tcp:1'", "listen is 'figg=tcp:1'; expected a table of PROTOCOL = ENDPOINT"),
+        ("[listen]\nfigg = 8119", "line 2, in [listen]: figg is 8119; expected an endpoint or a list of them"),
+        ("option = 1", "line 1: option is 1; expected tables named [option.PROTOCOL]"),
+        ("[option]\nfigg = 1", "in [option]: figg is 1; expected a table"),
+        ("replication = 1", "line 1: replication is 1; expected a table: [replication]"),
+        ("[option.fig]\nmax-payload = 1", "line 1, in [option.fig]: unknown scope 'fig' of options; expected one of j"),
+        ("[listen]\nfig = 'tcp:1'", "line 2, in [listen]: unknown protocol 'fig'; expected one of"),
+        ("[option.figg]\nmax_payload = 'big'", "line 2, in [option.figg]: max-payload is 'big'; expected a size"),
+        ("[option.figg]\nmax-conections = 1", "line 2, in [option.figg]: unknown key 'max-conections'; did you mean"),
+        ("[option.server]\nmax-streams = 0", "line 2, in [option.server]: max-streams must be at least 1, not 0"),
+        ("[option.http]\ntls-key = {a = 1}", "line 2, in [option.http]: tls-key is a table; expected text, a number"),
+        (
+            "[listen]\nhttp = 'tcp:1'\n[option.figg]\nmax-payload = 1",
+            'line 3, in [option.figg]: it has no effect, because figg does not listen; add figg = "',
+        ),
+        (
+            "[listen]\nhttp = 'tcp:1'\n[[route]]\nlistener = 'lumberjack'\nstream = 'a'",
+            "line 3, in [[route]] table 1: it has no effect, because lumberjack does not listen",
+        ),
     ],
 )
 def test_invalid_files_are_refused_with_the_reason(text: str, said: str, tmp_path: Path) -> None:

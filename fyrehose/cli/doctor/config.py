@@ -13,16 +13,18 @@ from cryptography import x509
 from twisted.python import usage
 
 from fyrehose import plugins
+from fyrehose.broker.policy import PolicyFile
 from fyrehose.cli.doctor.findings import Finding, Level
 from fyrehose.cli.doctor.machine import permissions
 from fyrehose.errors import ConfigError
 from fyrehose.identity import Action
 from fyrehose.net.connections import descriptors_for
 from fyrehose.observe.listeners import encryption
-from fyrehose.options import counted, exact_size, options_of, read_toml, typed
+from fyrehose.options import counted, exact_size, options_of, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import check_guarded
 from fyrehose.server.process import RESERVED
+from fyrehose.toml_files import read
 from fyrehose.web.hosts import is_local
 
 #: A certificate that expires within this time is reported.
@@ -149,9 +151,8 @@ def _policy(config: Config) -> Iterator[Finding]:
             may = [action for action in Action if rule.rights.get(action)]
             what = f"rule {number} lets every address {' and '.join(may)}"
             yield Finding(Level.WARNING, "policy", what, where, "name networks, or ask for a certificate or a token")
-    for table in read_toml("--policy", config.policy_file).get("allow", ()):
-        signed = table.get("signed", [])
-        for name in [signed] if isinstance(signed, str) else signed:
+    for table in read("--policy", config.policy_file, PolicyFile, lambda content, _: content.allow):
+        for name in table.signed:
             yield from permissions(config.policy_file.parent / name, "key of signed tokens", private=True)
 
 

@@ -14,20 +14,19 @@ columns = { host = { path = "host.name", type = "string", default = "unknown" } 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
 from os.path import normpath
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import pyarrow as pa
 
-from fyrehose.errors import ConfigError
 from fyrehose.options import duration, suggestion
 from fyrehose.patterns import Pattern
 from fyrehose.spark.typed.conditions import Condition
+from fyrehose.toml_files import Mistake, inside, key, read, shown, structured, text, texts
 
 #: The types of columns.
 TYPES: dict[str, pa.DataType] = {
@@ -65,7 +64,10 @@ _STEPS = re.compile(r"([^\[\]]+)((?:\[\d{1,9}\][^\[\]]*)*)")
 _STEP = re.compile(r"\[(\d+)\]|\.?([^\[\].]+)")
 _FUNCTION = re.compile(r"(count)|(sum|min|max|mean)\((.+)\)")
 
-T = TypeVar("T")
+#: Descriptions of valid values, for errors.
+_JOURNAL, _OUTPUT = "a directory, or http://HOST:PORT", "a directory, or s3://BUCKET/PATH"
+_STREAMS, _KEY = "a pattern such as 'web.*', or a list of them", "a column, or a list of columns"
+_CONDITION = "a condition such as 'status >= 100'"
 
 
 @attrs.frozen(kw_only=True)
@@ -180,197 +182,282 @@ def read_config(path: str | Path) -> TablesConfig:
 
     :raises ConfigError: the file cannot be read, or something in it is wrong
     """
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"invalid {file}: not TOML: {error}") from error
-    return _config(_Section(file, text, (), values))
+    return read("", Path(path), _File, _File.config)
 
 
-@attrs.frozen
-class _Section:
-    """A table of the TOML file; its methods return the values, and raise errors with the line of a wrong value."""
+def _texts(expected: str) -> Callable[[object], tuple[str, ...]]:
+    """Return the converter of a list of texts, which is not empty; a single text counts as a list of one."""
 
-    file: Path
-    text: str
-    path: tuple[str, ...]
-    values: dict[str, Any]
-
-    def wrong(self, key: str | None, what: str) -> ConfigError:
-        whole = self.path if key is None else (*self.path, key)
-        where = f", line {line}" if (line := line_of(self.text, whole)) else ""
-        inside = f", in [{'.'.join(map(_quoted, self.path))}]" if self.path else ""
-        return ConfigError(f"invalid {self.file}{where}{inside}: {what}")
-
-    def allow(self, *known: str) -> None:
-        for key in self.values:
-            if key not in known:
-                advice = suggestion(key, known) or f"; expected {', '.join(known)}"
-                raise self.wrong(key, f"unknown key {key!r}{advice}")
-
-    def get(self, key: str, kind: type[T], what: str, default: T | None = None) -> T:
-        """Return the value of *key*; without a default, the value is required."""
-        if key not in self.values:
-            if default is None:
-                raise self.wrong(None, f"{key} is missing: {what}")
-            return default
-        value = self.values[key]
-        if type(value) is not kind:
-            raise self.wrong(key, f"{key} is {_shown(value)}; expected {what}")
-        return value
-
-    def text_of(self, key: str, what: str, default: str | None = None) -> str:
-        value = self.get(key, str, what, default)
-        if not value:
-            raise self.wrong(key, f"{key} is empty; expected {what}")
-        return value
-
-    def texts(self, key: str, what: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
-        """Return a list of texts; a single text counts as a list of one."""
-        if key not in self.values and default is not None:
-            return tuple(default)
-        value = self.values.get(key)
-        listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, list) or not listed or not all(isinstance(each, str) and each for each in listed):
-            said = "missing" if key not in self.values else _shown(value)
-            raise self.wrong(key if key in self.values else None, f"{key} is {said}; expected {what}")
-        return tuple(listed)
-
-    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
-        value = self.text_of(key, f"one of {', '.join(choices)}", default)
-        if value not in choices:
-            advice = suggestion(value, choices) or f"; expected one of {', '.join(choices)}"
-            raise self.wrong(key, f"{key} is {value!r}{advice}")
-        return value
-
-    def column(self, key: str, name: str, known: Collection[str]) -> None:
-        """Check that *name*, which is in the value of *key*, is a column."""
-        if name not in known:
-            raise self.wrong(key, f"there is no column {name!r}{suggestion(name, known) or '; declare it'}")
-
-    def microseconds(self, key: str) -> int:
-        """Return the duration *key* in microseconds.
-
-        :raises ConfigError: the value is missing, is no duration, or is not longer than 0
-        """
-        value = self.text_of(key, "a duration such as '1m'")
+    def convert(value: object) -> tuple[str, ...]:
         try:
-            found = round(duration(value) * 1_000_000)
-        except ValueError as error:
-            raise self.wrong(key, f"{key} is {value!r}; expected {error}") from error
-        if found <= 0:
-            raise self.wrong(key, f"{key} is {value!r}; expected a duration longer than 0")
+            found = texts(value)
+        except ValueError:
+            found = ()
+        if not found:
+            raise ValueError(expected)
         return found
 
-    def below(self, key: str, value: Any = None) -> _Section:
-        found = self.values.get(key, {}) if value is None else value
-        if not isinstance(found, dict):
-            raise self.wrong(key, f"{key} is {_shown(found)}; expected a table")
-        return _Section(self.file, self.text, (*self.path, key), found)
+    return convert
 
-    def each(self) -> Iterator[tuple[str, _Section]]:
-        for key in self.values:
-            yield key, self.below(key)
 
-    def checked(self, key: str, make: Callable[[], T]) -> T:
-        """Return the result of *make*; report its ValueError as an error of the value of a key."""
+def _some(expected: str) -> Callable[[object], str]:
+    """Return the converter of a text that is not empty."""
+
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError(expected)
+        return value
+
+    return convert
+
+
+def _choice(*words: str) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"one of {', '.join(words)}{suggestion(str(value), words)}")
+        return value
+
+    return convert
+
+
+def _microseconds(value: object) -> int:
+    if not isinstance(value, str):
+        raise ValueError("a duration such as '1m'")
+    if (found := round(duration(value) * 1_000_000)) <= 0:
+        raise ValueError("a duration longer than 0")
+    return found
+
+
+def _path(value: object) -> str:
+    try:
+        parsed_path(str(value))
+    except ValueError:
+        raise ValueError("a path such as 'host.name' or 'items[0].id'") from None
+    return text(value)
+
+
+def _columns(value: object) -> dict[str, _Column]:
+    """Return the columns of a table; ``name = "type"`` is short for ``name = { type = "type" }``."""
+    if not isinstance(value, dict):
+        raise ValueError("a table")
+    whole = {name: {"type": each} if isinstance(each, str) else each for name, each in value.items()}
+    return structured(dict[str, _Column], whole)
+
+
+def _functions(value: object) -> dict[str, str]:
+    """Return the columns of an aggregate, each of which is a text."""
+    if not isinstance(value, dict):
+        raise ValueError("a table")
+    for name, each in value.items():
+        if not isinstance(each, str) or not each:
+            expected = "'count', or a function such as 'sum(bytes)'"
+            raise Mistake(f"{name} is {shown(each)}; expected {expected}", key=name)
+    return value
+
+
+def _check_column(key: str, name: str, known: Collection[str]) -> None:
+    """Check that *name*, which is in the value of *key*, is a column."""
+    if name not in known:
+        raise Mistake(f"there is no column {name!r}{suggestion(name, known) or '; declare it'}", key=key)
+
+
+def _check_condition(key: str, condition: Condition, types: Mapping[str, pa.DataType]) -> None:
+    try:
+        condition.check(types)
+    except ValueError as error:
+        raise Mistake(f"{key}: {error}", key=key) from error
+
+
+def _check_table_name(name: str) -> None:
+    if not _TABLE.fullmatch(name):
+        raise Mistake(f"{name!r} is no name of a table: use letters, digits, '_', '-' and '.'")
+
+
+@attrs.frozen(kw_only=True)
+class _Column:
+    """A column of a typed table, as the file has it."""
+
+    type: str = key(_choice(*TYPES), expected=f"one of {', '.join(TYPES)}")
+    path: str | None = key(_path, default=None)
+    value: Any = key(lambda value: value, default=None, name="default")
+    unit: str | None = key(_choice(*UNITS), default=None)
+
+    def column(self, name: str) -> TypedColumn:
+        if not _COLUMN.fullmatch(name):
+            raise Mistake(f"{name!r} is no name of a column: Delta tables allow no space and none of ,;{{}}()=")
+        if self.unit is not None and self.type != "timestamp":
+            raise Mistake(f"unit is for columns of the type timestamp, and this is {self.type!r}", key="unit")
+        path, steps = parsed_path(name if self.path is None else self.path)
         try:
-            return make()
+            default = None if self.value is None else _default(self.type, self.value)
         except ValueError as error:
-            raise self.wrong(key, f"{key}: {error}") from error
+            raise Mistake(f"default: {error}", key="default") from error
+        unit = None if self.unit is None else UNITS[self.unit]
+        return TypedColumn(name=name, path=path, steps=steps, type=self.type, default=default, unit=unit)
 
 
-def _config(whole: _Section) -> TablesConfig:
-    whole.allow("journal", "output", "lake", "subscription", "gaps", "tables", "aggregates")
-    tables = tuple(_table(name, section) for name, section in whole.below("tables").each())
-    if not tables:
-        raise whole.wrong(None, "there is no table: add one, such as [tables.events] with streams = ['*']")
-    taken = {table.name for table in tables} | {f"{table.name}_quarantine" for table in tables if table.quarantines}
-    aggregates = []
-    for name, section in whole.below("aggregates").each():
-        if name in taken:
-            raise whole.below("aggregates").wrong(name, f"there is a table {name!r} already; choose another name")
-        aggregates.append(_aggregate(name, section, tables))
-    folder = whole.file.absolute().parent
-    return TablesConfig(
-        journal=_placed(folder, whole.text_of("journal", "a directory, or http://HOST:PORT")),
-        output=_placed(folder, whole.text_of("output", "a directory, or s3://BUCKET/PATH")),
-        lake=_placed(folder, whole.text_of("lake", "a directory or URL")) if "lake" in whole.values else None,
-        subscription=whole.text_of("subscription", "a name") if "subscription" in whole.values else None,
-        skip_gaps=whole.choice("gaps", ("error", "skip"), "error") == "skip",
-        tables=tables,
-        aggregates=tuple(aggregates),
-    )
+@attrs.frozen(kw_only=True)
+class _Expectation:
+    """An expectation of a typed table, as the file has it."""
+
+    check: str = key(_some(_CONDITION), expected=_CONDITION)
+    action: str = key(_choice(EXPECT, DROP, FAIL, QUARANTINE), default=EXPECT)
+
+    def expectation(self, name: str, types: Mapping[str, pa.DataType]) -> Expectation:
+        condition = Condition(self.check)
+        _check_condition("check", condition, types)
+        return Expectation(name=name, condition=condition, action=self.action)
+
+
+@attrs.frozen(kw_only=True)
+class _Deduplicate:
+    """By which columns, and how long, the rows of a table are recognized as repetitions."""
+
+    columns: tuple[str, ...] = key(_texts(_KEY), name="key", expected=_KEY)
+    within: int = key(_microseconds, expected="a duration such as '1m'")
+
+
+@attrs.frozen(kw_only=True)
+class _Table:
+    """A typed table, as the file has it."""
+
+    streams: tuple[str, ...] = key(_texts(_STREAMS), expected=_STREAMS)
+    time: str | None = key(_path, default=None)
+    new_fields: str = key(_choice(COLUMNS, RESCUE, IGNORE), default=COLUMNS, name="new_fields")
+    columns: dict[str, _Column] = key(_columns, default=attrs.Factory(dict))
+    expectations: dict[str, _Expectation] = key(default=attrs.Factory(dict))
+    deduplicate: _Deduplicate | None = key(default=None)
+
+    def table(self, name: str) -> TypedTable:
+        _check_table_name(name)
+        columns = self._made_columns()
+        table = TypedTable(
+            name=name,
+            streams=tuple(map(Pattern, self.streams)),
+            columns=columns,
+            time=None if self.time is None else _time(self.time, columns),
+            new_fields=self.new_fields,
+            key=() if self.deduplicate is None else self.deduplicate.columns,
+            within=0 if self.deduplicate is None else self.deduplicate.within,
+        )
+        types = {field.name: field.type for field in table.schema}
+        expectations = []
+        for each, of in self.expectations.items():
+            with inside("expectations", each):
+                expectations.append(of.expectation(each, types))
+        for column in table.key:
+            with inside("deduplicate"):
+                _check_column("key", column, [*(column.name for column in columns), EVENT_TIME])
+        return attrs.evolve(table, expectations=tuple(expectations))
+
+    def _made_columns(self) -> tuple[TypedColumn, ...]:
+        made: list[TypedColumn] = []
+        folded: dict[str, str] = {each.lower(): each for each in SYSTEM}
+        for name, column in self.columns.items():
+            with inside("columns"):
+                if other := folded.get(name.lower()):
+                    said = f"the column {name!r} has the name of the column {other!r}; choose another name"
+                    raise Mistake(said, key=name)
+                with inside(name):
+                    made.append(column.column(name))
+            folded[name.lower()] = name
+        return tuple(made)
+
+
+def _time(field: str, columns: Sequence[TypedColumn]) -> TypedColumn:
+    """Return the column for the time of an event, in the unit of the declared column for *field*, if there is one."""
+    path, steps = parsed_path(field)
+    unit = next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
+    return TypedColumn(name=EVENT_TIME, path=path, steps=steps, type="timestamp", unit=unit)
+
+
+@attrs.frozen(kw_only=True)
+class _Aggregate:
+    """An aggregate, as the file has it."""
+
+    table: str = key(text, expected="the name of a table")
+    window: int = key(_microseconds, expected="a duration such as '1m'")
+    by: tuple[str, ...] = key(_texts(_KEY), default=())
+    columns: dict[str, str] = key(_functions, default=attrs.Factory(dict))
+    where: str | None = key(_some(_CONDITION), default=None)
+
+    def aggregate(self, name: str, tables: Mapping[str, TypedTable]) -> Aggregate:
+        _check_table_name(name)
+        if self.table not in tables:
+            advice = suggestion(self.table, tables) or f"; expected one of {', '.join(tables)}"
+            raise Mistake(f"table is {self.table!r}{advice}", key="table")
+        types = {field.name: field.type for field in tables[self.table].schema}
+        for column in self.by:
+            _check_column("by", column, types)
+        where = None if self.where is None else Condition(self.where)
+        if where is not None:
+            _check_condition("where", where, types)
+        with inside("columns"):
+            measures = tuple(_measure(each, function, types) for each, function in self.columns.items())
+        if not measures:
+            raise Mistake("there are no columns: add some, such as columns = { requests = 'count' }")
+        names = [*self.by, *(measure.name for measure in measures)]
+        for each in names:
+            if each in ("window", DATE) or names.count(each) > 1:
+                raise Mistake(f"there are two columns {each!r}; choose another name", key="columns")
+        return Aggregate(name=name, table=self.table, window=self.window, by=self.by, measures=measures, where=where)
+
+
+def _measure(name: str, function: str, types: Mapping[str, pa.DataType]) -> Measure:
+    if not _COLUMN.fullmatch(name):
+        raise Mistake(f"{name!r} is no name of a column", key=name)
+    match = _FUNCTION.fullmatch(function)
+    if match is None:
+        raise Mistake(f"{name} is {function!r}; expected count, or sum, min, max or mean of a column", key=name)
+    if match[1]:
+        return Measure(name=name, function="count", column=None)
+    called, column = match[2], match[3].strip()
+    _check_column(name, column, types)
+    if called in ("sum", "mean") and types[column] not in (TYPES["long"], TYPES["double"]):
+        raise Mistake(f"{called} needs a column of numbers, and {column!r} is {types[column]}", key=name)
+    return Measure(name=name, function=called, column=column)
+
+
+@attrs.frozen(kw_only=True)
+class _File:
+    """The whole file."""
+
+    journal: str = key(_some(_JOURNAL), expected=_JOURNAL)
+    output: str = key(_some(_OUTPUT), expected=_OUTPUT)
+    lake: str | None = key(_some("a directory or URL"), default=None)
+    subscription: str | None = key(_some("a name"), default=None)
+    gaps: str = key(_choice("error", "skip"), default="error")
+    tables: dict[str, _Table] = key(default=attrs.Factory(dict), shown="[tables.NAME]")
+    aggregates: dict[str, _Aggregate] = key(default=attrs.Factory(dict), shown="[aggregates.NAME]")
+
+    def config(self, folder: Path) -> TablesConfig:
+        """Return the configuration, with relative paths resolved in *folder*."""
+        tables = {}
+        for name, table in self.tables.items():
+            with inside("tables", name):
+                tables[name] = table.table(name)
+        if not tables:
+            raise Mistake("there is no table: add one, such as [tables.events] with streams = ['*']")
+        taken = {*tables, *(f"{name}_quarantine" for name, table in tables.items() if table.quarantines)}
+        aggregates = []
+        for name, aggregate in self.aggregates.items():
+            with inside("aggregates", name):
+                if name in taken:
+                    raise Mistake(f"there is a table {name!r} already; choose another name")
+                aggregates.append(aggregate.aggregate(name, tables))
+        return TablesConfig(
+            journal=_placed(folder, self.journal),
+            output=_placed(folder, self.output),
+            lake=None if self.lake is None else _placed(folder, self.lake),
+            subscription=self.subscription,
+            skip_gaps=self.gaps == "skip",
+            tables=tuple(tables.values()),
+            aggregates=tuple(aggregates),
+        )
 
 
 def _placed(folder: Path, location: str) -> str:
     return location if "://" in location else normpath(folder / location)
-
-
-def _table(name: str, section: _Section) -> TypedTable:
-    if not _TABLE.fullmatch(name):
-        raise section.wrong(None, f"{name!r} is no name of a table: use letters, digits, '_', '-' and '.'")
-    section.allow("streams", "time", "new_fields", "columns", "expectations", "deduplicate")
-    columns = tuple(_column(each, of) for each, of in section.below("columns", _columns_of(section)).each())
-    folded: dict[str, str] = {each.lower(): each for each in SYSTEM}
-    for column in columns:
-        if column.name.lower() in folded:
-            other = folded[column.name.lower()]
-            raise section.below("columns").wrong(
-                column.name, f"the column {column.name!r} has the name of the column {other!r}; choose another name"
-            )
-        folded[column.name.lower()] = column.name
-    time = None
-    if "time" in section.values:
-        field = section.text_of("time", "the path of the field with an event's time")
-        path, steps = section.checked("time", lambda: parsed_path(field))
-        time = TypedColumn(name=EVENT_TIME, path=path, steps=steps, type="timestamp", unit=_unit_of(columns, field))
-    table = TypedTable(
-        name=name,
-        streams=tuple(map(Pattern, section.texts("streams", "a pattern such as 'web.*', or a list of them"))),
-        columns=columns,
-        time=time,
-        new_fields=section.choice("new_fields", (COLUMNS, RESCUE, IGNORE), COLUMNS),
-    )
-    types = {field.name: field.type for field in table.schema}
-    expectations = tuple(_expectation(each, of, types) for each, of in section.below("expectations").each())
-    key, within = _deduplicated(section.below("deduplicate"), columns) if "deduplicate" in section.values else ((), 0)
-    return attrs.evolve(table, expectations=expectations, key=key, within=within)
-
-
-def _columns_of(section: _Section) -> dict[str, Any]:
-    """Return the columns of a table; ``name = "type"`` is short for ``name = { type = "type" }``."""
-    found = section.below("columns").values
-    return {name: {"type": value} if isinstance(value, str) else value for name, value in found.items()}
-
-
-def _unit_of(columns: Sequence[TypedColumn], field: str) -> int | None:
-    """Return the unit of the declared column for the field *field*; None if there is no such column."""
-    path, steps = parsed_path(field)
-    return next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
-
-
-def _column(name: str, section: _Section) -> TypedColumn:
-    if not _COLUMN.fullmatch(name):
-        raise section.wrong(None, f"{name!r} is no name of a column: Delta tables allow no space and none of ,;{{}}()=")
-    section.allow("path", "type", "default", "unit")
-    kind = section.choice("type", tuple(TYPES))
-    path, steps = section.checked(
-        "path", lambda: parsed_path(section.text_of("path", "a path such as 'host.name'", name))
-    )
-    unit = None
-    if "unit" in section.values:
-        unit = UNITS[section.choice("unit", tuple(UNITS))]
-        if kind != "timestamp":
-            raise section.wrong("unit", f"unit is for columns of the type timestamp, and this is {kind!r}")
-    default = None
-    if "default" in section.values:
-        default = section.checked("default", lambda: _default(kind, section.values["default"]))
-    return TypedColumn(name=name, path=path, steps=steps, type=kind, default=default, unit=unit)
 
 
 def parsed_path(text: str) -> tuple[str, tuple[int | str, ...]]:
@@ -395,7 +482,7 @@ def _default(kind: str, value: Any) -> Any:
         "date": (date,),
     }
     if type(value) not in fitting[kind]:
-        raise ValueError(f"{_shown(value)} is no {kind}")
+        raise ValueError(f"{shown(value)} is no {kind}")
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=UTC)
     try:
@@ -403,105 +490,3 @@ def _default(kind: str, value: Any) -> Any:
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{value!r} is no {kind}") from error
     return value
-
-
-def _expectation(name: str, section: _Section, types: Mapping[str, pa.DataType]) -> Expectation:
-    section.allow("check", "action")
-    action = section.choice("action", (EXPECT, DROP, FAIL, QUARANTINE), EXPECT)
-    condition = Condition(section.text_of("check", "a condition such as 'status >= 100'"))
-    section.checked("check", lambda: condition.check(types))
-    return Expectation(name=name, condition=condition, action=action)
-
-
-def _deduplicated(section: _Section, columns: Sequence[TypedColumn]) -> tuple[tuple[str, ...], int]:
-    section.allow("key", "within")
-    key = section.texts("key", "a column, or a list of columns")
-    known = [*(column.name for column in columns), EVENT_TIME]
-    for name in key:
-        section.column("key", name, known)
-    return key, section.microseconds("within")
-
-
-def _aggregate(name: str, section: _Section, tables: Sequence[TypedTable]) -> Aggregate:
-    if not _TABLE.fullmatch(name):
-        raise section.wrong(None, f"{name!r} is no name of a table: use letters, digits, '_', '-' and '.'")
-    section.allow("table", "window", "by", "columns", "where")
-    named = section.choice("table", [table.name for table in tables])
-    types = {field.name: field.type for field in next(table for table in tables if table.name == named).schema}
-    by = section.texts("by", "a column, or a list of columns", ())
-    for column in by:
-        section.column("by", column, types)
-    where = None
-    if "where" in section.values:
-        where = Condition(section.text_of("where", "a condition such as 'status >= 500'"))
-        section.checked("where", lambda: where.check(types))
-    columns = section.below("columns")
-    measures = tuple(_measure(each, columns, types) for each in columns.values)
-    if not measures:
-        raise section.wrong(None, "there are no columns: add some, such as columns = { requests = 'count' }")
-    for each in (*by, *(measure.name for measure in measures)):
-        if each in ("window", DATE) or [*by, *(measure.name for measure in measures)].count(each) > 1:
-            raise section.wrong("columns", f"there are two columns {each!r}; choose another name")
-    return Aggregate(
-        name=name, table=named, window=section.microseconds("window"), by=by, measures=measures, where=where
-    )
-
-
-def _measure(name: str, section: _Section, types: Mapping[str, pa.DataType]) -> Measure:
-    if not _COLUMN.fullmatch(name):
-        raise section.wrong(name, f"{name!r} is no name of a column")
-    text = section.text_of(name, "'count', or a function such as 'sum(bytes)'")
-    match = _FUNCTION.fullmatch(text)
-    if match is None:
-        raise section.wrong(name, f"{name} is {text!r}; expected count, or sum, min, max or mean of a column")
-    if match[1]:
-        return Measure(name=name, function="count", column=None)
-    function, column = match[2], match[3].strip()
-    section.column(name, column, types)
-    if function in ("sum", "mean") and types[column] not in (TYPES["long"], TYPES["double"]):
-        raise section.wrong(name, f"{function} needs a column of numbers, and {column!r} is {types[column]}")
-    return Measure(name=name, function=function, column=column)
-
-
-def line_of(text: str, path: Sequence[str]) -> int | None:
-    """Return the line of the file with a key, or else with the table or the value around it; None if there is none.
-
-    :param path: names of tables, and a key
-    """
-    best, found = 0, None
-    inside: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        header = line.strip().startswith("[")
-        words = _keys(line.strip().strip("[]") if header else line.partition("=")[0])
-        if words is None:
-            continue
-        if header:
-            inside = words
-        whole = words if header else (*inside, *words)
-        if len(whole) > best and tuple(path[: len(whole)]) == whole:
-            best, found = len(whole), number
-    return found
-
-
-def _keys(text: str) -> tuple[str, ...] | None:
-    """Return the names in a dotted key of TOML; None if the text is no key."""
-    try:
-        value: Any = tomllib.loads(f"{text} = 0")
-    except ValueError:
-        return None
-    found = []
-    while isinstance(value, dict):
-        name, value = next(iter(value.items()))
-        found.append(name)
-    return tuple(found)
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else repr(name)
-
-
-def _shown(value: Any) -> str:
-    names = {str: "text", bool: "boolean", int: "number", float: "number"}
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "a table"
-    return f"the {names.get(type(value), 'time')} {value!r}"
