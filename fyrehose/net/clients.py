@@ -207,6 +207,7 @@ class ClientConnection(PingsSilentPeer, Protocol):
     :ivar session: the sans-I/O session of this connection
     :ivar handle: called with each event of the session, except ``Broken``
     :ivar confirmed: whether a valid event has arrived
+    :ivar reason: why the client ended the connection
     """
 
     transport: Any
@@ -217,7 +218,7 @@ class ClientConnection(PingsSilentPeer, Protocol):
         self.handle = handle
         self.confirmed = False
         self._beginning = b""
-        self._reason: Exception | None = None
+        self.reason: Exception | None = None
 
     @property
     def options(self) -> ConnectionOptions:
@@ -250,12 +251,16 @@ class ClientConnection(PingsSilentPeer, Protocol):
 
     def broken(self, error: RemoteProtocolError) -> None:
         """End the connection, because the server violated the protocol."""
-        self.abort(error if self.confirmed else wrong_protocol(self._beginning, error))
+        self.abort(self.violation(error))
+
+    def violation(self, error: RemoteProtocolError) -> Exception:
+        """Return *error*, or a WrongProtocol if the server has not sent anything valid before."""
+        return error if self.confirmed else wrong_protocol(self._beginning, error)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:  # noqa: B008 - Twisted's signature
         self.timers.end()
         error = reason.value if isinstance(reason.value, Exception) else ConnectionDone()
-        self.factory.connection_lost(self, self._reason or error)
+        self.factory.connection_lost(self, self.reason or error)
 
     def flush(self) -> None:
         """Write the bytes that the session has to send."""
@@ -268,7 +273,7 @@ class ClientConnection(PingsSilentPeer, Protocol):
     def abort(self, reason: Exception) -> None:
         """Abort the connection; *reason* is the error that the client reports."""
         log.info("closing the connection: {reason}", reason=reason)
-        self._reason = self._reason or reason
+        self.reason = self.reason or reason
         self.transport.abortConnection()
 
     def pause(self) -> None:

@@ -17,26 +17,19 @@ for the results of earlier transactions; results arrive in order.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
-from twisted.application.internet import ClientService
 from twisted.internet.defer import Deferred, DeferredLock, gatherResults, maybeDeferred, succeed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import Broken, Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers, reconnecting, stopped
-from fyrehose.net.keepalive import PingsSilentPeer
-from fyrehose.net.lifecycle import Timers
+from fyrehose.net.clients import ClientConnection, ServerSilent, TCPClient
 from fyrehose.options import shown_size
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.channels import Sending
@@ -51,16 +44,6 @@ log = Logger()
 
 #: Called with channel, sequence number and parts of a message.
 OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
-#: How long a handshake may take, in seconds, before the connection is ended.
-HANDSHAKE_TIMEOUT = 10.0
-#: A ping is sent after this much silence of the peer, in seconds.
-PING_AFTER = 15.0
-#: The connection is aborted after this much silence of the peer, in seconds.
-DROP_AFTER = 45.0
-#: How long the last bytes of an ended link may take to be sent, in seconds; then the connection is aborted.
-CLOSE_TIMEOUT_S = 5.0
-#: How long :meth:`RelinkClient.close` waits for the listener's shutdown, in seconds.
-CLOSE_TIMEOUT = 5.0
 
 
 @attrs.define(eq=False)
@@ -333,58 +316,47 @@ class Inbox:
         self.deliver()
 
 
-class ConnectorConnection(PingsSilentPeer, Protocol):
+class ConnectorConnection(ClientConnection):
     """The Twisted protocol of a connector: decodes packets, passes events to the client, and sends pings."""
 
-    transport: Any
     session: ConnectorSession
-    ping_after, drop_after = PING_AFTER, DROP_AFTER
 
-    def __init__(self, client: RelinkClient) -> None:
+    def __init__(self, client: RelinkClient, session: ConnectorSession) -> None:
+        super().__init__(session, client.handle)
         self.client = client
         self._over = False
         self._reading = True
-        self.timers = Timers(client.clock)
-        self.heard_at = 0.0
 
     # Called by the reactor.
 
-    def connectionMade(self) -> None:
-        self.session = self.client.connection_made(self)
-        self.timers.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
-        self.flush()
-
-    def dataReceived(self, data: bytes) -> None:
-        self.heard_at = self.timers.clock.seconds()
+    def receive(self, data: bytes) -> None:
         if not self._over:
             self._dispatch(self.session.receive_data(data))
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         self._over = True
-        self.timers.end()
         self.session.receive_eof()
-        self.client.connection_gone(self)
+        super().connectionLost(reason)
 
     # Called by the client.
+
+    def begin(self) -> None:
+        """Send the handshake, which the listener must answer in time."""
+        self.timers.start(self.options.answer_timeout, self._handshake_timed_out)
+        self.flush()
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
         if not self._over:
             self.timers.start(0, self._flush_now)
 
-    def flush(self) -> None:
-        """Write pending packets now."""
-        self.transport.writeSequence(self.session.data_to_send())
-
     def finish(self) -> None:
         """Close the connection of a link that has ended or is lost, after the link's last packets were sent."""
         self.flush()
         self._over = True
-        self.timers.clear()
-        self.transport.loseConnection()
-        self.timers.start(CLOSE_TIMEOUT_S, self.transport.abortConnection)
+        self.close()
 
-    def abort(self) -> None:
+    def leave(self) -> None:
         """Abort the connection; data that still arrives has no effect."""
         self._over = True
         self.session.fenced()
@@ -398,9 +370,12 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
             self.timers.stop(self._handshake_timed_out)
             self.keep_alive()
         broken = found[-1] if found and isinstance(found[-1], Broken) else None
-        self.client.handle(found if broken is None else found[:-1])
+        valid = found if broken is None else found[:-1]
+        self.confirmed = self.confirmed or bool(valid)
+        self.handle(valid)
         if broken is not None:
             log.warn("the listener violates the protocol, so the link is lost: {error}", error=broken.error)
+            self.reason = self.violation(broken.error)
             self.finish()  # Messages before the violation are acknowledged.
             self.session.fenced()
             self.client.protocol_broken()
@@ -427,30 +402,14 @@ class ConnectorConnection(PingsSilentPeer, Protocol):
             self.flush()
 
     def _handshake_timed_out(self) -> None:
-        self.give_up(HANDSHAKE_TIMEOUT)
-
-    def give_up(self, silence: float) -> None:
-        if not self._over:
-            log.info("the listener does not respond (no data for {silence:.0f} s): reconnecting", silence=silence)
-            self.transport.abortConnection()
-
-
-def backoff(attempt: int, randomness: Callable[[], float] = random.random) -> float:
-    """Return the delay before the next connection attempt, in seconds: 0, 0.1, 0.2, 0.4 ... 5, each 20 % more or less.
-
-    With this upper limit every client reconnects within 10 s of the server's return, however long the server was away.
-
-    :param attempt: number of attempts that have failed
-    """
-    return min(0.1 * 2.0 ** min(attempt - 1, 10), 5.0) * (0.8 + 0.4 * randomness()) if attempt > 0 else 0.0
+        self.abort(ServerSilent(f"the listener has not answered the handshake for {self.options.answer_timeout:g} s"))
 
 
 @implementer(IPublisher)
 @attrs.define(eq=False)
-class RelinkClient:
+class RelinkClient(TCPClient):
     """A connector, which sends and receives messages over one link, and resumes the link on each new connection.
 
-    :ivar clock: the reactor, or a Clock in tests
     :ivar name: the endpoint name: ``publish:STREAM`` or ``subscribe:STREAM[@SEQ][?seq]``; empty: see :meth:`prepare`
     :ivar transactional: whether the connector's channel uses transactions (specification, 1 and 3.2)
     :ivar id_size: size of the connector's channel ids, in bytes
@@ -462,11 +421,8 @@ class RelinkClient:
     :ivar on_lost: called when the link is lost, with the messages that were not acknowledged.  A message whose outcome
         is UNKNOWN (:class:`~.events.MessageOutcome`) may have been processed, so sending it again may store it twice
     :ivar on_state: called with True when the link becomes usable, and with False when its connection is lost
-    :ivar retry: returns the delay before a connection attempt for the number of failed attempts; see :func:`backoff`
     """
 
-    clock: IReactorTime
-    endpoint: IStreamClientEndpoint
     name: str = ""
     transactional: bool = attrs.field(default=False, kw_only=True)
     listener_transactional: bool = attrs.field(default=False, kw_only=True)
@@ -476,18 +432,11 @@ class RelinkClient:
     on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[list[Unsettled]], object] = attrs.field(default=lambda unsettled: None, kw_only=True)
-    on_state: Callable[[bool], object] = attrs.field(default=lambda connected: None, kw_only=True)
-    retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
     link: Link | None = attrs.field(default=None, init=False)
     _channels: defaultdict[int, Channel] = attrs.field(factory=lambda: defaultdict(Channel), init=False)
     _inbox: Inbox = attrs.field(init=False)
-    _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: ConnectorConnection | None = attrs.field(default=None, init=False)
-    _connected: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _ended: Deferred[None] | None = attrs.field(default=None, init=False)
     _closing: bool = attrs.field(default=False, init=False)
-    _attempts: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._inbox = Inbox(self.on_message, self._message_refused, self.flush_soon)
@@ -526,10 +475,7 @@ class RelinkClient:
         """
         if not self.name:
             raise ConfigError("no stream was selected; call prepare() before connect(): a link has one stream")
-        if self._service is not None or self._closing:
-            raise LocalProtocolError("connect() may be called only once; create another RelinkClient")
-        self._service = reconnecting(self.clock, self.endpoint, partial(ConnectorConnection, self), self._delay)
-        return self._connected
+        return super().connect()
 
     def send(self, parts: MessageParts, channel: int = 0) -> Deferred[None]:
         """Send a message on a channel without transactions.
@@ -566,7 +512,7 @@ class RelinkClient:
         """
         if self._closing:
             raise LocalProtocolError("the client is closed")
-        return self._watchers.when(lambda: not self._closing and self.room(channel) > 0)
+        return self.watchers.when(lambda: not self._closing and self.room(channel) > 0)
 
     when_room = ready  #: as :meth:`ready`; transactions call it also where a subclass makes :meth:`ready` wait longer
 
@@ -610,7 +556,8 @@ class RelinkClient:
     def close(self) -> Deferred[None]:
         """Roll back open transactions, wait until all messages are settled, shut down the link, and disconnect.
 
-        After CLOSE_TIMEOUT, messages that are not settled fail with :class:`~fyrehose.errors.Closed`.
+        After ``connection_options.close_timeout``, messages that are not settled fail with
+        :class:`~fyrehose.errors.Closed`.
 
         :return: a Deferred that fires when the client is disconnected
         """
@@ -618,7 +565,7 @@ class RelinkClient:
         link = self.link
         if self._ended is not None:  # close() was called before.
             return self._wait_for_end()
-        if self._service is None or link is None or link.over:
+        if self.closed or link is None or link.over:
             return self._stop()
         for transactions in list(self._channels.values()):
             if transactions.open is not None:
@@ -627,7 +574,7 @@ class RelinkClient:
             if channel.mode is Sending.OPEN and not channel.undecided:
                 link.close(channel.id)
         ended = self._ended = Deferred()
-        timeout = self.clock.callLater(CLOSE_TIMEOUT, self._end)
+        timeout = self.clock.callLater(self.connection_options.close_timeout, self._end)
         ended.addCallback(lambda _: timeout.cancel() if timeout.active() else None)
         ended.addCallback(lambda _: self._stop())
         done = self._wait_for_end()
@@ -657,21 +604,18 @@ class RelinkClient:
             raise LocalProtocolError("there is no link; wait for connect() or ready()")
         return self.link
 
-    def _delay(self, attempt: int) -> float:
-        self._attempts += 1
-        return self.retry(self._attempts - 1)
-
     def _end(self) -> None:
         ended, self._ended = self._ended, None
         if ended is not None:
             ended.callback(None)
 
     def _stop(self) -> Deferred[None]:
-        self._fail(Closed("the client was closed before the listener acknowledged the message"))
-        if not self._connected.called:
-            self._connected.errback(Closed("the client was closed"))
-        service, self._service = self._service, None
-        return stopped(service)
+        return self.end(Closed("the client was closed before the listener acknowledged the message"))
+
+    def abandon(self, error: Exception) -> None:
+        self._closing = True
+        self._fail(error)
+        self._end()
 
     def _fail(self, error: Exception) -> None:
         """Fail with *error* all Deferreds that wait for an answer of the listener."""
@@ -680,20 +624,17 @@ class RelinkClient:
         for deferred in waiting:
             deferred.errback(error)
         if self._closing:
-            self._watchers.fail(error)
+            self.watchers.fail(error)
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
-        if self._connection is not None:
-            self._connection.flush_soon()
+        if self.connection is not None:
+            self.connection.flush_soon()
 
-    # Called by a connection.
+    # Called by the shell and a connection.
 
-    def connection_made(self, connection: ConnectorConnection) -> ConnectorSession:
-        """Return the session for a new connection, which resumes the link if there is one; abort the old connection."""
-        if self._connection is not None:
-            self._connection.abort()
-        self._connection = connection
+    def new_connection(self) -> ConnectorConnection:
+        """Return a connection that resumes the link if there is one."""
         old = None if self.link is None or self.link.over else self.link
         if old is None and self.rename is not None:
             self.name = self.rename()
@@ -714,15 +655,16 @@ class RelinkClient:
         def new_link(epoch: int, link_id: int) -> Link:
             return Link(terms, True, epoch, link_id, self.limits)
 
-        return ConnectorSession(self.limits, old, hello=hello, new_link=new_link)
+        return ConnectorConnection(self, ConnectorSession(self.limits, old, hello=hello, new_link=new_link))
 
-    def connection_gone(self, connection: ConnectorConnection) -> None:
+    def connection_made(self, connection: ConnectorConnection) -> None:
+        connection.begin()
+
+    def connection_lost(self, connection: ConnectorConnection) -> None:
         """Record that the connection is lost; the link is kept."""
-        if self._connection is connection:
-            self._connection = None
-            self.on_state(False)
-            if self._closing and self._ended is not None and self.link is not None and self.link.over:
-                self._end()
+        self.on_state(False)
+        if self._closing and self._ended is not None and self.link is not None and self.link.over:
+            self._end()
 
     def protocol_broken(self) -> None:
         """Drop the link, because the listener violated the protocol."""
@@ -735,7 +677,7 @@ class RelinkClient:
             if self._closing and self._ended is None:
                 return  # The client is closed; events of a link that was made meanwhile have no effect.
             self._handle(event)
-        self._watchers.notify()
+        self.watchers.notify()
 
     def _handle(self, event: SessionEvent) -> None:
         link = self.link
@@ -766,7 +708,6 @@ class RelinkClient:
                 self._link_ended()
 
     def _linked(self, event: Linked) -> None:
-        self._attempts = 0
         if event.lost is not None and not self._listener_forgot(event.lost):
             return
         self.link = event.link
@@ -779,13 +720,12 @@ class RelinkClient:
 
     def _refused(self, event: LinkUnknown) -> None:
         """Reconnect for a new link, because the listener no longer knows the old link, which the client required."""
-        self._attempts = 0
         if event.lost is None or not self._listener_forgot(event.lost):
             return
         if self._closing:
             self._end()
-        elif self._connection is not None:
-            self._connection.abort()
+        elif self.connection is not None:
+            self.connection.leave()
 
     def _listener_forgot(self, link: Link) -> bool:
         """Drop *link*, which the listener no longer knows; return False if the link had ended in good order."""
@@ -797,9 +737,7 @@ class RelinkClient:
 
     def _announce_link(self) -> None:
         """Report that the link has become usable."""
-        self.on_state(True)
-        if not self._connected.called:
-            self._connected.callback(None)
+        self.established()
 
     def _drop_link(self, link: Link) -> None:
         """Mark *link* as lost, report its unacknowledged messages, and fail all Deferreds that wait for the link."""
@@ -809,13 +747,13 @@ class RelinkClient:
         self._fail(UnknownOutcome(unsettled))
 
     def _link_ended(self) -> None:
-        if self._connection is not None:
-            self._connection.finish()
+        if self.connection is not None:
+            self.connection.finish()
         self._end()
 
     def _message_refused(self) -> None:
         """End the link, because a message without a transaction could not be processed."""
-        if self._connection is not None:
-            self._connection.abort()
+        if self.connection is not None:
+            self.connection.leave()
         if self.link is not None:
             self._drop_link(self.link)

@@ -93,8 +93,8 @@ class RelinkReader(RelinkClient):
         if self._name is None:
             return super().close()
         self._closing = True
-        if self._connection is not None:
-            self._connection.flush()
+        if self.connection is not None:
+            self.connection.flush()
         return self._stop()
 
     def shortfall(self, complete: bool) -> str:

@@ -21,6 +21,7 @@ from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
+from fyrehose.net.clients import ConnectionOptions
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import (
@@ -443,6 +444,10 @@ def make_wire() -> type[Wire]:
     return Wire
 
 
+#: a client that waits half a second more after each failure
+OPTIONS = ConnectionOptions(retry=lambda failures: 0.5 * failures)
+
+
 @pytest.fixture
 def make_client(make_server: Any) -> Any:
     """Return a function that makes a client and its wire: ``make_client("publish:s", transactional=True)``."""
@@ -452,7 +457,7 @@ def make_client(make_server: Any) -> Any:
         name: str = "publish:s", server: Server | None = None, kind: type[RelinkClient] = RelinkClient, **more: Any
     ) -> tuple[RelinkClient, Wire]:
         wire = Wire(server or make_server())
-        client = kind(wire.server.clock, wire, name, retry=lambda attempt: 0.5 * attempt, **more)
+        client = kind(wire.server.clock, wire, name, connection_options=OPTIONS, **more)
         made.append((client, wire))
         client.connect().addErrback(lambda failure: failure.trap(Closed))
         wire.pump()

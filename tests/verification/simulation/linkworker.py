@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
 from book import NAME, Place
 from links import Endpoint
-from twisted.internet.protocol import Factory
 from webclient import place_of
 from worker import BAD_KINDS, KINDS, Held, choose, items, results
 
+from fyrehose.net.clients import ConnectionOptions, Reconnector
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.client import ConnectorConnection
 from fyrehose.protocols.relink.frames import Hello, Terms
@@ -85,7 +84,18 @@ class LinkWorker:
         self.terms = Terms(endpoint=endpoint, connector_size=1, listener_size=1)
         self.limits = LinkLimits(window=self.world.random.choice((2, 64)), backlog=256)
         self.endpoint = Endpoint(self.world, name, PORT, servers=side.server.names)
-        self._connect()
+        dice = self.world.random
+        options = ConnectionOptions(retry=lambda failures: dice.random() * dice.choice((0.01, 1)))
+        self.reconnector = Reconnector(
+            self.clock,
+            self.endpoint,
+            options,
+            self._new_connection,
+            lambda error: not self.closed,
+            self._made,
+            self.connection_gone,
+        )
+        self.reconnector.start()
         self._soon()
 
     @property
@@ -102,18 +112,15 @@ class LinkWorker:
         elif not self.closed:
             what(*args)
 
-    # The interface that the connection calls:
+    # The interface that the shell and the connection call:
 
-    def _connect(self) -> None:
-        factory = Factory.forProtocol(partial(ConnectorConnection, self))
-        self.endpoint.connect(factory).addErrback(lambda _: self.later(0.3, self._connect))
-
-    def connection_made(self, connection: ConnectorConnection) -> ConnectorSession:
-        self.connection = connection
+    def _new_connection(self) -> ConnectorConnection:
         hello = Hello(terms=self.terms, require=False, epoch=0, link_id=0)
-        if self.closed:
-            self.clock.callLater(0, connection.abort)
-        return ConnectorSession(self.limits, None, hello=hello, new_link=self._new_link)
+        return ConnectorConnection(self, ConnectorSession(self.limits, None, hello=hello, new_link=self._new_link))
+
+    def _made(self, connection: ConnectorConnection) -> None:
+        self.connection = connection
+        connection.begin()
 
     def _new_link(self, epoch: int, link_id: int) -> Link:
         return Link(self.terms, True, epoch, link_id, self.limits)
@@ -125,8 +132,6 @@ class LinkWorker:
         self.connection = self.link = None
         self.remembered = [*self.remembered, *(task for task in self.tasks if not task.said)][-REMEMBERED:]
         self.tasks, self.requests = [], {}
-        dice = self.world.random
-        self.later(dice.random() * dice.choice((0.01, 1)), self._connect)
 
     def protocol_broken(self) -> None:
         self.side.history.wrong(f"{self.name}: the server violates the protocol")
@@ -262,4 +267,4 @@ class LinkWorker:
     def close(self) -> None:
         self.closed = True
         if self.connection is not None:
-            self.connection.abort()
+            self.connection.leave()

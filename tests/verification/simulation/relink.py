@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from world import Host, Violation, World
 
 from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.net.clients import ConnectionOptions
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import Uncommitted, UnknownOutcome, Unsettled
 from fyrehose.protocols.relink.link import LinkLimits
@@ -70,7 +71,7 @@ class Client:
             limits=LinkLimits(window=window, backlog=window * 4),
             on_lost=self.lost,
             on_state=partial(setattr, self, "connected"),
-            retry=lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random()),
+            connection_options=ConnectionOptions(retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + dice.random())),
             **options,
         )
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
@@ -224,10 +225,10 @@ class Numbered:
         self.published = 0
         self.read = Reader(side.history, stream, self.name, after)
         endpoint = Endpoint(world, self.name, PORT, servers=side.server.names)
-        self.client = RelinkReader(world.clock, endpoint)
+        options = ConnectionOptions(retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + dice.random()))
+        self.client = RelinkReader(world.clock, endpoint, connection_options=options)
         self.client.subscribe(stream, self._take, after, self._missed, self.subscription)
         self.client.on_state = partial(setattr, self, "connected")
-        self.client.retry = lambda attempt: 0.3 * min(attempt, 6) * (0.5 + dice.random())
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
 
     def _take(self, run: Run) -> Any:
@@ -244,10 +245,10 @@ class Numbered:
 
     def act(self) -> None:
         dice = self.side.world.random
-        connection = self.client._connection
+        connection = self.client.connection
         if dice.random() < 0.2 and self.client.link is not None and connection is not None:
             self.client.protocol_broken()  # act as if the listener had violated the protocol
-            connection.abort()
+            connection.leave()
             return
         (self.client.pause if dice.random() < 0.3 else self.client.resume)()
 

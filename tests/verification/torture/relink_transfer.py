@@ -30,6 +30,7 @@ from twisted.internet.protocol import Factory, Protocol
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.journal.journal import FileJournal
+from fyrehose.net.clients import Backoff, ConnectionOptions
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.testing.ports import free_port
 
@@ -154,8 +155,14 @@ class Server:
 async def client_of(reactor: Any, port: int) -> AsyncIterator[RelinkClient]:
     lost: list[Any] = []
     endpoint = TCP4ClientEndpoint(reactor, LOOPBACK, port)
-    retry = lambda attempt: min(0.02 * attempt, 0.5)  # noqa: E731
-    client = RelinkClient(reactor, endpoint, f"publish:{STREAM}", transactional=True, on_lost=lost.append, retry=retry)
+    client = RelinkClient(
+        reactor,
+        endpoint,
+        f"publish:{STREAM}",
+        transactional=True,
+        on_lost=lost.append,
+        connection_options=ConnectionOptions(retry=Backoff(0.02, 0.5)),
+    )
     await client.connect()
     yield client
     await client.close()
