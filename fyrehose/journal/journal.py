@@ -60,7 +60,7 @@ from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.store import Store
+from fyrehose.journal.store import Caches, Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import MOST_RECENT, ClusterStatus, JournalMeters, JournalStatus
@@ -90,7 +90,9 @@ class FileJournal:
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
     :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
+    :ivar caches: how much the store keeps in memory
     :ivar report: the result of recovery
+    :ivar store: reads what is durable
     """
 
     reactor: Any
@@ -104,13 +106,14 @@ class FileJournal:
     at_turn_end: Callable[[Callable[[], object]], object] | None = attrs.field(default=None, kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     gate: IGate = attrs.field(factory=LocalGate, kw_only=True)
+    caches: Caches = attrs.field(factory=Caches, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     #: Free space of the disk at the last check, in bytes; -1 if the directory was deleted, None if unknown.
     _free: int | None = attrs.field(default=None, init=False)
     _clock: RecordClock = attrs.field(init=False)
-    _store: Store = attrs.field(init=False)
+    store: Store = attrs.field(init=False)
     _floors: Floors | None = attrs.field(init=False)
     keeper: Keeper = attrs.field(init=False)
     _writer: Writer = attrs.field(init=False)
@@ -142,10 +145,10 @@ class FileJournal:
     def __attrs_post_init__(self) -> None:
         self._clock = RecordClock(self.now, self.monotonic)
         self.report = Recovered(directory=self.directory)
-        self._store = Store(self.directory, self.files, self._store_index)
-        self._floors = None if self.stream_age is None else Floors(self._store, self.stream_age)
+        self.store = Store(self.directory, self.files, self._store_index, self.caches)
+        self._floors = None if self.stream_age is None else Floors(self.store, self.stream_age)
         deletion = Deletion(self.directory, self.files)
-        self.keeper = Keeper(self.directory, self.settings, self._store, self._clock, deletion, self._call)
+        self.keeper = Keeper(self.directory, self.settings, self.store, self._clock, deletion, self._call)
         self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
@@ -158,7 +161,7 @@ class FileJournal:
             # Without earlier limits the time is not known yet; the journal's next check sets it.
             now = 0 if self._floors is None else self._floors.now
             self.stream_age = stream_age
-            self._floors = None if stream_age is None else Floors(self._store, stream_age, now)
+            self._floors = None if stream_age is None else Floors(self.store, stream_age, now)
 
     @property
     def refusal(self) -> str:
@@ -295,7 +298,7 @@ class FileJournal:
         rolled = writer.take_rolled()
         index = self.report.index or SegmentIndex(writer.base)
         index.end = writer.position if rolled is None else rolled.base
-        self._store.open(self.report.sealed, index)
+        self.store.open(self.report.sealed, index)
         if self._floors is not None:
             # Use the earlier of the two times, because a wall clock that is ahead must not make records count as too
             # old.
@@ -354,7 +357,7 @@ class FileJournal:
         ends: dict[str, int] = {}
         known = self._streams.ends
         for batch in committed.batches:
-            self._store.wrote(batch)
+            self.store.wrote(batch)
             for stream, runs in batch.streams.items():
                 ends[stream] = runs[-1].last_seq
                 if stream not in known:
@@ -451,7 +454,7 @@ class FileJournal:
         ends: dict[str, int] = {}
         for header, runs, entries in applied.batches:
             self.applied += header.records
-            self._store.wrote(batch_of(header, grouped(runs)))
+            self.store.wrote(batch_of(header, grouped(runs)))
             for run in runs:
                 self._streams.wrote(run.stream, run.first_seq, run.last_seq)
                 ends[run.stream] = run.last_seq
@@ -502,13 +505,13 @@ class FileJournal:
     def _rolled(self, rolled: Rolled) -> None:
         index = SegmentIndex(rolled.base, rolled.base)
         index.set_before(rolled.entries)
-        sealed = self._store.roll(rolled.sealed, index)
+        sealed = self.store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
         self._retain()
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
-        if self._store.packed(base, packed):
+        if self.store.packed(base, packed):
             self._store_index(path, packed)
 
     def _store_index(self, path: Path, packed: bytes) -> None:
@@ -668,7 +671,7 @@ class FileJournal:
         if last is None:
             last = streams.retired.get(stream, streams.floor)
             return last + 1, last
-        oldest = max(self._store.oldest(stream), streams.starts.get(stream, 0) + 1)
+        oldest = max(self.store.oldest(stream), streams.starts.get(stream, 0) + 1)
         return (oldest if self._floors is None else max(oldest, self._floors.floor(stream, last))), last
 
     def expired(self, stream: str, time: int) -> bool:
@@ -682,18 +685,18 @@ class FileJournal:
         last = self._streams.ends.get(stream, 0)
         if start > last:
             return ()
-        runs = self._store.read(stream, max(start, self._streams.starts.get(stream, 0) + 1), max_bytes)
+        runs = self.store.read(stream, max(start, self._streams.starts.get(stream, 0) + 1), max_bytes)
         if self._floors is None or not runs or not self._floors.expired(stream, runs[0].time):
             return runs
         floor = self._floors.floor(stream, last)
-        return self._store.read(stream, floor, max_bytes) if floor <= last else ()
+        return self.store.read(stream, floor, max_bytes) if floor <= last else ()
 
     def latest(self, size: int) -> Iterator[Run]:
-        return self._store.latest(size)
+        return self.store.latest(size)
 
     def status(self) -> JournalStatus:
         """Return the figures of the open journal, for metrics and status pages."""
-        position, bases = self._writer.position, self._store.bases
+        position, bases = self._writer.position, self.store.bases
         return JournalStatus(
             directory=str(self.directory),
             durability=str(self.settings.durability),
@@ -704,7 +707,7 @@ class FileJournal:
             free=self._free,
             held_by=self.keeper.held_by,
             overrun_subscriptions=self.keeper.overrun_subscriptions,
-            damage=tuple(self._store.damage.values()),
+            damage=tuple(self.store.damage.values()),
             keep_bytes=self.settings.keep_bytes,
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,
@@ -767,7 +770,7 @@ class FileJournal:
         self._worker = self._checking = None
         if self.state is not JournalState.FAILED:
             self.state = JournalState.CLOSED
-        self._store.close()
+        self.store.close()
         if self._lock >= 0:
             self.files.close(self._lock)
             self._lock = -1

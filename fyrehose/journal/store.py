@@ -5,6 +5,7 @@ in: a stream, a number      out: checked runs
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,23 +37,48 @@ ENOUGH = 4 * scan.AHEAD
 PLACES = 1_024
 
 
+@attrs.frozen(kw_only=True)
+class Caches:
+    """How much a store keeps in memory.
+
+    :ivar batches: bytes of batches; a single larger one is kept all the same
+    :ivar indexes: bytes of indexes of sealed segments; a single larger one is kept all the same
+    :ivar files: number of segments that are kept open
+    :ivar places: number of positions that are remembered
+    :ivar enough: how many bytes a read scans that has found records already
+    :ivar ahead: how many bytes of a segment are read at once
+    """
+
+    batches: int = CACHE
+    indexes: int = INDEXES
+    files: int = OPEN
+    places: int = PLACES
+    enough: int = ENOUGH
+    ahead: int = scan.AHEAD
+
+
 @attrs.define(eq=False)
 class Store:
     """The readable content of one journal, up to the last commit; used in the reactor thread.
 
     :ivar remade: called with the path and the content of an index that was rebuilt, because its file was missing
+    :ivar caches: how much is kept in memory
+    :ivar cached: how many bytes the batches in memory take
+    :ivar indexed: how many bytes the indexes of sealed segments in memory take
     :ivar damage: for each kept segment with damage, by its base, the last damage that a read has found
     """
 
     directory: Path
     files: Files
     remade: Callable[[Path, bytes], object] = lambda path, packed: None
+    caches: Caches = attrs.field(factory=Caches)
     damage: dict[int, str] = attrs.field(factory=dict, init=False)
+    cached: int = attrs.field(default=0, init=False)
+    indexed: int = attrs.field(default=0, init=False)
     _bases: list[int] = attrs.field(factory=list, init=False)
     _sealed_ends: dict[int, int] = attrs.field(factory=dict, init=False)
     _active: SegmentIndex = attrs.field(factory=lambda: SegmentIndex(0), init=False)
     _indexes: OrderedDict[int, PackedIndex] = attrs.field(factory=OrderedDict, init=False)
-    _indexed: int = attrs.field(default=0, init=False)
     _snapshots: OrderedDict[int, Snapshot] = attrs.field(factory=OrderedDict, init=False)
     #: Indexes of segments that were sealed and whose indexes are not packed yet.
     _fresh: dict[int, SegmentIndex] = attrs.field(factory=dict, init=False)
@@ -60,7 +86,6 @@ class Store:
     _created: dict[int, int] = attrs.field(factory=dict, init=False)
     _readers: OrderedDict[int, scan.SegmentReader] = attrs.field(factory=OrderedDict, init=False)
     _cache: OrderedDict[int, StoredBatch] = attrs.field(factory=OrderedDict, init=False)
-    _cached: int = attrs.field(default=0, init=False)
     #: The batch that was written last.
     _newest: StoredBatch | None = attrs.field(default=None, init=False)
     #: (stream, number) -> the position from which to scan for it: most reads continue where another one stopped.
@@ -98,7 +123,7 @@ class Store:
         for each in (*kept, self._created, self.damage):
             each.clear()
         self._bases, self._active, self._newest = [], SegmentIndex(0), None
-        self._cached = self._indexed = 0
+        self.cached = self.indexed = 0
 
     def roll(self, sealed: tuple[int, int], active: SegmentIndex) -> SegmentIndex:
         """Replace the active segment, which was sealed, by a new one.
@@ -136,8 +161,8 @@ class Store:
                 of[0] = runs[-1].last_seq
         index.end = batch.end
         self._cache[position] = self._newest = batch
-        self._cached += batch.size
-        if self._cached > CACHE:
+        self.cached += batch.size
+        if self.cached > self.caches.batches:
             self._shrink()
 
     def before(self, base: int, stream: str) -> int:
@@ -215,7 +240,7 @@ class Store:
         self._created.pop(base, None)
         self.damage.pop(base, None)
         if index := self._indexes.pop(base, None):
-            self._indexed -= len(index.data)
+            self.indexed -= len(index.data)
         if reader := self._readers.pop(base, None):
             reader.close()
         return scan.path_of(self.directory, base), begin, needed
@@ -243,14 +268,14 @@ class Store:
                     runs = batch.streams.get(stream, ())
                     max_bytes = _take(runs, start, max_bytes, found)
                     scanned += batch.size
-                    if found and (max_bytes <= 0 or scanned > ENOUGH):
+                    if found and (max_bytes <= 0 or scanned > self.caches.enough):
                         break
             except JournalCorrupt as error:
                 raise JournalCorrupt(f"{error} (while reading stream {stream!r} from {start})") from error
             if found:
                 last = found[-1].last_seq
                 self._places[stream, last + 1] = batch.position if runs and runs[-1].last_seq > last else batch.end
-                if len(self._places) > PLACES:
+                if len(self._places) > self.caches.places:
                     self._places.popitem(last=False)
                 return tuple(found)
         return ()
@@ -338,14 +363,14 @@ class Store:
         except (fmt.Damage, OSError) as damage:
             raise self._damaged(base, position, damage) from damage
         batch = self._cache[position] = batch_of(header, grouped(runs))
-        self._cached += batch.size
+        self.cached += batch.size
         self._shrink()
         return batch
 
     def _shrink(self) -> None:
         """Shrink the cache: remove the batches that were not used for the longest time, but keep at least one."""
-        while self._cached > CACHE and len(self._cache) > 1:
-            self._cached -= self._cache.popitem(last=False)[1].size
+        while self.cached > self.caches.batches and len(self._cache) > 1:
+            self.cached -= self._cache.popitem(last=False)[1].size
 
     def _damaged(self, base: int, position: int, reason: fmt.Damage | OSError) -> JournalCorrupt:
         """Remember the damage in the segment at *base* for operators, and return the error about it."""
@@ -356,9 +381,9 @@ class Store:
     def _reader(self, base: int) -> scan.SegmentReader:
         reader = self._readers.get(base)
         if reader is None:
-            reader = scan.SegmentReader(scan.path_of(self.directory, base), base, self.files)
+            reader = scan.SegmentReader(scan.path_of(self.directory, base), base, self.files, ahead=self.caches.ahead)
             self._readers[base] = reader
-            if len(self._readers) > OPEN:
+            if len(self._readers) > self.caches.files:
                 self._readers.popitem(last=False)[1].close()
         else:
             self._readers.move_to_end(base)
@@ -383,9 +408,9 @@ class Store:
     def _keep_index(self, base: int, index: PackedIndex | None) -> PackedIndex:
         assert index is not None, "the index was packed for this segment"
         self._indexes[base] = index
-        self._indexed += len(index.data)
-        while self._indexed > INDEXES and len(self._indexes) > 1:
-            self._indexed -= len(self._indexes.popitem(last=False)[1].data)
+        self.indexed += len(index.data)
+        while self.indexed > self.caches.indexes and len(self._indexes) > 1:
+            self.indexed -= len(self._indexes.popitem(last=False)[1].data)
         return index
 
     def _snapshot(self, position: int) -> Snapshot:
@@ -402,7 +427,8 @@ class Store:
         end = self._sealed_ends[base]
         path = scan.index_path_of(self.directory, base)
         try:
-            stored = PackedIndex.unpack(path.read_bytes(), base, end)
+            with self.files.opened(path, os.O_RDONLY) as fd:
+                stored = PackedIndex.unpack(self.files.read(fd, os.fstat(fd).st_size, 0), base, end)
         except OSError:
             stored = None  # the file is only a cache, and is rebuilt
         if stored is not None:

@@ -153,7 +153,7 @@ class Histories(RuleBasedStateMachine):
         assert self.journal._checking is not None
         self.journal._checking.stop()
         self.journal._unlock()
-        for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
+        for fd in (self.journal.writer._fd, self.journal.writer._mark_fd):
             os.close(fd)
         self.crashed_unsynced = self.mode != "batch"
         self.open(mode)

@@ -1,4 +1,4 @@
-"""File operations that fail when a test says so."""
+"""File operations that fail when a test says so, or that a test counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.journal.files import SteppedFiles
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.records import Buffer
 
 
@@ -44,6 +44,11 @@ class FaultyFiles(SteppedFiles):
             self._fail("open")
         return super().open(path, flags)
 
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        if self.name == "read":  # otherwise reads are not recorded
+            self._fail("read")
+        return super().read(fd, size, offset)
+
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         if self._count("write"):
             super().write(fd, data[: self.short], offset)
@@ -76,3 +81,39 @@ class FaultyFiles(SteppedFiles):
 
     def free(self, directory: Path) -> int:
         return super().free(directory) if self.room is None else self.room
+
+
+class CountedFiles(Files):
+    """Files that record what is opened and read.
+
+    :ivar opened_names: the names of the files that were opened, in order
+    :ivar reads: name of the file, offset and size of each read, in order
+    """
+
+    def __init__(self) -> None:
+        self.opened_names: list[str] = []
+        self.reads: list[tuple[str, int, int]] = []
+        self._names: dict[int, str] = {}
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        self._names[fd] = path.name
+        self.opened_names.append(path.name)
+        return fd
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self.reads.append((self._names[fd], offset, size))
+        return super().read(fd, size, offset)
+
+    def opened_of(self, suffix: str) -> list[str]:
+        """Return the names with *suffix* of the files that were opened, in order."""
+        return [name for name in self.opened_names if name.endswith(suffix)]
+
+    def reads_of(self, suffix: str) -> list[tuple[str, int]]:
+        """Return the name and the offset of each read of a file whose name has *suffix*, in order."""
+        return [(name, offset) for name, offset, _ in self.reads if name.endswith(suffix)]
+
+    def forget(self) -> None:
+        """Forget what was opened and read so far."""
+        self.opened_names.clear()
+        self.reads.clear()

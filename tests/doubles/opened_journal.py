@@ -18,6 +18,7 @@ from fyrehose.journal.commit import InlineWorker, Pace, Worker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.store import Caches
 from fyrehose.records import Record, Run
 from tests.doubles.appending import append_runs
 
@@ -70,7 +71,7 @@ class Bench:
         if self.journal._checking is not None and self.journal._checking.running:
             self.journal._checking.stop()
         self.journal._unlock()
-        for fd in (self.journal._writer._fd, self.journal._writer._mark_fd):
+        for fd in (self.journal.writer._fd, self.journal.writer._mark_fd):
             os.close(fd)
 
 
@@ -90,6 +91,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         pace: Pace | None = None,
         stream_age: Callable[[str], float] | None = None,
         directory: Path = tmp_path / "j",
+        caches: Caches | None = None,
         **settings: Any,
     ) -> Bench:
         clock, observer = Clock(), Observer()
@@ -104,6 +106,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             worker=worker or InlineWorker(),
             pace=pace,
             stream_age=stream_age,
+            caches=caches or Caches(),
         )
         opened: list[Any] = []
         journal.open(observer).addBoth(opened.append)

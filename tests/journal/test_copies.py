@@ -286,7 +286,7 @@ class TestTheFront:
     def test_an_interrupted_deletion_of_retention_is_not_reported_as_a_loss(self, open_journal: Any) -> None:
         bench = self.journal(open_journal)
         first, second = scan.segments(bench.directory)[:2]
-        bench.journal._writer.keep_from(second.base)
+        bench.journal.writer.keep_from(second.base)
         bench.crash()
         assert first.path.exists()
         open_journal(segment_size=4096)

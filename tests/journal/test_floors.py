@@ -107,7 +107,7 @@ def check(bench: Any, time: Time, times: dict[str, list[int]]) -> None:
         if not known:
             assert (oldest, last) == (1, 0)
             continue
-        kept = bench.journal._store.oldest(stream)
+        kept = bench.journal.store.oldest(stream)
         assert (oldest, last) == (max(young, kept), len(known))
         served = [record.seq for record in bench.records(stream, max(1, oldest - 3))]
         assert served == list(range(oldest, last + 1))
@@ -205,7 +205,7 @@ def test_a_damaged_batch_is_reported_and_not_skipped(open_aging: Any, time: Time
     wait(bench, time, 1)
     bench.append(b"b", stream="old.a")
     path: Path = scan.segments(bench.directory)[0].path
-    position = bench.journal._store.index(0).pairs("old.a")[0][1]
+    position = bench.journal.store.index(0).pairs("old.a")[0][1]
     with path.open("r+b") as file:
         file.seek(position + 8)
         file.write(b"\xff" * 16)

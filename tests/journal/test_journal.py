@@ -549,7 +549,7 @@ class TestRetention:
         bench = open_journal(segment_size=4096)
         bench.append(b"x")
         reader = scan.SegmentReader(scan.segments(bench.directory)[0].path, 0)
-        position = bench.journal._writer.position
+        position = bench.journal.writer.position
         bench.close()
         scan.segments(bench.directory)[0].path.unlink()
         kinds = [header.kind.name for header, _ in reader.batches(64, position)]
@@ -672,7 +672,7 @@ class TestOverload:
         sizes = []
         for segment in found:
             reader = scan.SegmentReader(segment.path, segment.base)
-            stop = bench.journal._writer.position if segment is found[-1] else segment.end
+            stop = bench.journal.writer.position if segment is found[-1] else segment.end
             sizes += [header.length for header, _ in reader.batches(segment.base + 64, stop)]
             reader.close()
         assert sum(sizes) > 2 * fmt.BATCH
@@ -849,8 +849,8 @@ class TestWatching:
         for _ in range(3):
             bench.append(b"x" * 3000)
         scan.segments(bench.directory)[1].path.write_bytes(b"")
-        bench.journal._store._readers.clear()
-        bench.journal._store._created.clear()
+        bench.journal.store._readers.clear()
+        bench.journal.store._created.clear()
         for _ in range(5):
             bench.clock.advance(1)
         assert len(logged_errors.take()) == 1, "said once"

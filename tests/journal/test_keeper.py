@@ -23,7 +23,7 @@ def test_reading_continues_while_retention_deletes(open_journal) -> None:
     oldest, last = bench.journal.bounds("s")
     assert last == wrote
     assert bench.payloads("s", 1) == [b"%03d" % i * 100 for i in range(oldest - 1, 300)]
-    assert set(bench.journal._store._readers) <= {segment.base for segment in scan.segments(bench.directory)}
+    assert set(bench.journal.store._readers) <= {segment.base for segment in scan.segments(bench.directory)}
 
 
 def test_index_is_deleted_with_its_segment(open_journal) -> None:

@@ -50,7 +50,7 @@ def payload_at(bench) -> int:  # type: ignore[no-untyped-def]
         clock=0,
         chain=0,
     )
-    return int(bench.journal._writer.position) + data.index(b"MARKER")
+    return int(bench.journal.writer.position) + data.index(b"MARKER")
 
 
 class TestForgedBatches:
@@ -62,7 +62,7 @@ class TestForgedBatches:
         durable = scan.read_mark(bench.directory)
         at = payload_at(bench)
         bench.append(forged(at, durable=at) + b"torn" * 10)
-        end = bench.journal._writer.position
+        end = bench.journal.writer.position
         bench.crash()
         patch(bench, end - 8, b"\xff")
         (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
@@ -75,7 +75,7 @@ class TestForgedBatches:
         bench.append(b"kept")
         at = payload_at(bench)
         bench.append(forged(at, durable=0) + b"damaged" * 10)
-        end = bench.journal._writer.position
+        end = bench.journal.writer.position
         bench.append(b"behind it")
         bench.close()
         patch(bench, end - 8, b"\xff")
@@ -167,7 +167,7 @@ def test_numbers_that_a_crash_had_skipped_are_not_listed_as_lost(open_journal) -
         bench.crash()
     bench = open_journal()
     bench.append(b"last")
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"other", stream="o")
     bench.append(b"again")
     ends = dict(bench.journal.ends())
@@ -186,7 +186,7 @@ def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(op
     bench = open_journal()
     for name in "abc":
         bench.append(b"x", stream=name * 200)
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     runs = [Run.of(name * 200, [b""], source="t") for name in "abc"]
     append_runs(bench.journal, runs, [2, 2, 2])
     append_runs(bench.journal, runs, [3, 3, 3])
@@ -218,7 +218,7 @@ class TestNumbersAreNeverUsedAgain:
         """Numbers up to the reservation may have been given out, and no other batch notes them."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
-        reserved = bench.journal._writer.streams.reserved["s"]
+        reserved = bench.journal.writer.streams.reserved["s"]
         bench.crash()
         (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
         patch(bench, where + 70, b"damage")
@@ -262,7 +262,7 @@ class TestNumbersAreNeverUsedAgain:
         """That gap skips more numbers than its own bytes could have contained as records."""
         bench = open_journal()
         bench.append(b"kept")
-        at = bench.journal._writer.position
+        at = bench.journal.writer.position
         bench.append(*[b""] * 1000)
         bench.crash()
         patch(bench, at + 10, b"damage")
@@ -337,9 +337,9 @@ def test_damage_at_the_end_skips_as_many_numbers_as_it_can_have_contained(open_j
     """A record has at least four bytes, and any stream may have had all records of the range."""
     bench = open_journal()
     bench.append(b"kept")
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(*[b""] * 1000)
-    end = bench.journal._writer.position
+    end = bench.journal.writer.position
     bench.crash()
     patch(bench, at + 70, b"damage")
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -354,9 +354,9 @@ def test_streams_with_records_behind_the_damage_skip_only_lost_numbers(open_jour
     bench = open_journal()
     for stream in ("a", "b", "quiet"):
         bench.append(b"kept", stream=stream)
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"lost", stream="a")
-    end = bench.journal._writer.position
+    end = bench.journal.writer.position
     bench.append(b"behind", stream="a")
     bench.append(b"behind", stream="b")
     bench.crash()
@@ -372,11 +372,11 @@ def test_the_log_names_the_lost_records_and_the_file_that_has_the_damage(open_jo
     streams = [f"s{i:02}" for i in range(lost)]
     for number in (1, 2, 3):
         if number == 2:
-            at = bench.journal._writer.position
+            at = bench.journal.writer.position
         runs = [Run.of(stream, [b"x"], source="t") for stream in streams]
         append_runs(bench.journal, runs, [number] * lost)
         if number == 2:
-            end = bench.journal._writer.position
+            end = bench.journal.writer.position
     bench.close()
     patch(bench, at + 70, b"damage")
     before = scan.segments(bench.directory)[0].path.read_bytes()
@@ -432,7 +432,7 @@ def test_damage_at_the_end_skips_numbers_from_the_last_known_gap_on(open_journal
     bench.crash()
     bench = open_journal()  # the rest of what was reserved is a gap
     end = bench.journal.ends()["s"]
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"lost", stream="other")
     bench.crash()
     patch(bench, at + 70, b"damage")
@@ -483,7 +483,7 @@ def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_jo
     monkeypatch.setattr(quarantine, "_LONGEST", 1000)
     bench = open_journal()
     bench.append(b"kept")
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"x" * 3000)
     bench.append(b"behind")
     bench.close()
@@ -499,7 +499,7 @@ def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_jo
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_the_name_of_a_file_that_was_set_aside_gets_a_number_if_it_is_taken(open_journal, taken: int) -> None:
     bench = open_journal()
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"lost")
     bench.close()
     patch(bench, at + 70, b"damage")
@@ -709,7 +709,7 @@ def test_time_does_not_go_back_if_only_the_header_of_a_segment_is_left(open_jour
 def test_first_record_of_a_stream_is_named_if_it_is_lost(open_journal) -> None:
     bench = open_journal()
     bench.append(b"before", stream="old")
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(b"lost", stream="new")
     bench.append(b"kept", stream="new")
     bench.crash()
@@ -721,7 +721,7 @@ def test_first_record_of_a_stream_is_named_if_it_is_lost(open_journal) -> None:
 def test_numbers_of_a_stream_that_was_retired_behind_the_damage_are_named(open_journal) -> None:
     bench = open_journal()
     bench.append(b"kept")
-    at = bench.journal._writer.position
+    at = bench.journal.writer.position
     bench.append(*[b"lost"] * 5, stream="t")
     bench.journal.retire(["t"])
     bench.append(b"kept, too")

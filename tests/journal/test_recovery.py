@@ -111,7 +111,7 @@ class TestTornTail:
         bench.crash()
         segment = scan.segments(bench.directory)[-1]
         assert 0 < segment.base < durable
-        end = bench.journal._writer.position
+        end = bench.journal.writer.position
         patch(segment.path, end - segment.base - 9, b"\xff")
         data = segment.path.read_bytes()[durable - segment.base : end - segment.base]
         (bench.directory / "MARK").write_bytes(scan.pack_mark(durable))
@@ -124,7 +124,7 @@ class TestTornTail:
         bench = open_journal()
         bench.append(b"first")
         durable = scan.read_mark(bench.directory)
-        position, chain = bench.journal._writer.position, bench.journal._writer._chain
+        position, chain = bench.journal.writer.position, bench.journal.writer._chain
         data = b""
         for seq in (2, 3):
             run = Run.of("s", [b"unsynced"], source="t").numbered(seq, 1)
@@ -514,7 +514,7 @@ def test_everything_behind_the_durable_mark_is_written_again_in_its_place(
     before = last_segment(bench).read_bytes()
     monkeypatch.setattr("fyrehose.journal.files.PIECE", 3000)
     files = FaultyFiles()
-    assert recover(bench.directory, files).position == bench.journal._writer.position
+    assert recover(bench.directory, files).position == bench.journal.writer.position
     assert files.calls["write"] == 4
     assert last_segment(bench).read_bytes() == before
 

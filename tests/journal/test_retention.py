@@ -23,7 +23,7 @@ def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None
     bench = open_journal(segment_size=4096)
     for i in range(100):
         bench.append(b"%03d" % i * 200)
-    store = bench.journal._store
+    store = bench.journal.store
     count = expired(store, JournalSettings(keep_bytes=keep), 0, False)
     assert count >= least
     assert count <= len(store.sealed), "the segment that is written stays"
@@ -34,14 +34,14 @@ def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None
 def test_active_segment_is_never_deleted(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
-    assert expired(bench.journal._store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60, False) == 0
+    assert expired(bench.journal.store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60, False) == 0
 
 
 def test_subscriptions_are_read_only_if_a_segment_expired(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
-    verdict = judge(bench.journal._store, JournalSettings(), 0, lambda: pytest.fail("asked"))
+    verdict = judge(bench.journal.store, JournalSettings(), 0, lambda: pytest.fail("asked"))
     assert verdict.expired == 0
 
 

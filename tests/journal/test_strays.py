@@ -86,7 +86,7 @@ def test_stray_segment_is_set_aside_where_the_log_has_only_zeros_behind_its_star
     bench = open_journal()
     bench.append(b"before")
     bench.append(bytes(3000))
-    end = bench.journal._writer.position
+    end = bench.journal.writer.position
     bench.crash()
     scan.path_of(bench.directory, (end - 1000) // 8 * 8).write_bytes(stray)
     assert verify(bench.directory).problems

@@ -131,7 +131,7 @@ def test_data_beyond_the_durable_mark_is_shown_only_on_request(bench) -> None:
     assert set(dump.stats(bench.directory).streams) == {"s", "o"}
     everything = dump.stats(bench.directory, everything=True)
     assert set(everything.streams) == {"s", "o", "new"}
-    assert (everything.mark, everything.end) == (mark, bench.journal._writer.position)
+    assert (everything.mark, everything.end) == (mark, bench.journal.writer.position)
     assert [run.stream for run in dump.runs(bench.directory, everything=True)][-1] == "new"
 
 

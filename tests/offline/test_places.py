@@ -116,10 +116,10 @@ def local(written: Any, monkeypatch: pytest.MonkeyPatch) -> type[Local]:
 def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, local: type[Local]) -> None:
     server, directory = place("http://here:80/"), place(str(written.directory))
     assert server.view() == directory.view()
-    assert [server.index(base) for base in written.journal._store.bases] == [
-        directory.index(base) for base in written.journal._store.bases
+    assert [server.index(base) for base in written.journal.store.bases] == [
+        directory.index(base) for base in written.journal.store.bases
     ]
-    assert server.index(written.journal._store.bases[-1]) is None
+    assert server.index(written.journal.store.bases[-1]) is None
     extent = directory.view().segments[1]
     with pytest.raises(Missing, match=r"^http://here:80/segments/00000000000000ff$"):
         server.open(255, 1 << 20)

@@ -67,7 +67,7 @@ def test_journal_lists_the_durable_segments(bench: Any) -> None:
     [("", 0, None), ("bytes=0-9", 0, 10), ("bytes=100-", 100, None), ("bytes=5-99999999", 5, None)],
 )
 def test_segment_is_served_whole_or_by_range(bench: Any, asked: str, start: int, stop: int | None) -> None:
-    segment = bench.journal._store.sealed[1]
+    segment = bench.journal.store.sealed[1]
     data = scan.path_of(bench.directory, segment[0]).read_bytes()
     status, headers, body = ask(bench, "GET", f"/segments/{segment[0]:016x}", f"Range: {asked}\r\n" if asked else "")
     assert status == (206 if asked else 200)
@@ -106,7 +106,7 @@ def test_a_segment_of_which_nothing_is_durable_is_answered_with_404(bench: Any) 
 
 
 def test_indexes_of_sealed_segments_are_served(bench: Any) -> None:
-    base = bench.journal._store.sealed[0][0]
+    base = bench.journal.store.sealed[0][0]
     data = scan.index_path_of(bench.directory, base).read_bytes()
     assert ask(bench, "GET", f"/indexes/{base:016x}")[2] == data
     assert ask(bench, "GET", f"/indexes/{scan.segments(bench.directory)[-1].base:016x}")[0] == 404
@@ -244,7 +244,7 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pyte
     monkeypatch.setattr(serve, "PIECE", 1000)
     timers = len(bench.clock.getDelayedCalls())
     connection, transport = connected(bench, Full)
-    base, end = bench.journal._store.sealed[1]
+    base, end = bench.journal.store.sealed[1]
     connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
     bench.clock.advance(0)
     if reads:
@@ -304,7 +304,7 @@ def test_each_of_many_clients_that_read_nothing_holds_one_piece_in_memory(open_j
 def test_an_answer_says_which_bytes_it_has_and_leaves_no_file_open(
     bench: Any, method: str, asked: str | None, start: int | None, stop: int | None
 ) -> None:
-    base, end = bench.journal._store.sealed[1]
+    base, end = bench.journal.store.sealed[1]
     size = end - base
     data = scan.path_of(bench.directory, base).read_bytes()
     files = len(list(Path("/proc/self/fd").iterdir()))
@@ -327,7 +327,7 @@ def test_a_head_request_reads_nothing_of_the_file(bench: Any, monkeypatch: pytes
     read: list[object] = []
     resume = serve.FileSending.resumeProducing
     monkeypatch.setattr(serve.FileSending, "resumeProducing", lambda self: read.append(self) or resume(self))
-    path = f"/segments/{bench.journal._store.sealed[1][0]:016x}"
+    path = f"/segments/{bench.journal.store.sealed[1][0]:016x}"
     assert ask(bench, "HEAD", path)[0] == 200
     assert read == []
     assert ask(bench, "GET", path)[0] == 200

@@ -199,7 +199,7 @@ def test_damage_is_found_without_a_mark_file(open_journal, mark: object) -> None
 def test_bytes_that_were_not_checked_are_noted(open_journal) -> None:
     bench = open_journal()
     fill(bench)
-    position = bench.journal._writer.position
+    position = bench.journal.writer.position
     bench.crash()
     (bench.directory / "MARK").unlink()
     report = verify(bench.directory)
@@ -260,7 +260,7 @@ def forge(
     bench, *runs: Run, kind: fmt.Kind = fmt.Kind.RECORDS, entries: list[fmt.Entry] | None = None, time: int = 1_000_000
 ) -> None:  # type: ignore[no-untyped-def]
     """Append an invalid batch with the right checksums."""
-    writer = bench.journal._writer
+    writer = bench.journal.writer
     header, data = packing.batch(
         kind,
         entries if entries is not None else list(runs),
@@ -333,7 +333,7 @@ def test_run_with_wrong_lengths_is_reported(open_journal) -> None:
 def test_segment_that_lacks_a_stream_is_reported(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     bench.append(b"x", stream="forgotten")
-    del bench.journal._writer.streams.ends["forgotten"]
+    del bench.journal.writer.streams.ends["forgotten"]
     fill(bench)
     said = problems(bench.directory)
     assert "lacks 1 stream, such as 'forgotten'" in said[0]
@@ -438,7 +438,7 @@ def test_a_damaged_header_of_a_segment_is_one_problem(open_journal) -> None:
 def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, records, what) -> None:
     bench = open_journal()
     bench.append(b"x")
-    writer = bench.journal._writer
+    writer = bench.journal.writer
     header, data = packing.batch(
         fmt.Kind.RECORDS,
         [run(2, b"y")],
@@ -458,7 +458,7 @@ def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, rec
 def test_contradicting_lengths_are_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
-    writer = bench.journal._writer
+    writer = bench.journal.writer
     header, data = packing.batch(
         fmt.Kind.RECORDS,
         [run(2, b"y")],
@@ -539,7 +539,7 @@ def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own
     bench = open_journal(segment_size=4096)
     for name in ("a", "b"):
         bench.append(b"x", stream=name)
-        at = bench.journal._writer.position
+        at = bench.journal.writer.position
         bench.journal.retire([name])
     bench.append(bytes(4000))
     bench.crash()

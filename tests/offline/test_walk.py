@@ -58,7 +58,7 @@ def test_nothing_beyond_the_durable_mark_is_read(open_journal) -> None:
 def test_a_torn_tail_does_not_count_as_damage(open_journal) -> None:
     bench = open_journal()
     wrote = fill(bench, 10)
-    end = bench.journal._writer.position
+    end = bench.journal.writer.position
     bench.crash()
     with scan.segments(bench.directory)[-1].path.open("r+b") as file:
         file.seek(end)
@@ -126,8 +126,8 @@ def test_damage_is_yielded_and_the_walk_continues(open_journal, what: str, reaso
 def test_batch_with_another_chain_is_reported(open_journal) -> None:
     bench = open_journal()
     fill(bench, 3)
-    at = bench.journal._writer.position
-    bench.journal._writer._chain ^= 1
+    at = bench.journal.writer.position
+    bench.journal.writer._chain ^= 1
     bench.append(b"of another log")
     (damage,) = [part for part in walk(Log.of(bench.directory)) if isinstance(part, Damaged)]
     assert damage.start == damage.stop == at

@@ -276,7 +276,7 @@ def test_numbers_missing_between_segments_are_an_error_or_skipped(written: Opene
         journal.append(Run.of("rare" if i % 40 == 0 else "common", [bytes(30_000)], source="test"))
     # As if a run had never been written: the server gave its numbers out, and the index of the next segment knows.
     journal.next["rare"] += 5
-    journal.journal._writer.streams.ends["rare"] += 5
+    journal.journal.writer.streams.ends["rare"] += 5
     for _ in range(120):
         journal.append(Run.of("common", [bytes(30_000)], source="test"))
     journal.append(Run.of("rare", [b"x"], source="test"))
