@@ -104,11 +104,6 @@ class Sharing:
                 return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
         return self.table.act(shared, items, consumer, runs, self.peer.publish)
 
-    def give_back(self, shared: SharedSubscription, items: Sequence[Item], consumer: str) -> Deferred[Any]:
-        """Return the records of *items* whose leases have not ended, because their worker has disconnected."""
-        held = [item for item in items if shared.work.lane_of(item).holds(item.first, item.token)]
-        return self.act(shared, held, consumer)
-
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
         """Set the position in every stream to *seq* (None: to the stream's end), or to its number in *seq*."""
         lanes, bounds = shared.work.lanes, self.table.journal.bounds

@@ -46,9 +46,8 @@ from fyrehose.protocols.relink.frames import (
 from fyrehose.protocols.relink.messages import MessageSequence, Piece, cut
 from fyrehose.records import MAX_PAYLOAD, Buffer, Column
 
-#: Extra size that a message may have beyond the largest record if it carries the record's number (``?seq``), or the
-#: head of a leased record (``?share``), in bytes.
-NUMBERED, LEASED = 64, 320
+#: Extra size that a message may have beyond the largest record if it carries the record's number (``?seq``), in bytes.
+NUMBERED = 64
 
 
 @attrs.frozen(kw_only=True, slots=True)

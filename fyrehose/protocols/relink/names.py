@@ -46,12 +46,6 @@ class EndpointName:
     name: str | None = None
     #: for subscribers: whether to displace another consumer of the named subscription
     takeover: bool = False
-    #: for subscribers: whether *name* is a shared subscription; the peer is then one of its workers
-    share: bool = False
-    #: for workers: the name of the worker; None: the link's name
-    consumer: str | None = None
-    #: for workers: how many records the worker may have at a time; None: as many as the window permits
-    most: int | None = None
 
 
 def publish_name(stream: str) -> str:
@@ -72,18 +66,6 @@ def subscribe_name(
     place = "" if after is None else f"@{after}"
     options = ["seq"] * seqs + [f"name={name}"] * (name is not None) + ["takeover"] * takeover
     return f"subscribe:{stream.translate(_ESCAPED)}{place}{'?' if options else ''}{'&'.join(options)}"
-
-
-def share_name(stream: str, name: str, *, consumer: str | None = None, most: int | None = None) -> str:
-    """Return the name of the endpoint of a worker of the shared subscription *name* of *stream*.
-
-    :param consumer: the name of the worker
-    :param most: how many records the worker may have at a time
-    """
-    chosen = [f"name={name}", "share"]
-    chosen += [] if consumer is None else [f"consumer={consumer}"]
-    chosen += [] if most is None else [f"most={most}"]
-    return f"subscribe:{stream.translate(_ESCAPED)}?{'&'.join(chosen)}"
 
 
 def parse(terms: Terms) -> EndpointName:
@@ -114,8 +96,6 @@ def parse(terms: Terms) -> EndpointName:
         raise _unknown(terms, f"the stream's name must have 1 to {MAX_NAME} bytes")
     if terms.listener_transactions or (subscribe and terms.connector_transactions):
         raise RemoteProtocolError("transactions-unsupported")
-    if "share" in chosen and after is not None:
-        raise _unknown(terms, "the option share takes no @SEQ: the subscription says where it begins")
     return EndpointName(
         stream=stream,
         subscribe=subscribe,
@@ -123,56 +103,22 @@ def parse(terms: Terms) -> EndpointName:
         seqs="seq" in chosen,
         name=chosen.get("name"),
         takeover="takeover" in chosen,
-        share="share" in chosen,
-        consumer=chosen.get("consumer"),
-        most=_most(terms, chosen["most"]) if "most" in chosen else None,
     )
 
 
-#: The options of subscribers, those that have a value, and those that workers may use.
-_OPTIONS, _VALUED = ("seq", "name", "takeover", "share", "consumer", "most"), ("name", "consumer", "most")
-_OF_WORKERS = {"name", "share", "consumer", "most"}
-
-
 def _options(terms: Terms, text: str) -> dict[str, str]:
-    """Return the options of a subscriber and their values, which are empty except for those in ``_VALUED``."""
+    """Return the options of a subscriber and their values, which are empty except for that of ``name``."""
     found: dict[str, str] = {}
     for option in text.split("&"):
         key, mark, value = option.partition("=")
-        if key not in _OPTIONS or bool(mark) != (key in _VALUED) or key in found:
+        if key not in ("seq", "name", "takeover") or bool(mark) != (key == "name") or key in found:
             raise _unknown(
-                terms,
-                "unknown option; use seq, name=NAME, takeover, share, consumer=NAME or most=N; write a ? in the "
-                "stream's name as %3F",
+                terms, "unknown option; use seq, name=NAME or takeover; write a ? in the stream's name as %3F"
             )
         found[key] = value
-    for key in ("takeover", "share"):
-        if key in found and "name" not in found:
-            raise _unknown(terms, f"the option {key} needs name=NAME")
-    if "share" in found:
-        _check_worker(terms, found)
-    elif found.keys() & {"consumer", "most"}:
-        raise _unknown(terms, "the options consumer and most need share")
+    if "takeover" in found and "name" not in found:
+        raise _unknown(terms, "the option takeover needs name=NAME")
     return found
-
-
-def _check_worker(terms: Terms, options: dict[str, str]) -> None:
-    """Check the options of a worker.
-
-    :raises RemoteProtocolError: the options exclude each other, or a value is invalid
-    """
-    if options.keys() - _OF_WORKERS:
-        raise _unknown(terms, "the option share goes with name=NAME, consumer=NAME and most=N only")
-    if not terms.listener_size:
-        raise _unknown(terms, "the option share needs channel ids of the listener: ask for a size of at least 1")
-    if "consumer" in options and not 1 <= len(options["consumer"].encode()) <= MAX_NAME:
-        raise _unknown(terms, f"the name of a consumer must have 1 to {MAX_NAME} bytes")
-
-
-def _most(terms: Terms, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and int(text)):
-        raise _unknown(terms, f"the option most={text[:80]!r} must be a number of at least 1")
-    return int(text)
 
 
 def _unknown(terms: Terms, why: str) -> RemoteProtocolError:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 import attrs
-from twisted.internet.error import ConnectionAborted
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -28,7 +27,6 @@ from fyrehose.errors import (
     ReadOnly,
     RemoteProtocolError,
     StreamFull,
-    SubscriptionConflict,
     SubscriptionError,
     TooManyStreams,
     Unreplicated,
@@ -96,10 +94,6 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         self.endpoint: Endpoint | None = None
         #: the named subscription that the link consumes
         self.named: Any = None
-        #: the shared subscription whose worker the peer is
-        self.shared: Any = None
-        #: whether the peer itself has ended the connection, and so knows that its link is lost
-        self.peer_left = False
         self.ping_after, self.drop_after = settings.ping_after, settings.drop_after
 
     # Called by the reactor.
@@ -111,11 +105,9 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         """Keep the link for the connector's next connection, and release what belongs only to this connection."""
         self.session.fenced()
-        self.peer_left = reason.check(ConnectionAborted) is None
         if self.endpoint is not None:
             self.endpoint.end()
         if self.entry is not None and self.entry.holder is self:
-            self.entry.ending |= self.shared is not None
             self.registry.detached(self.entry)
         if self.named is not None:
             self.named.detach(self)
@@ -143,21 +135,13 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         self.broker.check(Action.SUBSCRIBE if place.subscribe else Action.PUBLISH, place.stream)
         self.reading.pause_for("handshake")  # Read nothing more until the registry has decided about the link.
         opened = self.registry.when_open()
-        if place.share:
-            opened.addCallback(lambda _: self._find_shared(place)).addErrback(self.refuse_subscription)
-        elif place.name is not None:
+        if place.name is not None:
             opened.addCallback(lambda _: self.broker.named.open(place.name, place.stream, place.after))
             opened.addCallbacks(self._subscription_opened, self.refuse_subscription)
         opened.addCallback(lambda _: self._find_link(event, place)).addErrback(self.failed)
 
     def _subscription_opened(self, named: Any) -> None:
         self.named = named
-
-    def _find_shared(self, place: EndpointName) -> None:
-        shared = self.broker.named.sharing.find(place.name)
-        if shared.options.stream != place.stream:
-            raise SubscriptionConflict(f"subscription {place.name!r} is one of {shared.options.stream!r}")
-        self.shared = shared
 
     def refuse_subscription(self, failure: Failure) -> None:
         """Close the connection of a peer that cannot have the named subscription now; the peer may try again later."""
@@ -177,10 +161,9 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         hello, registry = event.hello, self.registry
         certificate = certificate_of(self.transport)
         identity = b"" if certificate is None else bytes(certificate.digest("sha256"))
-        if self.phase is not Phase.OPEN or (place.name is not None and self.named is self.shared is None):
+        if self.phase is not Phase.OPEN or (place.name is not None and self.named is None):
             return
-        # Never resume the link of a worker, because other workers may have leased its records since.
-        entry = None if place.share else registry.find(hello, identity, self.peer)
+        entry = registry.find(hello, identity, self.peer)
         if entry is not None and self.named is not None and self.named.owner != entry.label:
             registry.discard(entry)  # The subscription had another consumer since, or was rewound.
             entry = None
@@ -198,11 +181,6 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             if entry is None:
                 detail = f"all {self.settings.max_links} links have a connection"
                 self.drop(RemoteProtocolError("too-many-links", detail))
-                return
-            if place.share:
-                entry.saved = False
-                self._attach(entry)
-                self._link_ready(entry, place, resumed=False)
                 return
             if self.named is not None:
                 try:

@@ -22,7 +22,6 @@ from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.registry import LinkEntry, Registry
 from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
 from fyrehose.protocols.relink.settings import RelinkSettings
-from fyrehose.protocols.relink.working import WorkerEndpoint
 
 log = Logger()
 
@@ -55,10 +54,8 @@ REFUSALS = (
     "message-after-close",
     "message-to-subscription",
     "message-too-large",
-    "notices-unconsumed",
     "operation-not-transactional",
     "operation-on-unreceived",
-    "request-invalid",
     "result-not-transactional",
     "result-unasked",
     "results-unconfirmed",
@@ -107,7 +104,7 @@ class RelinkFactory(SessionFactory):
     @staticmethod
     def endpoint(protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> Endpoint:
         """Return the endpoint of a connection whose connector has asked for *place*."""
-        kind = WorkerEndpoint if place.share else Subscribing if place.subscribe else Publishing
+        kind = Subscribing if place.subscribe else Publishing
         return kind(protocol, entry, place)
 
     def configure(self, settings: RelinkSettings) -> None:

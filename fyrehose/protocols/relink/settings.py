@@ -7,7 +7,7 @@ import attrs
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import count, duration, exact_size, fixed, name, one_of, option, size
 from fyrehose.protocols.relink.channels import MAX_WINDOW
-from fyrehose.protocols.relink.link import LEASED, LinkLimits
+from fyrehose.protocols.relink.link import NUMBERED, LinkLimits
 from fyrehose.records import MAX_PAYLOAD
 from fyrehose.subscriptions import letters
 
@@ -68,7 +68,7 @@ class RelinkSettings(TLSSettings):
         """Return the limits of each link."""
         return LinkLimits(
             message_size=self.max_payload,
-            sent_size=MAX_PAYLOAD + LEASED,
+            sent_size=MAX_PAYLOAD + NUMBERED,
             channels=self.max_channels,
             backlog=self.backlog,
             backlog_size=self.backlog_size,

@@ -36,7 +36,7 @@ def test_default_limits_have_the_documented_values() -> None:
     limits = LinkLimits()
     assert (limits.targets, limits.parts, limits.sent_size) == (1_024, 1_024, 16 << 20)
     assert limits.message_size == RelinkSettings().limits.message_size == 16 << 20
-    assert RelinkSettings().limits.sent_size == (16 << 20) + 320, "the largest record, with the head of a leased one"
+    assert RelinkSettings().limits.sent_size == (16 << 20) + 64, "the largest record, with its number"
     assert (limits.channels, limits.backlog, limits.backlog_size, limits.window) == (4_096, 1_024, 16 << 20, 1_024)
     assert limits.results == 256
     settings = RelinkSettings()

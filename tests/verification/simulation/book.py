@@ -71,7 +71,6 @@ class Book:
     :ivar streams: the streams of the subscription
     :ivar alone: whether there is a single server, not a cluster
     :ivar keeps: returns whether retention must keep jobs that are not settled
-    :ivar plain: jobs that a worker may have settled without a result, by stream, number and generation
     :ivar given: the worker that got a job with a token
     :ivar busy: the last lease of each job, unless its worker has returned the job
     :ivar returned: tokens of leases that the server returned by itself because the worker's connection was lost
@@ -91,7 +90,6 @@ class Book:
     keeps: Callable[[], bool] = lambda: True
     truth: Truth = attrs.field(init=False)
     results: set[tuple[str, int, int]] = attrs.field(factory=set)
-    plain: set[tuple[str, int, int]] = attrs.field(factory=set)
     copies: Counter[bytes] = attrs.field(factory=Counter)
     died: Counter[bytes] = attrs.field(factory=Counter)
     letters: Counter[bytes] = attrs.field(factory=Counter)
@@ -176,7 +174,7 @@ class Book:
             self.letters[payload] += 1
             touched.add(payload)
         for each in settled:
-            self.check(each in self.results or each in self.plain, f"job {each} is settled without its result")
+            self.check(each in self.results, f"job {each} is settled without its result")
         for each in results:
             self.check(self.truth.ended.get(each) == "settled", f"job {each} has a result although it is not settled")
         for payload in touched:

@@ -41,7 +41,6 @@ from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.protocols.relink.working import HeldRecords
 from fyrehose.subscriptions.lane import Group, Lane
 from fyrehose.subscriptions.table import SharedSubscriptions
 from fyrehose.subscriptions.work import Work
@@ -61,7 +60,6 @@ _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
 _append, _why_not, _unread = SharedSubscriptions._append, Lane.why_not, SharedSubscriptions.unread
-_released = HeldRecords.released
 
 
 def _skips_every(nth: int) -> Any:
@@ -240,10 +238,6 @@ def _forgets_what_is_being_settled(self: Lane, seq: int, token: Any) -> str:
     return "" if why == "being-settled" else why
 
 
-def _settles_what_it_has_lost(self: HeldRecords) -> Any:
-    return [attrs.evolve(each, kind="done") for each in _released(self)]
-
-
 def _keeps_its_own_state_alone(self: SharedSubscriptions) -> Any:
     return [each for each in _unread(self) if each.pinned]
 
@@ -357,12 +351,6 @@ BUGS = {
     "workers: the share of a worker is not kept": Bug("workers", (Lane, "_hold", lambda lane, consumer, count: None)),
     "workers: a lost answer is not repeated": Bug("workers", (Work, "_repeated", lambda work, consumer: [])),
     "workers: a checkpoint lacks what is being written": Bug("workers", (Lane, "appended", lambda lane: lane.progress)),
-    "workers: a link settles what its worker has returned": Bug(
-        "workers", (HeldRecords, "taken", lambda records, work: None)
-    ),
-    "workers: a link that is lost settles what it had": Bug(
-        "workers", (HeldRecords, "released", _settles_what_it_has_lost)
-    ),
     "workers: retention does not wait for them": Bug(
         "workers", (SharedSubscriptions, "unread", _keeps_its_own_state_alone)
     ),

@@ -91,15 +91,17 @@ FIRST = {
     "lumberjack: a lost connection is not searched": 49,
     "lumberjack: the end of the log is not searched": 27,
     "relink: a link forgets what it had": 39,
-    "workers: a link that is lost settles what it had": 8,
     "workers: a pattern lacks later streams": 6,
     "workers: a start does not wait for earlier workers": 9,
-    "workers: another subscription takes the tokens of the one before": 24,
-    "workers: any token counts": 11,
+    "workers: another subscription takes the tokens of the one before": 12,
+    "workers: any token counts": 54,
+    "workers: leased beyond what is noted": 18,
     "workers: results are not in the commit of their jobs": 10,
     "workers: retention does not wait for them": 11,
-    "workers: tokens of before a rewind count": 38,
-    "workers: what is being settled is settled again": 8,
+    "workers: tokens of before a rewind count": 14,
+    "workers: what is being forgotten is settled": 14,
+    "workers: what is being settled is settled again": 9,
+    "workers: what retention has deleted does not expire": 33,
 }
 
 

@@ -1,41 +1,30 @@
-"""Simulate workers that share a subscription over HTTP and Relink; they settle jobs, return them, and crash.
+"""Simulate workers that share a subscription over HTTP; they settle jobs, return them, and crash.
 
     publishers -> jobs -> leases -> workers -> settle with a result in ``done``, fail, reject, or let the lease end
 
 The subscription has one stream, or the pattern ``jobs.*``.  Meanwhile an operator rewinds it, deletes it, and publishes
 its dead letters again (managers.py), and retention may delete jobs that are not settled.  The rules are in book.py.
-Workers are written from docs/protocols/http.md and relink.md (worker.py; linkworker.py, over a link of Relink's
-client).
+Workers are written from docs/protocols/http.md (worker.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from random import Random
 from typing import Any
 
 from book import DEAD, KEYS, NAME, STATE, Book, Place
 from history import History
-from linkworker import PORT as LINK_PORT
-from linkworker import LinkWorker
 from managers import Manager
 from publisher import Publisher
 from server import Server
-from watching import watched
 from webclient import PORT
 from worker import Held, Worker
 from world import Host, World
 
 from fyrehose.protocols.http.plugin import plugin
 from fyrehose.protocols.http.server import HttpSettings
-from fyrehose.protocols.relink.plugin import plugin as link_plugin
-from fyrehose.protocols.relink.registry import Registry
-from fyrehose.protocols.relink.service import RelinkFactory, RelinkService
-from fyrehose.protocols.relink.settings import RelinkSettings
 
-#: The stream in which the server keeps the links of workers.
-LINKS = ".relink/workers"
 #: How many jobs are published at most: with a window of 1, slow networks allow only two settled jobs a second.
 MOST_JOBS = 200
 
@@ -56,7 +45,7 @@ class Workers:
         dice = world.random
         self.world, self.server, self.history = world, server, history
         self.patient_from = 0.0 if herd else inf
-        history.internal |= {STATE, KEYS, LINKS}
+        history.internal |= {STATE, KEYS}
         options = {
             "lease": 2 if herd else dice.choice((1, 1, 3, 10)),
             "limit": dice.choice((1, 2, 3)),
@@ -70,14 +59,12 @@ class Workers:
         self.body = {**place, "shared": True, "dead": DEAD, **options}
         self.book = Book(history, world.clock.seconds, options, self.streams, len(server.names) == 1, self._keeps)
         self.requests = self.made = 0
-        self.link_settings = RelinkSettings(window=dice.choice((2, 1024)))
         server.listen(self._listener)
-        server.listen(self._links, link_plugin.abilities.only_leading)
         self.publishers = [Publisher(self, f"publisher-{number}") for number in range(dice.choice((1, 2)))]
         #: how often a step is a change of the subscription
         self.changes = 0.0 if herd else dice.choice((0.0, 0.1, 0.3))
         self.manager = Manager(self, "manager")
-        self.workers: list[Worker | LinkWorker] = []
+        self.workers: list[Worker] = []
         for _ in range(herd or dice.randint(1, 4)):
             self.workers.append(self._worker())
 
@@ -85,22 +72,13 @@ class Workers:
         """Return the body of a request that creates the subscription, from a random first number."""
         return {**self.body, "from": self.world.random.choice((1, 1, 3)) if self.changes else 1}
 
-    def _worker(self, name: str = "") -> Worker | LinkWorker:
+    def _worker(self, name: str = "") -> Worker:
         self.made += 1
-        kind = Worker if self.made == 1 or self.world.random.random() < 0.6 else LinkWorker
-        if name.startswith("link"):
-            kind = LinkWorker
-        return kind(self, name or f"{'worker' if kind is Worker else 'link'}-{self.made}")
+        return Worker(self, name or f"worker-{self.made}")
 
     def _listener(self, host: Host, broker: Any) -> Any:
         self.book.lives += 1
         return plugin.make_service(host, broker, f"tcp:{PORT}", HttpSettings())
-
-    def _links(self, host: Host, broker: Any) -> Any:
-        randbits = Random(self.world.random.random()).getrandbits
-        registry = Registry(broker, host, self.link_settings, LINKS, self.world.now, randbits)
-        factory = RelinkFactory(watched(broker, self.book), self.link_settings, host, registry)
-        return RelinkService(host, f"tcp:{LINK_PORT}", factory)
 
     def _keeps(self) -> bool:
         """Return whether retention waits for workers so long that it deletes no job before it is settled."""
@@ -133,7 +111,7 @@ class Workers:
         elif self.counts() < MOST_JOBS:
             dice.choice(self.publishers).publish()
 
-    def _crash(self, worker: Worker | LinkWorker) -> None:
+    def _crash(self, worker: Worker) -> None:
         """Crash a worker, and start another one under the same or a new name."""
         self.world.note(f"{worker.name} dies with {sorted(worker.held)}")
         worker.close()
