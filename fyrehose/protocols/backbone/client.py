@@ -19,15 +19,14 @@ from random import Random, SystemRandom
 from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred, succeed
-from twisted.internet.error import CannotListenError
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, LocalProtocolError, PublishError
+from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Watchers
+from fyrehose.net.clients import Backoff, Client, ConnectionFailed, ConnectionOptions
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.client_session import (
@@ -55,8 +54,12 @@ MOST_NAMED = 10
 CONGESTED = 0.005
 
 
+#: Without an ACK for 5 s the server is lost (rule 2 of the backbone); the client looks for it 1, 2, 4, 5 ... s later.
+BACKBONE_OPTIONS = ConnectionOptions(silence=5.0, retry=Backoff(first=1.0, longest=5.0))
+
+
 class BackboneUnreachable(FyrehoseError):
-    """The backbone has not acknowledged a KEEPALIVE within 5 s of connecting."""
+    """The backbone has not acknowledged a KEEPALIVE in time."""
 
 
 class PushUnconfirmed(PublishError):
@@ -65,28 +68,20 @@ class PushUnconfirmed(PublishError):
     retriable = True
 
 
-def backoff(attempt: int) -> float:
-    """Return the delay before the next attempt, in seconds, after *attempt* attempts in vain: 1, 2, 4, 5, 5 ..."""
-    return min(2.0 ** min(attempt, 10), 5.0)
-
-
 def _ignore(*_: object) -> None:
     """Ignore the call; the default of every callback."""
 
 
 @implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
-class BackboneClient(TrainProtocol):
+class BackboneClient(Client, TrainProtocol):
     """A client of one backbone, which has one stream: *stream* is None in all calls.
 
-    :ivar reactor: provides timers and readers, and resolves ``host`` if it is a name
+    :ivar clock: the reactor: provides timers and readers, and resolves ``host`` if it is a name
+    :ivar connection_options: its ``silence`` is the time without a KEEPALIVE-ACK after which the server is lost, and
+        ``retry`` maps the number of attempts in vain to find the server again to the delay before the next one
     :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
-    :ivar on_alive: called with True when the backbone answers, for the first time or again, and with False when it has
-        not answered for 5 s
-    :ivar persistent: whether to wait for a backbone that does not answer at first, or whose name cannot be resolved
-        yet, instead of failing
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
-    :ivar retry: maps the number of attempts in vain to find a lost server to the delay before the next one, in seconds
     :ivar open_port: returns a new port, which is not bound yet
     :ivar counters: counts the datagrams that were dropped, by cause
     """
@@ -95,14 +90,12 @@ class BackboneClient(TrainProtocol):
 
     name = "backbone-client"
 
-    reactor: Any
+    clock: Any
     host: str
     port: int
     options: BackboneOptions = attrs.field(factory=BackboneOptions, kw_only=True)
-    on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
-    persistent: bool = attrs.field(default=False, kw_only=True)
+    connection_options: ConnectionOptions = attrs.field(default=BACKBONE_OPTIONS, kw_only=True)
     bind: Address | None = attrs.field(default=None, kw_only=True)
-    retry: Callable[[int], float] = attrs.field(default=backoff, kw_only=True)
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     open_port: Callable[..., Any] = attrs.field(default=UDPPort, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, init=False)
@@ -112,12 +105,9 @@ class BackboneClient(TrainProtocol):
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
     _session: BackboneClientSession | None = attrs.field(default=None, init=False)
-    timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.reactor), takes_self=True), init=False)
-    _attempts: int = attrs.field(default=0, init=False)
-    _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
+    timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.clock), takes_self=True), init=False)
+    _failures: int = attrs.field(default=0, init=False)
     _paused: bool = attrs.field(default=False, init=False)
-    _closed: bool = attrs.field(default=False, init=False)
 
     # For programs.
 
@@ -149,23 +139,7 @@ class BackboneClient(TrainProtocol):
         self._take, self._gap, self._after = take, lost or _ignore, after
         if self._session is not None and after is not None:
             self._stop()
-            self._open()
-
-    def connect(self) -> Deferred[None]:
-        """Connect to the backbone.
-
-        :return: a Deferred that fires when the backbone has acknowledged a KEEPALIVE, and delivers records from then
-            on.  Fails with CannotListenError if ``bind`` is in use, and unless the client is ``persistent``, with
-            :class:`BackboneUnreachable` after 5 s without an answer, and with the error of the resolver; the client is
-            closed then
-        :raises LocalProtocolError: the client was connected before
-        """
-        if self._connected is not None:
-            raise LocalProtocolError("connect() was called before; create a new client")
-        self._connected = Deferred()
-        connected = self._connected
-        self._attempt()
-        return connected
+            self._attempt()
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
         """Publish a message.
@@ -191,12 +165,12 @@ class BackboneClient(TrainProtocol):
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
         pushes = self._running().pushes
-        return self._watchers.when(lambda: pushes.has_room)
+        return self.watchers.when(lambda: pushes.has_room)
 
     def drained(self) -> Deferred[None]:
         """Return a Deferred that fires when every publish so far is confirmed or has failed."""
         pushes = self._running().pushes
-        return self._watchers.when(lambda: pushes.idle)
+        return self.watchers.when(lambda: pushes.idle)
 
     def pause(self) -> None:
         """Stop receiving records: close the port, until :meth:`resume` opens another and requests what was missed."""
@@ -207,9 +181,7 @@ class BackboneClient(TrainProtocol):
     def resume(self) -> None:
         """Continue after the last record that was passed on."""
         self._paused = False
-        if self._server is not None and self._session is None and not self._closed:
-            maybeDeferred(self._open).addErrback(self._attempt_failed)
-        elif self._connected is not None:
+        if self._connected is not None and self._session is None:
             self._attempt()
 
     @property
@@ -250,24 +222,26 @@ class BackboneClient(TrainProtocol):
             reasons.append(f"records {named}{more} did not arrive: no longer kept, or the answers were lost")
         if self._session is not None and not complete and not self._session.found:
             missing = "all records" if self.position is None else f"the records after {self.position}"
-            reasons.append(f"the server has not answered for 5 s: {missing} may be missing")
+            silence = self.connection_options.silence
+            reasons.append(f"the server has not answered for {silence:g} s: {missing} may be missing")
         return "; ".join(reasons)
 
-    def close(self) -> Deferred[None]:
-        """Close the client; unconfirmed messages fail with :class:`PushUnconfirmed`."""
-        if not self._closed:
-            self._closed = True
-            self._stop()
-            closed = Closed("the client was closed")
-            self._watchers.fail(closed)
-            if self._connected is not None and not self._connected.called:
-                self._connected.errback(closed)
+    # Called by the shell.
+
+    def start(self) -> None:
+        self._attempt()
+
+    def stop(self) -> Deferred[None]:
+        self._stop()
         return succeed(None)
+
+    def abandon(self, error: Exception) -> None:
+        self._stop()
 
     # Called by the port.
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
-        self._handle(self._running().receive_datagrams(data, segment, source, self.reactor.seconds()))
+        self._handle(self._running().receive_datagrams(data, segment, source, self.clock.seconds()))
 
     def turn_over(self) -> None:
         """Send the datagrams of the session, and schedule the next call of :meth:`_tick`."""
@@ -279,9 +253,9 @@ class BackboneClient(TrainProtocol):
             for train, destination in trains:
                 self.send(train, destination)
             self.flush()
-        self._watchers.notify()
+        self.watchers.notify()
         if self._session is session:
-            now = self.reactor.seconds()
+            now = self.clock.seconds()
             self.timers.start(max(session.next_due(now) - now, 0.0), self._tick)
 
     def relieved(self) -> None:
@@ -302,18 +276,20 @@ class BackboneClient(TrainProtocol):
     @property
     def _seeking(self) -> bool:
         """Return whether the client should have a server, and has none that answers."""
-        return not (self._paused or self._closed or (self._session is not None and self._session.found))
+        return not (self._paused or self.closed or (self._session is not None and self._session.found))
 
     def _resolved(self) -> Deferred[str]:
+        """Look up the server; return its last known address if the lookup fails, or if the server was not lost."""
         try:
             return succeed(str(IPv4Address(self.host)))
         except AddressValueError:
             pass
-        found = cast("Deferred[str]", self.reactor.resolve(self.host))
-        if self._server is not None:
-            last, _ = self._server
-            found.addErrback(lambda _: last)
-        return found
+        if self._server is None:
+            return cast("Deferred[str]", self.clock.resolve(self.host))
+        last, _ = self._server
+        if self._session is None:
+            return succeed(last)
+        return cast("Deferred[str]", self.clock.resolve(self.host)).addErrback(lambda _: last)
 
     def _found_host(self, host: str) -> None:
         self._server = (host, self.port)
@@ -325,35 +301,30 @@ class BackboneClient(TrainProtocol):
         assert self._server is not None
         host, number = self.bind or (host_towards(self._server), 0)
         self._close_port()
-        self.open_port(number, self, host, self.reactor).startListening()
+        self.open_port(number, self, host, self.clock).startListening()
         own = self.transport.getHost()
-        now = self.reactor.seconds()
+        now = self.clock.seconds()
         address = (own.host, own.port)
         if self._session is None:
-            self._session = BackboneClientSession(self._server, address, self.options, self.random, now, self._after)
+            silence = self.connection_options.silence
+            self._session = BackboneClientSession(
+                self._server, address, self.options, self.random, now, self._after, silence
+            )
         else:
             self._session.move(self._server, address, now)
             self._attempt_later()
         self._tick()
 
     def _attempt_later(self) -> None:
-        self.timers.start(self.retry(self._attempts), self._attempt)
-        self._attempts += 1
+        self._failures += 1
+        self.timers.start(self.connection_options.retry(self._failures), self._attempt)
 
     def _attempt_failed(self, failure: Failure) -> None:
-        """Try again later; the first attempt is the last one if its error is final."""
-        if self._closed:
-            return
-        connecting = self._connected is not None and not self._connected.called
-        if connecting and (not self.persistent or failure.check(CannotListenError)):
-            self._fail(failure)
-            return
-        if not self._attempts:
-            where, why = f"{self.host}:{self.port}", failure.getErrorMessage()
-            log.warn("{name}: cannot reach {where}: {why}; trying again", name=self.name, where=where, why=why)
-        self._attempt_later()
-        if self._session is not None:
-            self._tick()
+        reason = failure.value if isinstance(failure.value, Exception) else RuntimeError(failure.getErrorMessage())
+        if self.retries(ConnectionFailed(reason)):
+            self._attempt_later()
+            if self._session is not None:
+                self._tick()
 
     def _stop(self) -> None:
         """Close the UDP port, and forget the protocol session."""
@@ -367,16 +338,11 @@ class BackboneClient(TrainProtocol):
         if self.transport is not None:
             self.transport.stopListening()
 
-    def _fail(self, failure: Failure) -> None:
-        assert self._connected is not None
-        self._connected.errback(failure)
-        self.close()
-
     def _tick(self) -> None:
         if self.waiting:
             self.timers.start(CONGESTED, self._tick)
             return
-        self._handle(self._running().tick(self.reactor.seconds()))
+        self._handle(self._running().tick(self.clock.seconds()))
         self.turn_over()
 
     # Events.
@@ -399,22 +365,18 @@ class BackboneClient(TrainProtocol):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
         elif isinstance(event, Found):
-            if self._connected is not None and not self._connected.called:
-                self._connected.callback(None)
-            self._attempts = 0
+            self._failures = 0
             self.timers.stop(self._attempt)
-            self.on_alive(True)
+            self.established()
         elif isinstance(event, BackboneLost):
             self._backbone_lost()
         else:
             self.counters.add(self.name, event.cause)
 
     def _backbone_lost(self) -> None:
-        self.on_alive(False)
-        if self._connected is not None and not self._connected.called and not self.persistent:
-            where = f"{self.host}:{self.port}"
-            advice = "check that it runs, and that its access policy permits this client"
-            reason = f"no backbone at {where} has answered for 5 s; {advice}"
-            self._fail(Failure(BackboneUnreachable(reason)))
-        elif self._session is not None:
+        self.on_state(False)
+        where, silence = f"{self.host}:{self.port}", self.connection_options.silence
+        advice = "check that it runs, and that its access policy permits this client"
+        error = BackboneUnreachable(f"no backbone at {where} has answered for {silence:g} s; {advice}")
+        if self._session is not None and self.retries(error):
             self._attempt_later()

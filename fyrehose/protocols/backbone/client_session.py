@@ -1,6 +1,6 @@
 """The client's side of the backbone, without I/O: subscribe, publish, or answer requests of other clients.
 
-    every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; after 5 s without one the backbone is lost
+    every second     KEEPALIVE -> KEEPALIVE-ACK with the same token; without one for some time, the backbone is lost
     move             the owner has bound another port, or found another address of a lost backbone: continue there
     DELIVER          -> Run, in order; a gap -> REQUESTs -> Run or RecordsSkipped
     push             -> PUSH -> its DELIVER -> PushConfirmed; PushTimedOut if no DELIVER arrives
@@ -105,7 +105,7 @@ class Found:
 
 @attrs.frozen(kw_only=True, slots=True)
 class BackboneLost:
-    """The backbone has not acknowledged a KEEPALIVE for 5 s."""
+    """The backbone has not acknowledged a KEEPALIVE in time."""
 
 
 #: A Run has records in order, each once.  Its ``stream`` and ``source`` are always "backbone" and its ``time`` is 0,
@@ -127,6 +127,7 @@ class BackboneClientSession(
     :param random: generates tokens
     :param after: start after this sequence (0: from the oldest record); None: with the first DELIVER that arrives.
         With ``after`` the client cannot publish, because an old record with the same bytes would confirm the push
+    :param silence: time without an ACK after which the backbone is lost, in seconds
     :ivar found: whether the backbone acknowledges KEEPALIVEs at present
     :ivar repair: the order of the received records, and what is missing
     :ivar pushes: the pushes that are not confirmed
@@ -140,6 +141,7 @@ class BackboneClientSession(
         random: Random,
         now: float,
         after: int | None = None,
+        silence: float = LOST,
     ) -> None:
         super().__init__()
         self._server = server
@@ -160,6 +162,7 @@ class BackboneClientSession(
         self._claimed = address
         self._next_keepalive = now
         self._last_ack = now
+        self._silence = silence
         self.found = False
         self._lost = False
         self._hold = self._hold_limit = now
@@ -171,7 +174,7 @@ class BackboneClientSession(
         events: list[Event] = []
         if now >= self._next_keepalive:
             self._keep_alive(now)
-        if not self._lost and now - self._last_ack >= LOST:
+        if not self._lost and now - self._last_ack >= self._silence:
             self.found, self._lost = False, True
             events.append(BackboneLost())
         events.extend(PushTimedOut(handle=push.handle) for push in self.pushes.expired(now))
@@ -184,7 +187,7 @@ class BackboneClientSession(
         """Return the time at which :meth:`tick` has to be called if no datagram arrives before."""
         times = [self._next_keepalive]
         if not self._lost:
-            times.append(self._last_ack + LOST)
+            times.append(self._last_ack + self._silence)
         repair = self.repair.next_due() if self.found and self._options.subscribe else None
         if repair is not None:
             # An overdue request still waits until the limit of REQUESTS per second permits it.

@@ -113,12 +113,12 @@ class BackbonePlugin:
         self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
     ) -> BackboneClient:
         options = BackboneOptions(window=window, retries=RETRIES)
-        return BackboneClient(reactor, host, port, options=options, persistent=True)
+        return BackboneClient(reactor, host, port, options=options)
 
     def tailer(
         self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
     ) -> BackboneClient:
-        return BackboneClient(reactor, host, port, persistent=True)
+        return BackboneClient(reactor, host, port)
 
 
 plugin = BackbonePlugin()

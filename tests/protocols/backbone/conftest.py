@@ -181,7 +181,9 @@ class World:
 
     def client(self, n: int, **settings: Any) -> BackboneClient:
         """Return a client at 10.0.1.n:5000; further settings are ``take``, ``lost``, ``after`` and options."""
-        known = {key: settings.pop(key) for key in ("on_alive", "persistent") if key in settings}
+        known = {
+            key: settings.pop(key) for key in ("on_state", "process_exception", "connection_options") if key in settings
+        }
         subscription = {key: settings.pop(key) for key in ("take", "lost", "after") if key in settings}
         client = BackboneClient(
             self.clock,

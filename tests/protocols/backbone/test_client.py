@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
@@ -14,7 +15,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.backbone import client as client_module
-from fyrehose.protocols.backbone.client import BackboneClient, BackboneUnreachable, PushUnconfirmed, backoff
+from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, BackboneUnreachable, PushUnconfirmed
 from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
 from fyrehose.protocols.backbone.udp import host_towards
 from fyrehose.records import Run
@@ -38,7 +39,7 @@ class Subscriber:
 
     @property
     def callbacks(self) -> dict[str, Any]:
-        return {"take": self.take, "lost": self.lose, "on_alive": self.alive.append}
+        return {"take": self.take, "lost": self.lose, "on_state": self.alive.append}
 
 
 def connected(world: Any, client: BackboneClient) -> BackboneClient:
@@ -126,10 +127,10 @@ def test_peer_answers_a_request(make_world: Make) -> None:
     assert len(straight) >= 3
 
 
-def test_connect_fails_without_an_answer(make_world: Make) -> None:
+def test_client_for_which_every_error_is_final_ends_without_an_answer(make_world: Make) -> None:
     world = make_world()
     world.stop()
-    client = world.client(1)
+    client = world.client(1, process_exception=lambda error: error)
     refused = client.connect()
     world.run(5.1)
     assert "no backbone at 10.0.0.1:2323 has answered" in str(outcome(refused))
@@ -301,8 +302,9 @@ def test_names_are_resolved_and_a_client_connects_once(make_world: Make) -> None
             client.connect()
         sent = [d for source, _, d in world.network.log if source == ("10.0.1.9", 5000) and d[0] == 0x10]
         assert bool(sent) == works
+        assert client.problem == ("" if works else name)
         client.close()
-        assert isinstance(outcome(done), Closed if works else OSError)
+        assert isinstance(outcome(done), Closed)
         assert clock.getDelayedCalls() == []
         world.network.log.clear()
 
@@ -323,7 +325,9 @@ class Names(Clock):
         return succeed(self.table[name]) if name in self.table else fail(OSError(f"no address for {name}"))
 
 
-def named(world: Any, subscriber: Subscriber, **settings: Any) -> BackboneClient:
+def named(
+    world: Any, subscriber: Subscriber, retry: Callable[[int], float] = lambda failures: 3.0, **settings: Any
+) -> BackboneClient:
     """Return a client that has to look the server's address up."""
     client = BackboneClient(
         world.clock,
@@ -331,7 +335,8 @@ def named(world: Any, subscriber: Subscriber, **settings: Any) -> BackboneClient
         2323,
         bind=("10.0.1.1", 5000),
         open_port=world.network.open,
-        on_alive=subscriber.alive.append,
+        on_state=subscriber.alive.append,
+        connection_options=attrs.evolve(BACKBONE_OPTIONS, retry=retry),
         **settings,
     )
     client.subscribe(None, subscriber.take)
@@ -382,12 +387,12 @@ def test_lost_server_is_found_again_while_its_name_cannot_be_resolved(make_world
     client.close()
 
 
-def test_persistent_client_waits_for_its_name_to_be_resolved(make_world: Make) -> None:
+def test_client_waits_for_its_name_to_be_resolved(make_world: Make) -> None:
     world, subscriber = make_world(clock=Names()), Subscriber()
-    client = named(world, subscriber, persistent=True)
+    client = named(world, subscriber)
     done = client.connect()
     world.run(10)
-    assert not done.called
+    assert (done.called, client.problem) == (False, "no address for bus.example")
     world.clock.table["bus.example"] = "10.0.0.1"
     world.run(6)
     assert done.called
@@ -403,23 +408,19 @@ def test_attempts_to_find_a_lost_server_follow_the_option_retry(make_world: Make
         counts.append(attempt)
         return 10.0
 
-    client = named(world, subscriber, persistent=True, retry=retry)
+    client = named(world, subscriber, retry)
     client.connect()
     world.run(35)
-    assert (counts, len(world.clock.asked)) == ([0, 1, 2, 3], 4)
+    assert (counts, len(world.clock.asked)) == ([1, 2, 3, 4], 4)
     world.clock.table["bus.example"] = "10.0.0.1"
     world.run(10)
     assert subscriber.alive == [True]
     world.stop()
     counts.clear()
     world.run(30)
-    assert counts == [0, 1, 2], "an answer begins the count again"
+    assert counts == [1, 2, 3], "an answer begins the count again"
     client.close()
     assert world.clock.getDelayedCalls() == []
-
-
-def test_default_delays_between_attempts_grow_to_five_seconds() -> None:
-    assert [backoff(attempt) for attempt in (0, 1, 2, 3, 4, 2_000)] == [1, 2, 4, 5, 5, 5]
 
 
 def test_lost_client_binds_again_until_its_address_is_free(make_world: Make) -> None:
@@ -474,7 +475,7 @@ def test_address_in_use_fails_the_connection() -> None:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
-        client = BackboneClient(Silent(), "127.0.0.1", 9, bind=other.getsockname())
+        client = BackboneClient(Silent(), "127.0.0.1", 9, bind=other.getsockname(), process_exception=lambda e: e)
         assert "Couldn't listen" in str(outcome(client.connect()))
     assert not isinstance(BackboneUnreachable("x"), PushUnconfirmed)
 

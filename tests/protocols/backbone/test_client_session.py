@@ -46,10 +46,10 @@ def causes(events: list[Event]) -> list[str]:
 
 
 class Bench:
-    def __init__(self, after: int | None = None, **options: object) -> None:
+    def __init__(self, after: int | None = None, silence: float = 5.0, **options: object) -> None:
         self.now = 100.0
         known: Any = BackboneOptions(**options)  # type: ignore[arg-type]
-        self.session = BackboneClientSession(SERVER, SELF, known, Random(1), self.now, after)
+        self.session = BackboneClientSession(SERVER, SELF, known, Random(1), self.now, after, silence)
 
     def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
         events: list[Event] = []
@@ -162,6 +162,13 @@ def test_backbone_is_lost_after_five_seconds_without_ack() -> None:
     assert bench.receive(KeepAliveAck(token=keep_alive.token)) == [Found()]
     assert bench.tick(4.75) == []
     assert bench.tick(0.25) == [BackboneLost()]
+
+
+def test_time_until_a_backbone_is_lost_is_an_argument() -> None:
+    bench = Bench(silence=20.0)
+    bench.join()
+    assert bench.tick(19.0) == []
+    assert bench.tick(1.0) == [BackboneLost()]
 
 
 def keep_alives(bench: Bench) -> list[KeepAlive]:

@@ -26,8 +26,9 @@ from world import Host, Lane, Violation, World
 from zope.interface import implementer
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.net.clients import Backoff
 from fyrehose.options import networks
-from fyrehose.protocols.backbone.client import BackboneClient, PushUnconfirmed
+from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, PushUnconfirmed
 from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.gso_batches import Train
@@ -221,6 +222,9 @@ class Client:
             options=BackboneOptions(**options),
             bind=self.address,
             random=Random(world.random.random()),
+            # The delays come from the seed.  A client that never reaches its server ends, and another one is made.
+            connection_options=attrs.evolve(BACKBONE_OPTIONS, retry=Backoff(1.0, 5.0, world.random.random)),
+            process_exception=lambda error: None if self.ready else error,
             open_port=lambda port, protocol, interface, _: Port(side.lane, protocol, (interface, port)),
         )
         self.client.subscribe(None, self._records, after, self._gap)
