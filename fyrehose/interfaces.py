@@ -23,7 +23,7 @@ from zope.interface import Attribute, Interface
 
 from fyrehose.identity import Action, Identity
 from fyrehose.imports import Extra
-from fyrehose.observe.meters import ClusterStatus, JournalStatus
+from fyrehose.observe.meters import JournalStatus
 from fyrehose.records import Publish, Run
 
 
@@ -130,13 +130,9 @@ class IJournal(Interface):
     state = Attribute("The current JournalState.")
     keeper = Attribute("The retention: see IKeeper.")
     floor = Attribute("The last number of every stream that the journal does not list; 0 except after a quarantine.")
-    refusal = Attribute("Why publishing is refused although the disk has room, for people; empty: it is not.")
-    leader = Attribute("The address of the server that publishers have to use; empty: unknown; None: this server.")
-    caught_up = Attribute("Whether readers find here what was acknowledged, except for the last moment.")
-    age = Attribute(
-        "How old what readers find here may be, in seconds; inf: unknown; None: nothing is newer elsewhere."
+    standing = Attribute(
+        "What this server is now, whether it may write, and how old its records may be: fyrehose.standing.Standing."
     )
-    leads_alone = Attribute("Whether no other server can have taken over from this one, which accepts publishes.")
     now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
@@ -219,9 +215,6 @@ class IJournal(Interface):
 
     def status() -> JournalStatus | None:
         """Return the figures of an open journal; None if this kind of journal has no figures."""
-
-    def cluster_status() -> ClusterStatus | None:
-        """Return the figures of this server as a member of its cluster; None outside a cluster."""
 
     def close() -> Deferred[None]:
         """Commit all appends, then close the journal; return a Deferred that fires in any state of the journal."""
@@ -309,7 +302,7 @@ class IBroker(Interface):
     budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
     intake = Attribute("The turns of connections to handle their input: fyrehose.broker.rounds.Intake.")
 
-    age = Attribute("How old what readers find here may be; see IJournal.")
+    standing = Attribute("What this server is now: see IJournal.standing.")
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
     def when_leading() -> Deferred[None]:

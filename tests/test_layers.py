@@ -123,8 +123,8 @@ def test_only_programs_import_the_reactor() -> None:
 LAYERS = (
     ("kernels",),
     (
-        *("errors", "imports", "records", "options", "identity", "interfaces", "sessions", "patterns", "ndjson"),
-        *("toml_files", "observe"),
+        *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
+        *("ndjson", "toml_files", "observe"),
     ),
     ("journal", "broker", "subscriptions"),
     ("net",),

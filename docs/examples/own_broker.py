@@ -25,6 +25,7 @@ from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
 from fyrehose.observe import Counters
 from fyrehose.protocols.figg import FiggFactory, FiggSettings
+from fyrehose.standing import Standing
 
 
 @implementer(IBroker)
@@ -41,7 +42,7 @@ class LastMessages:
     budget: Budget = attrs.field(factory=Budget)
     intake: Intake = attrs.field(factory=Intake)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
-    age = None  # Nobody else has newer records.
+    standing = Standing()  # This server is alone, and always accepts messages.
     _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)
 

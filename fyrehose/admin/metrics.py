@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from fyrehose import __version__, kernels
 from fyrehose.admin.sampling import journal_status, published_by_protocol
-from fyrehose.admin.status import Status, cluster_status
+from fyrehose.admin.status import Status
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.exporting import families
@@ -106,7 +106,6 @@ class Exporter:
         yield from self._protocols()
         yield from self._events()
         yield from self._journal()
-        yield from self._cluster()
         yield from self._streams()
         yield from self._subscriptions()
         budget, stalls = self.broker.budget, self.broker.stalls.count
@@ -163,11 +162,10 @@ class Exporter:
             gauges["journal_free_bytes"] = ("Free space of the journal's disk.", status.free)
         overrun = "Named subscriptions that had not read segments when retention deleted them."
         yield from families(gauges, {"journal_overrun_subscriptions": (overrun, status.overrun_subscriptions)})
+        if status.cluster is not None:
+            yield from self._cluster(status.cluster)
 
-    def _cluster(self) -> Iterator[Metric]:
-        status = cluster_status(self.broker)
-        if status is None:
-            return
+    def _cluster(self, status: ClusterStatus) -> Iterator[Metric]:
         roles = {(each,): int(status.role == each) for each in ("follower", "candidate", "leader", "stopped")}
         yield _family(GaugeMetricFamily, "cluster_role", "1 for the server's current role.", ("role",), roles)
         gauges = {

@@ -32,7 +32,6 @@ from fyrehose.admin.subscriber_lags import Lags
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.fanout import Cursor
 from fyrehose.broker.stream_statistics import Ends
-from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.options import shown_size
 
@@ -113,16 +112,14 @@ class Status:
 
     def ready(self) -> tuple[bool, str]:
         """Return whether the server accepts messages, so that clients should use it; and the state of the journal."""
-        state = self.broker.journal.state
-        return state is JournalState.WRITABLE and not self.broker.draining, state.value
+        return self.broker.standing.may_write and not self.broker.draining, self.broker.journal.state.value
 
     def ready_for_readers(self) -> tuple[bool, str]:
         """Return whether readers find every acknowledged record on this server; and the state of the journal.
 
         A follower of a cluster is ready when it has applied the entries that the leader has announced.
         """
-        journal = self.broker.journal
-        return journal.caught_up, journal.state.value
+        return self.broker.standing.caught_up, self.broker.journal.state.value
 
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
@@ -133,12 +130,14 @@ class Status:
                 journal[f"{name}_p{percent}"] = self.sampler.recent_quantile(which, percent / 100)
         status = journal_status(self.broker)
         if status is not None:
-            journal |= {name: value for name, value in attrs.asdict(status, recurse=False).items() if name != "meters"}
+            figures = attrs.asdict(
+                status, recurse=False, filter=lambda field, _: field.name not in ("meters", "cluster")
+            )
+            journal |= figures
             journal["written_rate"] = rate = self.sampler.written()
             journal["full_in"] = None if rate is None else time_to_full(status, rate)
-        member = cluster_status(self.broker)
-        if member is not None:
-            journal["cluster"] = attrs.asdict(member) | {"summary": summary(member)}
+            if status.cluster is not None:
+                journal["cluster"] = attrs.asdict(status.cluster) | {"summary": summary(status.cluster)}
         return journal
 
     def _lag(self) -> float | None:
@@ -247,12 +246,6 @@ def protocols_of(broker: Broker) -> list[str]:
     counters = broker.counters
     counted = {protocol for protocol, _ in [*counters.known, *counters.counts, *counters.gauges]}
     return sorted((counted | published_by_protocol(broker).keys() | broker.tallies().keys()) - {""})
-
-
-def cluster_status(broker: Broker) -> ClusterStatus | None:
-    """Return the state of the server as a member of its cluster; None if it is in no cluster."""
-    status: ClusterStatus | None = broker.journal.cluster_status()
-    return status
 
 
 def summary(member: ClusterStatus) -> str:

@@ -28,17 +28,14 @@ from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
-    Following,
     FyrehoseError,
     InvalidName,
     NewStreamForbidden,
     NoSuchStream,
     PayloadTooLarge,
     PublishError,
-    ReadOnly,
     StreamInUse,
     TooManyStreams,
-    Unreplicated,
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
@@ -54,6 +51,7 @@ from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.standing import ServerRole, Standing
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.table import SharedSubscriptions
@@ -117,7 +115,7 @@ class Broker:
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     #: the shortest time for which the keys of publishes are kept, in seconds
     keys_kept: float = attrs.field(default=KEPT, kw_only=True)
-    #: whether the journal is a copy of another server's journal; publishers have to use that server
+    #: whether another server writes the journal, so that this broker only replays the state that it will lead with
     follows: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
@@ -144,7 +142,6 @@ class Broker:
             self.journal,
             self.publish,
             self.budget,
-            refusal=lambda: None if self.journal.state is JournalState.WRITABLE else self.refusal(),
             taken=lambda name: name in self.table.entries,
             most=self.named_subscriptions,
         )
@@ -165,7 +162,7 @@ class Broker:
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._recover(ends)
         self.once.open()
-        self.follows = self.journal.state is JournalState.READ_ONLY
+        self.follows = self.standing.role is ServerRole.FOLLOWER
 
     def when_leading(self) -> Deferred[None]:
         if not self.follows:
@@ -233,10 +230,10 @@ class Broker:
         return stream in self.journal.ends()
 
     @property
-    def age(self) -> float | None:
-        """Return how far readers may be behind the leader, in seconds; None: no other server has newer records."""
-        age: float | None = self.journal.age
-        return age
+    def standing(self) -> Standing:
+        """Return what this server is now, and whether it may write."""
+        standing: Standing = self.journal.standing
+        return standing
 
     def bounds(self, stream: str) -> tuple[int, int]:
         bounds: tuple[int, int] = self.journal.bounds(stream)
@@ -260,8 +257,7 @@ class Broker:
         """
         streams = tuple(dict.fromkeys(streams))
         try:
-            if self.journal.state is not JournalState.WRITABLE:
-                raise self.refusal()
+            self.standing.check_writable()
             for stream in streams:
                 self._check_retirable(stream)
         except FyrehoseError as refusal:
@@ -377,18 +373,6 @@ class Broker:
             if stream in ends:
                 self.largest.setdefault(stream, self._max_payload(stream))
         return failure
-
-    def refusal(self) -> PublishError:
-        """Return the error for requests that need a writable journal; call it while the journal is not writable."""
-        state = self.journal.state
-        if state is JournalState.READ_ONLY:
-            why = self.journal.refusal  # a server that follows names the leader
-            if self.follows:
-                return Following(why or "another server leads; publish there", self.journal.leader or "")
-            if why:
-                return Unreplicated(why)
-            return ReadOnly("the journal's disk is full; publishing resumes when it has room again")
-        return Closed(f"the journal is {state.value}")
 
     def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]:
         """Check the streams, sizes and labels of runs, and create the streams that do not exist.

@@ -25,6 +25,7 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
+from fyrehose.standing import Standing
 
 
 @implementer(IBroker)
@@ -53,7 +54,7 @@ class CallbackBroker:
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
-    age = None  #: no other server has newer records
+    standing = Standing()  #: this server is in no cluster
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
     def when_leading(self) -> Deferred[None]:

@@ -31,6 +31,7 @@ from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink, ISubscription
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
+from fyrehose.standing import Standing
 from fyrehose.subscriptions.named import NamedSubscriptions
 
 #: The number of verdicts that are cached for one identity and action; beyond that the cache is cleared.
@@ -57,7 +58,7 @@ class Unguarded(PublishingBroker, Protocol):
     def intake(self) -> Intake: ...
 
     @property
-    def age(self) -> float | None: ...
+    def standing(self) -> Standing: ...
 
     @property
     def subscriptions(self) -> Subscriptions: ...
@@ -255,9 +256,8 @@ class Guarded:
         return self.broker.exists(stream)
 
     @property
-    def age(self) -> float | None:
-        """Return how far this server may be behind the leader, in seconds; see :class:`.IJournal`."""
-        return self.broker.age
+    def standing(self) -> Standing:
+        return self.broker.standing
 
     def bounds(self, stream: str) -> tuple[int, int]:
         self.check(Action.SUBSCRIBE, stream)

@@ -78,8 +78,6 @@ class PublishingBroker(Protocol):
     @property
     def once(self) -> PublishesOnce: ...
 
-    def refusal(self) -> PublishError: ...
-
     def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]: ...
 
     def forget_streams(self, streams: Iterable[str]) -> None: ...
@@ -151,7 +149,7 @@ class Publisher:
                 if not verdicts.get(run.stream):
                     self._check_rights((run,))
         if broker.journal.state is not JournalState.WRITABLE:
-            raise broker.refusal()
+            broker.journal.standing.check_writable()
         counted = len(runs)
         if own:
             runs = [*runs, *own]

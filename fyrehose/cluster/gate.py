@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.cluster.filling import Filler
-from fyrehose.errors import ConfigError, OutcomeUnknown
+from fyrehose.errors import ConfigError, Following, OutcomeUnknown, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import Commit
 from fyrehose.journal.exchange import Batches, Handover
@@ -29,6 +29,7 @@ from fyrehose.journal.gate import IGate
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Committed
 from fyrehose.observe.meters import ClusterStatus
+from fyrehose.standing import ServerRole, Standing
 
 log = Logger()
 
@@ -39,17 +40,7 @@ class ClusterMember(Protocol):
     @property
     def running(self) -> bool: ...
 
-    @property
-    def caught_up(self) -> bool: ...
-
-    @property
-    def age(self) -> float: ...
-
-    @property
-    def leader_address(self) -> str: ...
-
-    @property
-    def leads_alone(self) -> bool: ...
+    def standing(self, role: ServerRole) -> Standing: ...
 
     def status(self) -> ClusterStatus: ...
 
@@ -84,6 +75,8 @@ class ReplicatedGate:
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     leading: bool = attrs.field(default=False, init=False)
     returning: bool = attrs.field(default=False, init=False)
+    #: Whether this server has led since its journal was opened.
+    _led: bool = attrs.field(default=False, init=False)
     #: How many records this server has released while it led.
     released: int = attrs.field(default=0, init=False)
     _journal: FileJournal = attrs.field(init=False)
@@ -106,26 +99,20 @@ class ReplicatedGate:
         return self.leading and not self._suspended
 
     @property
-    def leads_alone(self) -> bool:
-        """Return whether this server leads and no other server can have taken over from it."""
-        return self.accepts and (self.cluster is None or self.cluster.leads_alone)
+    def standing(self) -> Standing:
+        """Return what this server is in its cluster now."""
+        role = ServerRole.LEADER if self._led else ServerRole.FOLLOWER
+        if self.cluster is not None and self.cluster.running:
+            standing = self.cluster.standing(role)
+        else:
+            standing = Standing(role, age=inf, caught_up=self.cluster is None and self.leading)
+        if self.accepts:
+            return standing
+        if role is ServerRole.FOLLOWER:
+            return standing.refusing(Following(self.refusal, standing.leader))
+        return standing.refusing(Unreplicated(self.refusal))
 
-    @property
-    def leader(self) -> str | None:
-        """Return the address of the leader, as the leader's configuration has it; "" if it is unknown."""
-        return self.cluster.leader_address if self.cluster is not None and self.cluster.running else ""
-
-    @property
-    def caught_up(self) -> bool:
-        """Return whether readers find on this server all records that were acknowledged up to a moment ago."""
-        return self.leading if self.cluster is None else self.cluster.caught_up
-
-    @property
-    def age(self) -> float | None:
-        """Return by how many seconds readers here may be behind the leader; inf if that is unknown."""
-        return self.cluster.age if self.cluster is not None and self.cluster.running else inf
-
-    def cluster_status(self) -> ClusterStatus | None:
+    def status(self) -> ClusterStatus | None:
         """Return the figures of this server as a member of the cluster; None while the journal is not open."""
         return self.cluster.status() if self.cluster is not None and self.cluster.running else None
 
@@ -227,7 +214,7 @@ class ReplicatedGate:
         return self._journal.lead().addCallback(self._leads)
 
     def _leads(self, _: None) -> None:
-        self.leading, self.refusal = True, ""
+        self.leading, self._led, self.refusal = True, True, ""
         self._hand_over()
         self.on_synced(self._journal.writer.durable)
         self._journal.accept("this server leads")

@@ -43,12 +43,12 @@ from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.shared_log import ISharedLog, Refused, Unavailable
 from fyrehose.cluster.trimming import Trimmer
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import JournalState
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import Damage
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import NoRoom
 from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
+from fyrehose.standing import ServerRole, Standing
 
 log = Logger()
 
@@ -132,7 +132,7 @@ class Member:
     _busy: set[str] = attrs.field(factory=set, init=False)  #: jobs of which one at a time is under way
     _asked: set[tuple[str, int]] = attrs.field(factory=set, init=False)  #: appends that are under way
     _sent: dict[str, float] = attrs.field(factory=dict, init=False)  #: when appends of unknown outcome were first sent
-    _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`leads_alone`
+    _proven: float = attrs.field(default=float("-inf"), init=False)  #: see :attr:`_leads_alone`
     _actions: deque[Action] = attrs.field(factory=deque, init=False)
     #: Deferreds that fire when no action is under way any more.
     _idle: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -254,13 +254,13 @@ class Member:
         return seen_by_follower(self.role, self.peers, now)
 
     @property
-    def leader_address(self) -> str:
+    def _leader_address(self) -> str:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         leader = self.role.leader
         return "" if leader is None else self.peers.address_of(leader.name)
 
     @property
-    def leads_alone(self) -> bool:
+    def _leads_alone(self) -> bool:
         """Return whether no other server can have taken over from this leader.
 
         A follower takes over only after it has read all entries, and at least :data:`GONE` seconds after the last
@@ -268,25 +268,25 @@ class Member:
         has accepted the entry.
         """
         passed = self.reactor.seconds() - self._proven
-        return self.running and self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
+        return self.role.state is State.LEADER and passed < GONE * (1 - DRIFT)
 
-    @property
-    def caught_up(self) -> bool:
-        """Return whether readers find on this server all records that were acknowledged up to a moment ago (rule 16).
+    def standing(self, part: ServerRole) -> Standing:
+        """Return what this server is now, as a member whose :attr:`running` is true and that refuses nothing.
 
-        A leader returns True while the shared log answers.  A follower returns True while it receives messages of such
-        a leader and has applied all entries that these messages mention.
+        Readers find here all records that were acknowledged up to a moment ago (rule 16) while the shared log answers
+        this leader, or while this follower receives messages of such a leader and has applied all entries that these
+        messages mention.
         """
-        role = self.role
+        role, alone = self.role, self._leads_alone
+        age = 0.0 if alone else float(self.reactor.seconds() - max(self._confirmed, self._current))
         follows = role.leader is not None and role.applied >= self._hint
-        return self.age < self.settings.max_staleness and (role.state is State.LEADER or follows)
-
-    @property
-    def age(self) -> float:
-        """Return by how many seconds readers here may be behind the leader (rule 16); inf if that is unknown."""
-        if self.leads_alone:
-            return 0.0
-        return float(self.reactor.seconds() - max(self._confirmed, self._current))
+        return Standing(
+            part,
+            leader=self._leader_address,
+            age=age,
+            caught_up=age < self.settings.max_staleness and (role.state is State.LEADER or follows),
+            leads_alone=alone,
+        )
 
     # Four times a second.
 
@@ -418,7 +418,7 @@ class Member:
     def _name_leader(self) -> None:
         leader = self.role.leader
         if leader is not None and not self.gate.leading:
-            where = f" at {self.leader_address}" if self.leader_address else ""
+            where = f" at {self._leader_address}" if self._leader_address else ""
             self.gate.refusal = f"this server follows {leader.name}{where}; publish there"
 
     async def _ask_leader(self) -> None:
@@ -516,7 +516,8 @@ class Member:
     # Talk.
 
     def _say(self, leaving: bool = False) -> None:
-        refusal = "" if self.journal.state is JournalState.WRITABLE else self.journal.refusal or "its disk is full"
+        refused = self.journal.standing.refusal
+        refusal = "" if refused is None else str(refused)
         servers = packed(self._members()) if self.role.state is State.LEADER else []
         age = self.reactor.seconds() - self._confirmed
         self.log.say(self.peers.pack(self.role, leaving, refusal, servers, age, self._membership.answer))

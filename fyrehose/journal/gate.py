@@ -19,6 +19,7 @@ from zope.interface import Attribute, Interface, implementer
 from fyrehose.journal.commit import Commit
 from fyrehose.journal.exchange import Handover
 from fyrehose.observe.meters import ClusterStatus
+from fyrehose.standing import Standing
 
 if TYPE_CHECKING:
     from fyrehose.journal.journal import FileJournal
@@ -27,15 +28,10 @@ if TYPE_CHECKING:
 class IGate(Interface):
     """The part of a journal that decides when a synced commit is released and whether publishes are accepted."""
 
-    accepts = Attribute("Whether the journal accepts publishes; it may be read-only nevertheless.")
+    standing = Attribute("The Standing of this server as its cluster decides it: its own disk is left to the journal.")
     handover = Attribute(
         "The Handover that the writer fills for the other servers of a cluster; None without a cluster."
     )
-    refusal = Attribute("See IJournal.refusal.")
-    leader = Attribute("See IJournal.leader.")
-    caught_up = Attribute("See IJournal.caught_up, for a journal that has not failed.")
-    age = Attribute("See IJournal.age.")
-    leads_alone = Attribute("See IJournal.leads_alone.")
 
     def attach(journal: Any) -> None:
         """Become the gate of *journal*, which calls this once."""
@@ -75,8 +71,8 @@ class IGate(Interface):
     def stop() -> Deferred[None]:
         """Prepare for closing the journal, which accepts publishes until the returned Deferred fires."""
 
-    def cluster_status() -> ClusterStatus | None:
-        """See :meth:`fyrehose.interfaces.IJournal.cluster_status`."""
+    def status() -> ClusterStatus | None:
+        """Return the figures of this server as a member of its cluster; None outside a cluster or before opening."""
 
 
 @implementer(IGate)
@@ -84,13 +80,8 @@ class IGate(Interface):
 class LocalGate:
     """The gate of a server without a cluster: releases each commit as soon as it is synced."""
 
-    accepts = True
+    standing = Standing()
     handover: Handover | None = None
-    refusal = ""
-    leader: str | None = None
-    caught_up = True
-    age: float | None = None
-    leads_alone = True
     may_write = None
     synced: Callable[[Commit], None] = attrs.field(init=False)
     failed: Callable[[Commit, Exception], None] = attrs.field(init=False)
@@ -119,5 +110,5 @@ class LocalGate:
     def stop(self) -> Deferred[None]:
         return succeed(None)
 
-    def cluster_status(self) -> ClusterStatus | None:
+    def status(self) -> ClusterStatus | None:
         return None

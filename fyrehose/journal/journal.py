@@ -32,7 +32,6 @@ from fyrehose.errors import (
     OutcomeUnknown,
     PublishError,
     ReadOnly,
-    Unreplicated,
 )
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import scan
@@ -63,8 +62,10 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Caches, Store
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
-from fyrehose.observe.meters import MOST_RECENT, ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.observe.meters import MOST_RECENT, JournalMeters, JournalStatus
+from fyrehose.options import shown_size
 from fyrehose.records import Publish, Run
+from fyrehose.standing import Standing
 
 log = Logger()
 T = TypeVar("T")
@@ -133,6 +134,8 @@ class FileJournal:
     _preparing: Deferred[None] | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    #: Why the last write had no room; empty once there was room again.
+    _full: str = attrs.field(default="", init=False)
     #: The last disk error that was logged, so that the same error is not logged every second.
     _disk_error: str = attrs.field(default="", init=False)
     #: The reason for a change of state, of which the observer is notified once all accepted publishes are settled.
@@ -164,31 +167,15 @@ class FileJournal:
             self._floors = None if stream_age is None else Floors(self.store, stream_age, now)
 
     @property
-    def refusal(self) -> str:
-        """Return why appends are refused although the disk has space; "" if appends are accepted."""
-        return str(self.gate.refusal)
-
-    @property
-    def leader(self) -> str | None:
-        """Return the address of the server that publishers have to use: "" if unknown, None outside a cluster."""
-        leader: str | None = self.gate.leader
-        return leader
-
-    @property
-    def caught_up(self) -> bool:
-        """Return whether readers find all acknowledged records on this server."""
-        return self.state is not JournalState.FAILED and bool(self.gate.caught_up)
-
-    @property
-    def age(self) -> float | None:
-        """Return by how many seconds readers may be behind the leader; None if no other server has newer records."""
-        age: float | None = self.gate.age
-        return age
-
-    @property
-    def leads_alone(self) -> bool:
-        """Return whether this server accepts publishes and no other server can have taken over from it."""
-        return self.state is JournalState.WRITABLE and bool(self.gate.leads_alone)
+    def standing(self) -> Standing:
+        """Return what this server is now; it accepts publishes if both its cluster and its own disk let it."""
+        standing: Standing = self.gate.standing
+        if self.state is JournalState.READ_ONLY:
+            return standing.refusing(self._no_room())
+        if self.state is not JournalState.WRITABLE:
+            closed = Closed(f"the journal is {self.state.value}")
+            return attrs.evolve(standing, caught_up=False, leads_alone=False, refusal=closed)
+        return standing
 
     @property
     def writer(self) -> Writer:
@@ -199,10 +186,6 @@ class FileJournal:
     def idle(self) -> bool:
         """Return whether the writer thread has no job."""
         return self._worker is None or self._worker.idle
-
-    def cluster_status(self) -> ClusterStatus | None:
-        """Return the figures of this server as a member of a cluster; None outside a cluster, or before the opening."""
-        return self.gate.cluster_status()
 
     @property
     def floor(self) -> int:
@@ -305,7 +288,7 @@ class FileJournal:
             self._floors.now = min(self.now(), self.report.time)
         if rolled is not None:
             self._rolled(rolled)
-        self.state = JournalState.WRITABLE if self.gate.accepts else JournalState.READ_ONLY
+        self.state = JournalState.WRITABLE if self.gate.standing.may_write else JournalState.READ_ONLY
         self._checking = LoopingCall(self._check)
         self._checking.clock = self.reactor
         self._checking.start(CHECK_INTERVAL).addErrback(
@@ -338,7 +321,7 @@ class FileJournal:
             self._break(commit.result)
             if not commit.result.check(NoRoom):
                 error = OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown")
-        self.gate.failed(commit, error or self.refused())
+        self.gate.failed(commit, error or self.standing.refusal or self._no_room())
 
     # Called by the gate.
 
@@ -541,8 +524,8 @@ class FileJournal:
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         """Retire *streams* by a separate commit, which keeps its place among the appends; see :class:`IJournal`."""
-        if self.state is not JournalState.WRITABLE:
-            return fail(self.refused())
+        if (refusal := self.standing.refusal) is not None:
+            return fail(refusal)
         self._unsettled += 1
         done: Deferred[None] = Deferred()
         publish = Publish([], 0, DEFERREDS, done)
@@ -582,6 +565,7 @@ class FileJournal:
             self._cancel_sync()
             log.critical("the journal failed", log_failure=failure)
         if failure.check(NoRoom):
+            self._full = failure.getErrorMessage()
             what = f"the disk of {self.directory} is full or read-only"
         else:
             what = f"{'the journal' if failure.check(JournalFailed) else 'the disk of'} {self.directory} failed"
@@ -600,13 +584,18 @@ class FileJournal:
             idle, self._idle = self._idle, None
             idle.callback(None)
 
-    def refused(self) -> PublishError:
-        """Return the error with which publishes are refused now."""
-        if self.state is JournalState.READ_ONLY and not self.gate.accepts:
-            return Unreplicated(self.refusal)
-        if self.state is JournalState.READ_ONLY:
-            return ReadOnly(f"the disk of {self.directory} is full; messages are refused until there is free space")
-        return Closed(f"the journal is {self.state.value}")
+    def _no_room(self) -> ReadOnly:
+        """Return the error for publishes while the disk has too little room, with the free space at the last check."""
+        least, free = self.settings.min_free, self._free
+        if free is None or self._full or free > _enough(least):
+            what = f"the server's disk cannot be written: {self._full or 'its free space is unknown'}"
+        else:
+            below = f"less than journal.min-free ({shown_size(least)})" if free < least else "which is not enough yet"
+            what = f"the server's disk has {shown_size(free)} free, {below}"
+        return ReadOnly(
+            f"{what}; messages are accepted again when more than {shown_size(_enough(least))} are free: "
+            "`fyrehose doctor` on the server says what to do"
+        )
 
     def _check(self) -> None:
         """Check the lock, the free space and the retention; called once a second."""
@@ -631,12 +620,9 @@ class FileJournal:
         if self.state is JournalState.WRITABLE and free < least:
             # Appends that were accepted are still committed: min-free reserves the space for them.
             self.state = JournalState.READ_ONLY
-            self._announcement = (
-                f"the disk of {self.directory} has {max(0, free) >> 20} MiB of free space, less than min-free "
-                f"({least >> 20} MiB)"
-            )
+            self._announcement = str(self._no_room())
             self._settle()
-        elif self.state is JournalState.READ_ONLY and free > least + least // 10:
+        elif self.state is JournalState.READ_ONLY and free > _enough(least):
             self._call(self._writer.make_room).addCallbacks(self._writable, self._still_full)
         self._retain()
 
@@ -646,8 +632,8 @@ class FileJournal:
             self.keeper.check(self._writer.keep_from)
 
     def _writable(self, _: None) -> None:
-        if self.state is JournalState.READ_ONLY and not self._unsettled and self.gate.accepts:
-            self.state = JournalState.WRITABLE
+        if self.state is JournalState.READ_ONLY and not self._unsettled and self.gate.standing.may_write:
+            self.state, self._full = JournalState.WRITABLE, ""
             self._commits.failed = False
             self._announcement = f"the disk of {self.directory} has free space again"
             self._settle()
@@ -712,6 +698,7 @@ class FileJournal:
             keep_age=self.settings.keep_age,
             min_free=self.settings.min_free,
             meters=self.meters,
+            cluster=self.gate.status(),
         )
 
     # Closing.
@@ -774,3 +761,8 @@ class FileJournal:
         if self._lock >= 0:
             self.files.close(self._lock)
             self._lock = -1
+
+
+def _enough(least: int) -> int:
+    """Return how much free space lets publishes resume after it fell below *least*, in bytes."""
+    return least + least // 10

@@ -203,6 +203,7 @@ class JournalStatus:
     :ivar keep_bytes: retention deletes the oldest segments beyond this size, in bytes; 0: no limit
     :ivar keep_age: retention deletes segments that are older than this, in seconds; 0: no limit
     :ivar min_free: the free space below which messages are refused, in bytes
+    :ivar cluster: the figures of this server as a member of its cluster; None: it is in none
     """
 
     directory: str
@@ -218,4 +219,5 @@ class JournalStatus:
     keep_bytes: int = 0
     keep_age: float = 0.0
     min_free: int = 0
+    cluster: ClusterStatus | None = None
     meters: JournalMeters

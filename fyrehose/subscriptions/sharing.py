@@ -16,7 +16,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, inlineCallbacks
 
 from fyrehose.broker.state_stream import Steps
-from fyrehose.errors import Following, FyrehoseError, InvalidPosition, Unreplicated
+from fyrehose.errors import FyrehoseError, InvalidPosition
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -138,7 +138,7 @@ class Sharing:
 
     def listed(self) -> list[dict[str, object]]:
         """Return the subscriptions that the peer may consume, for JSON; no subscriptions if another server may lead."""
-        if isinstance(self.table.refusal(), Following | Unreplicated):
+        if self.table.journal.standing.elsewhere:
             return []
         permits: Callable[[Right, str], bool] = self.peer.permits
         every = self.table.entries.values()

@@ -21,14 +21,12 @@ from twisted.python.failure import Failure
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.state_stream import Checks, StateStream, Steps
 from fyrehose.errors import (
-    Following,
     NoRoomForSubscription,
     NoSuchSubscription,
     PublishError,
     SubscriptionConflict,
     SubscriptionGone,
     TooManyNamedSubscriptions,
-    Unreplicated,
 )
 from fyrehose.interfaces import IJournal, Unread
 from fyrehose.patterns import Pattern
@@ -126,7 +124,6 @@ class SharedSubscriptions:
     """All shared subscriptions of a server.
 
     :ivar publish: publishes runs, and records of the server's own, in one batch
-    :ivar refusal: returns why nothing can be leased at present, or None
     :ivar taken: returns whether the given name belongs to a named subscription that is not shared
     :ivar most: the largest number of shared subscriptions
     """
@@ -135,7 +132,6 @@ class SharedSubscriptions:
     journal: IJournal
     publish: Publish
     budget: Budget
-    refusal: Callable[[], PublishError | None] = attrs.field(default=lambda: None, kw_only=True)
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
@@ -208,9 +204,9 @@ class SharedSubscriptions:
         return shared
 
     def _check_leading(self) -> None:
-        refusal = self.refusal()
-        if isinstance(refusal, Following | Unreplicated):
-            raise refusal
+        standing = self.journal.standing
+        if standing.elsewhere:
+            standing.check_writable()
 
     @inlineCallbacks
     def create(self, name: str, options: ShareOptions, floors: Mapping[str, int]) -> Steps[SharedSubscription]:
@@ -279,7 +275,7 @@ class SharedSubscriptions:
             options,
             append,
             self.clock.seconds,
-            lambda: bool(self.journal.leads_alone),
+            lambda: bool(self.journal.standing.leads_alone),
             wall=lambda: self.now(),
             before=saved.epoch,
             paused=saved.paused,
@@ -468,8 +464,7 @@ class SharedSubscriptions:
         :return: a Deferred that fires with the leased records; cancelling it ends the request, so that nothing is
             leased
         """
-        refusal = self.refusal()
-        if refusal is not None:
+        if (refusal := self.journal.standing.refusal) is not None:
             return fail(refusal)
         found: Deferred[list[LeasedRun]] = Deferred(lambda _: self._answer(shared, waiting, []))
         waiting = Waiting(consumer, request, most, found, self.clock.seconds() + wait)
@@ -666,7 +661,7 @@ class SharedSubscriptions:
 
     def _check(self) -> None:
         self._reader.forget()
-        if self.refusal() is not None:
+        if not self.journal.standing.may_write:
             return
         for shared in list(self.entries.values()):
             lanes = list(shared.work.lanes.values())

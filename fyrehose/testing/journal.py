@@ -9,11 +9,12 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, PublishError, ReadOnly
+from fyrehose.errors import Closed, Following, PublishError, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.journal.commit import DEFERREDS, settle
-from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.observe.meters import JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run
+from fyrehose.standing import ServerRole, Standing
 
 
 @implementer(IKeeper)
@@ -48,16 +49,14 @@ class MemoryJournal:
 
     :ivar auto: whether each append is durable at once; if not, a call of :meth:`commit` makes appends durable
     :ivar now: the clock, in microseconds since 1970 UTC
-    :ivar leader: the address of the leader that this server follows from :meth:`open` on; None: this server leads
+    :ivar cluster: what this server is in its cluster, whatever the state of this journal
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
     """
 
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
-    leader: str | None = attrs.field(default=None, kw_only=True)
-    refusal: str = attrs.field(default="", init=False)
-    leads_alone: bool = attrs.field(default=True, init=False)
+    cluster: Standing = attrs.field(factory=Standing, kw_only=True)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
@@ -70,10 +69,12 @@ class MemoryJournal:
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
+    #: Why the state changed last.
+    _reason: str = attrs.field(default="", init=False)
 
     def open(self, observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         self._observer = observer
-        self.state = JournalState.WRITABLE if self.leader is None else JournalState.READ_ONLY
+        self.state = JournalState.WRITABLE if self.cluster.may_write else JournalState.READ_ONLY
         return succeed(dict(self._ends))
 
     def cancel_open(self) -> None:
@@ -90,10 +91,8 @@ class MemoryJournal:
         self._wait(publish, ())
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
-        if self.state is JournalState.READ_ONLY:
-            return fail(ReadOnly("no room"))
-        if self.state is not JournalState.WRITABLE:
-            return fail(Closed("not open"))
+        if (refusal := self.standing.refusal) is not None:
+            return fail(refusal)
         done: Deferred[None] = Deferred()
         self._wait(Publish([], 0, DEFERREDS, done), streams)
         return done
@@ -129,10 +128,29 @@ class MemoryJournal:
             self._observer.durable(ends)
         settle([publish for publish, _ in pending], None)
 
+    @property
+    def standing(self) -> Standing:
+        """Return what this server is now: see :class:`IJournal`."""
+        if self.state is JournalState.WRITABLE:
+            return self.cluster
+        if self.state is JournalState.READ_ONLY:
+            return self.cluster.refusing(ReadOnly(self._reason))
+        closed = Closed(f"the journal is {self.state.value}")
+        return attrs.evolve(self.cluster, caught_up=False, leads_alone=False, refusal=closed)
+
+    def follow(self, leader: str = "") -> None:
+        """Begin, with the next :meth:`open`, as the follower of the server at the address *leader*, until that enters
+        the state WRITABLE.
+        """
+        refusal = Following("another server leads; publish there", leader)
+        self.cluster = Standing(ServerRole.FOLLOWER, leader=leader, leads_alone=False, refusal=refusal)
+
     def enter(self, state: JournalState, reason: str) -> None:
         """Change to ``state``; unless that is WRITABLE, all pending appends fail."""
         assert self._observer is not None
-        self.state = state
+        self.state, self._reason = state, reason
+        if state is JournalState.WRITABLE and not self.cluster.may_write:
+            self.cluster = Standing(ServerRole.LEADER)
         if state is not JournalState.WRITABLE:
             self._fail(ReadOnly(reason) if state is JournalState.READ_ONLY else Closed(reason))
         self._observer.state_changed(state, reason)
@@ -186,22 +204,8 @@ class MemoryJournal:
         for runs in list(self._runs.values()):
             yield from reversed(runs)
 
-    @property
-    def caught_up(self) -> bool:
-        """Return True unless the journal has failed, because all acknowledged records are in memory."""
-        return self.state is not JournalState.FAILED
-
-    @property
-    def age(self) -> float | None:
-        """Return None, because this journal copies no other server, so that its records are never out of date."""
-        return None
-
     def status(self) -> JournalStatus | None:
         """Return None, because a journal in memory has no files."""
-        return None
-
-    def cluster_status(self) -> ClusterStatus | None:
-        """Return None, because a journal in memory is in no cluster."""
         return None
 
     def close(self) -> Deferred[None]:

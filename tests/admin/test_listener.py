@@ -214,7 +214,7 @@ def test_a_shared_subscription_is_shown_with_its_leases(connect: Connect, watche
 
 
 def test_a_follower_does_not_show_shared_subscriptions(connect: Connect, watched: Any) -> None:
-    watched.broker.journal.leader = "10.0.0.1:8117"
+    watched.broker.journal.follow("10.0.0.1:8117")
     watched.broker.open()
     assert connect().ask("/api/subscriptions/a")[0] == 503
 

@@ -21,7 +21,7 @@ from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus, MemberStatus
+from fyrehose.observe.meters import ClusterStatus, JournalStatus, MemberStatus
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.subscriptions.work import Item
@@ -207,10 +207,22 @@ def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
 class Member(MemoryJournal):
     """The journal of a server of a cluster."""
 
-    cluster: ClusterStatus | None = None
+    figures: ClusterStatus | None = None
 
-    def cluster_status(self) -> ClusterStatus | None:
-        return self.cluster
+    def status(self) -> JournalStatus:
+        return JournalStatus(
+            directory="d",
+            durability="batch",
+            position=0,
+            durable=0,
+            segments=1,
+            size=0,
+            free=None,
+            held_by="",
+            overrun_subscriptions=0,
+            cluster=self.figures,
+            meters=self.meters,
+        )
 
 
 def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> None:
@@ -227,7 +239,7 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
         entries=90,
         log_size=512,
     )
-    watched.journal.cluster = status
+    watched.journal.figures = status
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_cluster_role") == {
         ("follower",): 1,
@@ -245,7 +257,7 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
         MemberStatus(name="a", role="follower", heard=0.2, behind=512, records=3, seconds=0.7),
         MemberStatus(name="c", role="follower", alive=False, heard=99.0, behind=9000),
     ]
-    watched.journal.cluster = attrs.evolve(
+    watched.journal.figures = attrs.evolve(
         status, role="leader", members=[MemberStatus(name="b", role="leader"), *others]
     )
     samples = scraped(watched.status)
@@ -254,6 +266,6 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
     assert labelled(samples, "fyrehose_cluster_member_behind_seconds") == {("a",): 0.7}
     assert labelled(samples, "fyrehose_cluster_member_silent_seconds") == {("a",): 0.2, ("c",): 99}
     assert watched.status.journal()["cluster"]["members"][1]["records"] == 3
-    watched.journal.cluster = status
+    watched.journal.figures = status
     assert watched.status.journal()["cluster"]["leader"] == "a"
     assert watched.status.journal()["cluster"]["summary"] == summary(status)

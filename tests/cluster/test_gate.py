@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.cluster.gate import ReplicatedGate
-from fyrehose.errors import Closed, OutcomeUnknown, ReadOnly, Unreplicated
+from fyrehose.errors import Closed, Following, OutcomeUnknown, ReadOnly, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker, Worker
@@ -169,7 +169,7 @@ def test_a_follower_refuses_retirements_and_says_why(member: Callable[[str], Mem
     assert follower.journal.state is JournalState.READ_ONLY
     refused: list[Any] = []
     follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
-    assert [type(error) for error in refused] == [Unreplicated]
+    assert [type(error) for error in refused] == [Following]
     assert "follows" in str(refused[0])
 
 

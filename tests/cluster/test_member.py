@@ -207,18 +207,18 @@ def test_the_status_names_the_role_and_the_leader(cluster: Cluster) -> None:
     leader = cluster.elect("ab")
     cluster.run(1)
     follower = next(server for server in cluster.servers.values() if server is not leader)
-    leads, follows = leader.journal.cluster_status(), follower.journal.cluster_status()
+    leads, follows = leader.journal.status().cluster, follower.journal.status().cluster
     assert leads is not None
     assert follows is not None
     assert (leads.role, leads.takeovers, leads.silent) == ("leader", 1, 0.0)
     assert (follows.role, follows.leader, follows.takeovers, follows.behind) == ("follower", leader.name, 0, 0)
     assert leads.epoch == follows.epoch == 1
-    assert follower.journal.caught_up
+    assert follower.journal.standing.caught_up
     cluster.hub.away.add(follower.name)
     cluster.run(9)
-    assert follower.journal.caught_up
+    assert follower.journal.standing.caught_up
     cluster.run(2)
-    assert not follower.journal.caught_up
+    assert not follower.journal.standing.caught_up
 
 
 def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
@@ -227,17 +227,17 @@ def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
     cluster.run(5)
     follower, other = (server for server in servers if server is not leader)
     for server in servers:
-        assert server.journal.age < 1.5, "also while nobody publishes"
+        assert server.journal.standing.age < 1.5, "also while nobody publishes"
     leader.publish(b"x")
     cluster.settle()
-    assert leader.journal.age == 0.0, "nobody can have taken over"
+    assert leader.journal.standing.age == 0.0, "nobody can have taken over"
     cluster.hub.away.add(follower.name)
     cluster.run(20)
-    assert 19 < follower.journal.age < 23
-    assert other.journal.age < 1.5
+    assert 19 < follower.journal.standing.age < 23
+    assert other.journal.standing.age < 1.5
     cluster.hub.away.clear()
-    cluster.run(10, until=lambda: follower.journal.age < 1.5)
-    assert follower.journal.age < 1.5
+    cluster.run(10, until=lambda: follower.journal.standing.age < 1.5)
+    assert follower.journal.standing.age < 1.5
 
 
 def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
@@ -251,22 +251,22 @@ def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
     monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # messages between servers still arrive
     cluster.run(8)
     assert leader.role is State.LEADER
-    assert leader.journal.age > 7
-    assert follower.journal.age > 7
+    assert leader.journal.standing.age > 7
+    assert follower.journal.standing.age > 7
 
 
 def test_a_leader_that_is_cut_off_is_not_ready_for_readers_although_nobody_publishes(cluster: Cluster) -> None:
     leader = cluster.add("a")
     cluster.elect()
     cluster.run(30)
-    assert leader.journal.caught_up, "it asks the shared log now and then"
+    assert leader.journal.standing.caught_up, "it asks the shared log now and then"
     cluster.hub.away.add("a")
     cluster.run(16)
     assert leader.role is State.LEADER
-    assert not leader.journal.caught_up
+    assert not leader.journal.standing.caught_up
     cluster.hub.away.clear()
-    cluster.run(10, until=lambda: leader.journal.caught_up)
-    assert leader.journal.caught_up
+    cluster.run(10, until=lambda: leader.journal.standing.caught_up)
+    assert leader.journal.standing.caught_up
 
 
 def test_nothing_is_acknowledged_before_the_shared_log_has_accepted_it(cluster: Cluster) -> None:
@@ -632,11 +632,11 @@ def test_an_idle_leader_refuses_messages_while_the_shared_log_does_not_answer(cl
     cluster.hub.away.add("a")
     cluster.run(10)
     assert leader.journal.state is JournalState.READ_ONLY
-    assert "no answer" in leader.journal.refusal
+    assert "no answer" in str(leader.journal.standing.refusal)
     cluster.hub.away.clear()
     cluster.run(5)
     assert leader.journal.state is JournalState.WRITABLE
-    assert leader.journal.refusal == ""
+    assert leader.journal.standing.may_write
 
 
 def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
@@ -892,7 +892,7 @@ def test_a_server_that_waits_for_the_beginning_of_the_shared_log_says_so_once(
     follower.start()
     cluster.run(30)
     assert follower.role is State.FOLLOWER
-    assert not follower.journal.caught_up
+    assert not follower.journal.standing.caught_up
     (line,) = [line for line in log_lines if "waits for a checkpoint" in line]
     assert "fyrehose cluster reseed" in line
 

@@ -105,7 +105,9 @@ class Pool:
                 server.start()
             elif server.journal.state is JournalState.WRITABLE:
                 dice.choice(self.workers).act(server, dice)
-        alone = [server.name for server in self.cluster.servers.values() if server.up and server.journal.leads_alone]
+        alone = [
+            server.name for server in self.cluster.servers.values() if server.up and server.journal.standing.leads_alone
+        ]
         if len(alone) > 1:
             self.violations.append(f"{alone} lead alone")
 
@@ -162,9 +164,9 @@ def test_a_leader_that_was_cut_off_leases_nothing_when_another_one_may_lead(clus
     assert lease(cluster, old, 1) == [2], "an append proves that it leads"
     cluster.hub.away.add(old.name)
     others = [server for server in cluster.servers.values() if server is not old]
-    cluster.run(2.9, until=lambda: not old.journal.leads_alone)
+    cluster.run(2.9, until=lambda: not old.journal.standing.leads_alone)
     cluster.run(0.1)
-    assert not old.journal.leads_alone
+    assert not old.journal.standing.leads_alone
     assert not any(server.role is State.LEADER for server in others)
     waiting: list[Any] = []
     sharing = old.broker.named.sharing

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
@@ -21,7 +22,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus
+from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import ShareOptions
 
@@ -36,8 +37,11 @@ NAME = re.compile(r"\b(?:fyrehose|process|python)_[a-z_]+\b")
 class Member(FileJournal):
     """A journal with the status of a cluster's server."""
 
-    def cluster_status(self) -> ClusterStatus:
-        return ClusterStatus(name="a", role="leader", leader="a", epoch=1, behind=0, silent=0.0, takeovers=1, entries=1)
+    def status(self) -> JournalStatus:
+        leads = ClusterStatus(
+            name="a", role="leader", leader="a", epoch=1, behind=0, silent=0.0, takeovers=1, entries=1
+        )
+        return attrs.evolve(super().status(), cluster=leads)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from fyrehose.errors import Closed, Unreplicated
+from fyrehose.errors import Closed, Following
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import Commit, InlineWorker
@@ -17,6 +17,7 @@ from fyrehose.journal.gate import LocalGate
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
+from fyrehose.standing import ServerRole, Standing
 from tests.doubles.appending import append_runs
 
 
@@ -27,8 +28,7 @@ class HeldGate(LocalGate):
     held: list[Commit] = attrs.field(factory=list)
     failures: list[Exception] = attrs.field(factory=list)
     refuse: Any = attrs.field(init=False)
-    accepts: bool = True
-    refusal: str = ""
+    standing: Standing = attrs.field(factory=Standing)
 
     def attach(self, journal: Any) -> None:
         super().attach(journal)
@@ -118,12 +118,12 @@ def test_the_gate_is_called_with_commits_that_were_not_written(tmp_path: Path, l
 
 
 def test_a_journal_whose_gate_accepts_nothing_says_why(tmp_path: Path) -> None:
-    journal, _ = opened(tmp_path, HeldGate(accepts=False, refusal="another server leads"))
-    assert (journal.state, journal.refusal) == (JournalState.READ_ONLY, "another server leads")
+    refusal = Following("another server leads")
+    journal, _ = opened(tmp_path, HeldGate(standing=Standing(ServerRole.FOLLOWER, refusal=refusal)))
+    assert (journal.state, journal.standing.refusal) == (JournalState.READ_ONLY, refusal)
     failures: list[Any] = []
     journal.retire(["s"]).addErrback(failures.append)
-    assert failures[0].check(Unreplicated)
-    assert str(failures[0].value) == "another server leads"
+    assert failures[0].value is refusal
 
 
 def test_opening_fails_when_the_preparation_of_the_gate_is_cancelled(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, J
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
+from fyrehose.standing import Standing
 from fyrehose.testing import MemoryJournal
 
 Told = list[str]
@@ -391,7 +392,7 @@ def test_when_open_fails_if_the_server_stops_while_it_starts(server: Server) -> 
 
 def following(server: Server) -> Child:
     """Make *server* a follower of a cluster; return a child of it that only a leader starts."""
-    server.journal.leader = "10.0.0.1:8117"
+    server.journal.follow("10.0.0.1:8117")
     child = Child("c", server.told)
     server.service.add_for_leader(child)
     return child
@@ -438,7 +439,7 @@ def test_listener_that_cannot_open_when_the_server_leads_ends_the_server(server:
 
 def test_server_that_is_alone_starts_listeners_of_publishers_at_once(server: Server) -> None:
     child = following(server)
-    server.journal.leader = None
+    server.journal.cluster = Standing()
     child.starting.callback(None)
     server.start()
     assert server.since()[-1] == "c starts"

@@ -303,7 +303,8 @@ def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
     class Journal(MemoryJournal):
         report = SimpleNamespace(lines=list)
 
-    journal = Journal(leader="10.0.0.1:8117")
+    journal = Journal()
+    journal.follow("10.0.0.1:8117")
     monkeypatch.setattr("fyrehose.server.stack.FileJournal", lambda *_, **__: journal)
     words = ["--data-dir", str(tmp_path)]
     for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):

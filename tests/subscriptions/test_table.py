@@ -16,10 +16,14 @@ from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflic
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
+from fyrehose.standing import ServerRole, Standing
 from fyrehose.subscriptions.progress import STREAM, ShareOptions
 from fyrehose.subscriptions.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
 from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
+
+#: What a server is that leads a cluster unless another one has taken over meanwhile.
+DOUBTED = Standing(ServerRole.LEADER, leads_alone=False)
 
 
 class World:
@@ -174,12 +178,12 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     world = World()
     shared = world.create()
     (found,) = world.lease(shared, consumer="w1").result
-    world.journal.auto, world.journal.leads_alone = False, False
+    world.journal.auto, world.journal.cluster = False, DOUBTED
     leased = world.lease(shared, consumer="w2")
     lease = found.lease
     extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
     assert (leased.called, extended.called) == (False, False)
-    world.journal.leads_alone = True  # What was appended to find out is in the shared log.
+    world.journal.cluster = Standing()  # What was appended to find out is in the shared log.
     world.journal.commit()
     assert seqs(leased) == [2]
     assert [(item.first, token) for item, token in extended.result.extended] == [(1, (1, 1))]
@@ -192,7 +196,7 @@ def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_l
     world.lease(shared)
     item = Item("done", 1, 1, (2, 1))
     assert world.table.act(shared, [item], "w").result.refused == [(item, "lease-lost")]
-    world.journal.auto, world.journal.leads_alone = False, False
+    world.journal.auto, world.journal.cluster = False, DOUBTED
     told = [world.table.act(shared, [item], "w") for _ in range(2)]
     assert not any(each.called for each in told)
     world.journal.commit()
@@ -205,13 +209,13 @@ def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_l
 def test_a_server_that_may_be_deposed_appends_one_proof_for_a_waiting_request() -> None:
     world = World()
     shared = world.create()
-    world.journal.leads_alone = False
+    world.journal.cluster = DOUBTED
     before = world.journal.bounds(STREAM)[1]
     leased = world.lease(shared, wait=30)
     assert not leased.called
     assert world.journal.bounds(STREAM)[1] <= before + 2, "the epoch, and one proof"
     world.clock.advance(CHECK)
-    world.journal.leads_alone = True
+    world.journal.cluster = Standing()
     world.clock.advance(CHECK)
     assert seqs(leased) == [1]
 
@@ -219,7 +223,7 @@ def test_a_server_that_may_be_deposed_appends_one_proof_for_a_waiting_request() 
 def test_requests_that_end_while_nothing_can_be_written_are_refused_once() -> None:
     world = World()
     shared = world.create()
-    world.journal.auto, world.journal.leads_alone = False, False
+    world.journal.auto, world.journal.cluster = False, DOUBTED
     waiting = [world.lease(shared, consumer=f"w{number}", wait=1) for number in range(2)]
     world.journal.enter(JournalState.READ_ONLY, "the shared log does not answer")
     world.clock.advance(1)
@@ -229,7 +233,7 @@ def test_requests_that_end_while_nothing_can_be_written_are_refused_once() -> No
 def test_an_idle_subscription_writes_nothing() -> None:
     world = World()
     shared = world.create(first=10)
-    world.journal.leads_alone = False
+    world.journal.cluster = DOUBTED
     world.lease(shared, wait=300)
     before = world.journal.bounds(STREAM)[1]
     for _ in range(20):

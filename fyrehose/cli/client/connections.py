@@ -86,7 +86,10 @@ class ConnectionHistory:
             return _OWN
         if self._open and not self._heard:
             protocol = self.name.partition(" at ")[0]
-            return f"the connection is open, and nothing has arrived on it: is that a port of protocol {protocol}?"
+            return (
+                "the connection is open, and nothing has arrived on it: the disk of the server may be full (see its "
+                f"log, or `fyrehose doctor` there), or that is no port of protocol {protocol}"
+            )
         if self._open:
             return "the connection is open; see the server's log, and check its disk and the network"
         if self._failure:

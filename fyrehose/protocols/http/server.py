@@ -261,7 +261,7 @@ class HttpProtocol(WebProtocol):
 
     def _fresh(self) -> dict[str, str]:
         """Return the header that says how old the answer may be; no header if the server is not in a cluster."""
-        age = self.broker.age
+        age = self.broker.standing.age
         if age is None:
             return {}
         return {"Fyrehose-Age": "unknown" if age == inf else f"{max(0.0, age):.3f}"}

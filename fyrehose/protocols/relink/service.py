@@ -152,14 +152,17 @@ class RelinkService(TCPService):
         if failure.check(OutcomeUnknown):
             return self._open()  # fails if the journal has failed; retries while it accepts no writes
         log.warn(
-            "relink: the listener stays closed until its links can be written; retrying: {why}",
+            "relink: the listener stays closed until its links can be written: {why}",
             why=failure.getErrorMessage(),
         )
         self._timers.start(DISK_FULL_RETRY, self._retry_open)
         return None
 
     def _retry_open(self) -> None:
-        self._open().addErrback(self._open_failed)
+        if isinstance(self.registry.broker.standing.refusal, ReadOnly):
+            self._timers.start(DISK_FULL_RETRY, self._retry_open)
+        else:
+            self._open().addErrback(self._open_failed)
 
     def _open_failed(self, failure: Failure) -> None:
         if self.running:

@@ -182,7 +182,8 @@ def test_hint_says_that_a_silent_connection_is_open() -> None:
     server = Server()
     server.dial().buildProtocol(None).makeConnection(StringTransport())
     assert server.history.hint == (
-        "the connection is open, and nothing has arrived on it: is that a port of protocol figg?"
+        "the connection is open, and nothing has arrived on it: the disk of the server may be full (see its log, or "
+        "`fyrehose doctor` there), or that is no port of protocol figg"
     )
 
 

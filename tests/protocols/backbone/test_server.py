@@ -315,7 +315,7 @@ def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
 
 def test_a_follower_drops_pushes_and_counts_them(make_world: Make) -> None:
     world = make_world()
-    world.journal.leader = ""
+    world.journal.follow()
     world.broker.open()
     world.send(Push(data=b"lost"), Push(data=b"lost"))
     assert world.count("Following") == 2

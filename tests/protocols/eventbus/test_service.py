@@ -105,7 +105,7 @@ def test_service_binds_three_ports_and_a_zap_handler(make_service: Any) -> None:
 
 def follower(make_service: Any) -> Any:
     running = make_service()
-    running.journal.leader = ""
+    running.journal.follow()
     running.broker.open()
     running.start()
     return running

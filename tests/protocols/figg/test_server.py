@@ -245,7 +245,7 @@ class TestRefusedAmongOthers:
 
     def test_follower_closes_connections_of_publishers_at_once(self, log_lines: list[str]) -> None:
         server = self.server()
-        server.journal.leader = "10.0.0.1:8117"
+        server.journal.follow("10.0.0.1:8117")
         server.broker.open()
         peer = server.connect()
         peer.say(publish(1))

@@ -18,6 +18,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
+from fyrehose.standing import Standing
 from fyrehose.testing import MemoryJournal, Peer
 
 
@@ -675,11 +676,9 @@ def test_a_waiting_read_ends_with_its_connection(end: str) -> None:
 @pytest.mark.parametrize(
     "line", ["GET /streams/s", "HEAD /streams/s", "GET /streams", "GET /streams/s/live", "GET /streams/*/live?match=s"]
 )
-def test_answers_say_how_old_they_may_be(
-    monkeypatch: pytest.MonkeyPatch, line: str, age: float | None, shown: bytes | None
-) -> None:
+def test_answers_say_how_old_they_may_be(line: str, age: float | None, shown: bytes | None) -> None:
     world = World()
-    monkeypatch.setattr(type(world.journal), "age", property(lambda journal: age))
+    world.journal.cluster = Standing(age=age)
     peer = world.peer()
     peer.say(line)
     head = peer.hear().partition(b"\r\n\r\n")[0].lower()

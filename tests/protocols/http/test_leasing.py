@@ -12,9 +12,11 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.errors import Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
+from fyrehose.standing import ServerRole, Standing
 from fyrehose.subscriptions import table
 from fyrehose.testing import MemoryJournal
 
@@ -530,7 +532,7 @@ BODIES = {"lease": {"consumer": "w1"}, "settle": {"done": [[1, "1.1"]]}, "pause"
 def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
     """A subscription that was created after this server began to follow is known to the leader only."""
     world = World()
-    world.journal.leader = "10.0.0.1:8117"
+    world.journal.follow("10.0.0.1:8117")
     world.broker.open()
     status, answer = world.ask(line, BODIES.get(line.rpartition("/")[2]))
     assert (status, "another server leads" in answer["error"]) == (503, True)
@@ -540,7 +542,7 @@ def test_follower_does_not_say_that_a_subscription_does_not_exist(line: str) -> 
 def test_server_without_the_shared_log_does_not_say_that_a_subscription_does_not_exist(line: str) -> None:
     """It has just started, and has not read what the cluster has done meanwhile."""
     world = World()
-    world.journal.refusal = "no answer from the shared log"
+    world.journal.cluster = Standing(ServerRole.LEADER, refusal=Unreplicated("no answer from the shared log"))
     world.journal.enter(JournalState.READ_ONLY, "no answer from the shared log")
     status, answer = world.ask(line, BODIES.get(line.rpartition("/")[2]))
     assert (status, "no answer" in answer["error"]) == (503, True)

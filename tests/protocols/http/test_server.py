@@ -371,7 +371,7 @@ def test_stalled_subscriber_is_aborted_and_others_are_not_affected(server: Serve
 
 
 def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
-    server.journal.enter(JournalState.READ_ONLY, "full")
+    server.journal.enter(JournalState.READ_ONLY, "the disk is full")
     peer = server.connect()
     answer = peer.ask("POST /streams/s", body=b"x")
     assert (answer.status, answer.headers["retry-after"], answer.json["published"]) == (503, "5", 0)
@@ -390,7 +390,7 @@ def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
     ],
 )
 def test_follower_sends_publishers_to_the_leader(server: Server, leader: str, location: str | None) -> None:
-    server.journal.leader = leader
+    server.journal.follow(leader)
     server.broker.open()
     answer = server.connect().ask("POST /streams/a%2Fb?key=1", body=b"x")
     assert (answer.status, answer.headers.get("location"), answer.json["published"]) == (503, location, 0)
@@ -400,7 +400,7 @@ def test_follower_sends_publishers_to_the_leader(server: Server, leader: str, lo
 
 def test_follower_serves_readers(server: Server) -> None:
     server.publish(b"x")
-    server.journal.leader = ""
+    server.journal.follow()
     server.broker.open()
     assert server.connect().ask("GET /streams/s").status == 200
 

@@ -31,6 +31,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
+from fyrehose.standing import Standing
 from fyrehose.subscriptions import progress
 from fyrehose.subscriptions.lane import Group, Lane
 from fyrehose.subscriptions.progress import SOURCE, STREAM, ShareOptions
@@ -60,7 +61,7 @@ class Journal(MemoryJournal):
         del self._pending[1:]
         if self._pending:
             self.world.durable(self._pending[0][0])
-            self.leads_alone = True  # the append has confirmed that this server leads
+            self.cluster = Standing()  # the append has confirmed that this server leads
             self.commit()
         self._pending, self.behind = [*self.behind, *self._pending], ()
 
@@ -221,7 +222,7 @@ class World:
         self.clock = Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
-        self.journal.leads_alone = True
+        self.journal.cluster = Standing()
 
     def kill(self):
         waiting = len(self.journal.waiting())
@@ -308,7 +309,7 @@ class World:
         elif event == "crash":
             rng.choice(self.workers).crash()
         elif event == "doubt":
-            journal.leads_alone = False
+            journal.cluster = Standing(leads_alone=False)
         elif event in ("publish", "create", "full"):
             getattr(self, event)()
         elif shared is not None and event == "rewind":
