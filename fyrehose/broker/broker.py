@@ -21,7 +21,7 @@ from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.once import KEPT, PublishedOnce
+from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
 from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.rounds import Intake, Producer
@@ -115,6 +115,8 @@ class Broker:
     named_subscriptions: int = attrs.field(default=1_000, kw_only=True)
     #: the shortest time for which the keys of publishes are kept, in seconds
     keys_kept: float = attrs.field(default=KEPT, kw_only=True)
+    #: the largest number of such keys
+    most_keys: int = attrs.field(default=MOST_KEYS, kw_only=True)
     #: whether another server writes the journal, so that this broker only replays the state that it will lead with
     follows: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -135,7 +137,7 @@ class Broker:
         room = NamedRoom(self.budget, self.named_subscriptions)
         self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
         self.once = PublishedOnce(
-            self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept
+            self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept, self.most_keys
         )
         self.shares = SharedSubscriptions(
             self.clock,

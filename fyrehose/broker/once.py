@@ -46,7 +46,7 @@ STREAM, SOURCE = ".published", "server-published"
 VERSION = 1
 #: The number of keys that are remembered; fewer if their charge exceeds a sixteenth of the memory budget.  A start
 #: reads four times as many records, about 80,000 per second.
-MOST = 100_000
+MOST_KEYS = 100_000
 #: The charge of one key to the memory budget, in bytes.
 ENTRY = 1_024
 #: The shortest time for which a key is kept, unless its holder has the largest share of a full table, in seconds.
@@ -126,8 +126,9 @@ class PublishedOnce:
     :ivar seconds: returns the monotonic time, in seconds
     :ivar kept: the shortest time for which a key is kept, unless its holder has the largest share of a full table, in
         seconds
-    :ivar capacity: the largest number of durable keys; as many more may be on their way to disk, half of them for one
-        holder
+    :ivar most: the largest number of durable keys, if the budget has room for them
+    :ivar capacity: the largest number of durable keys that the budget has room for; as many more may be on their way to
+        disk, half of them for one holder
     """
 
     journal: IJournal
@@ -136,6 +137,7 @@ class PublishedOnce:
     counters: Counters
     seconds: Callable[[], float]
     kept: float = KEPT
+    most: int = MOST_KEYS
     capacity: int = attrs.field(init=False)
     #: the remembered publishes by stream and key, in the order of their latest records
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
@@ -145,7 +147,7 @@ class PublishedOnce:
     stream: StateStream = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.capacity = max(1, min(MOST, self.budget.limit // 16 // ENTRY))
+        self.capacity = max(1, min(self.most, self.budget.limit // 16 // ENTRY))
         self._durable, self._in_flight = FairShare(self.capacity), FairShare(self.capacity)
         read, bounds = self.journal.read, self.journal.bounds
         self.stream = StateStream(STREAM, SOURCE, self, read, bounds, content_type="application/json")
@@ -305,7 +307,7 @@ class PublishedOnce:
             f"a key of {out.holder or 'the server'}, which has the most of all {self.capacity}, was kept for "
             f"{self.seconds() - out.since:.0f} s only; send fewer keys"
         )
-        if self.capacity < MOST:
+        if self.capacity < self.most:
             detail += ", or raise server.memory to keep more"
         self.counters.refuse(log, "server", "key-displaced", holder, detail, apart=out.holder, every=LOG_EVERY)
 

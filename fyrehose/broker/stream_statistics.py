@@ -45,16 +45,22 @@ class End:
 
 @attrs.define(eq=False)
 class Ends:
-    """A reader of the first and the last records of the streams of *broker*, which remembers the results."""
+    """A reader of the first and the last records of the streams of *broker*, which remembers the results.
+
+    :ivar reads: how many reads one answer makes at most
+    :ivar kept: how many streams are remembered
+    """
 
     broker: IBroker
+    reads: int = READS
+    kept: int = KEPT
     #: how many reads are left for the present answer
     left: int = attrs.field(default=0, init=False)
     _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
 
     def begin(self) -> None:
-        """Begin an answer, for which :data:`READS` reads are allowed."""
-        self.left = READS
+        """Begin an answer, for which :attr:`reads` reads are allowed."""
+        self.left = self.reads
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
         """Return the ages and the size of *stream*, whose records are *first* to *last*, as far as known.
@@ -65,7 +71,7 @@ class Ends:
         if end is None:
             end = self._known[stream] = End()
         self._known.move_to_end(stream)
-        if len(self._known) > KEPT:
+        if len(self._known) > self.kept:
             self._known.popitem(last=False)
         if first > last:
             end.first = end.last = 0

@@ -51,12 +51,15 @@ class MemoryJournal:
     :ivar now: the clock, in microseconds since 1970 UTC
     :ivar cluster: what this server is in its cluster, whatever the state of this journal
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
+    :ivar before_read: called with the stream and the first number of each read; the read fails with an error that it
+        raises
     """
 
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
     cluster: Standing = attrs.field(factory=Standing, kw_only=True)
+    before_read: Callable[[str, int], object] = attrs.field(default=lambda stream, start: None, kw_only=True)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
@@ -186,6 +189,7 @@ class MemoryJournal:
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Return the records of *stream* from number *start* on; see :meth:`.IJournal.read`."""
+        self.before_read(stream, start)
         runs = [run for run in self._runs.get(stream, ()) if not self.expired(stream, run.time)]
         found: list[Run] = []
         for run in runs[bisect_left(runs, start, key=lambda run: run.last_seq) :]:

@@ -24,7 +24,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.testing import MemoryJournal, Peer, Transport
+from fyrehose.testing import Peer, Transport
 
 TOKEN = "0123456789abcdef"
 
@@ -382,13 +382,13 @@ def test_status_events_that_clients_share_hide_names_from_restricted_ones(connec
             peer.transport.clear()
 
 
-def test_tail_ends_at_a_damaged_record(connect: Connect, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_ends_at_a_damaged_record(connect: Connect, watched: Any) -> None:
     watched.publish(b"one")
 
-    def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
+    def damaged(stream: str, start: int) -> None:
         raise JournalCorrupt("damaged")
 
-    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    watched.journal.before_read = damaged
     peer = connect()
     _, _, body = peer.ask("/api/streams/s/tail")
     assert b"event: ended" in body

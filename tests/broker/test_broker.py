@@ -7,6 +7,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.publisher import MOST_PRODUCERS
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
@@ -23,7 +24,7 @@ from fyrehose.errors import (
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.listeners import Listener
-from fyrehose.records import Run
+from fyrehose.records import MAX_PAYLOAD, MAX_PUBLISH, Run
 from fyrehose.server.config import ServerSettings
 from fyrehose.testing import MemoryJournal, RecordingSink
 
@@ -142,12 +143,13 @@ def test_a_publish_larger_than_a_batch_is_refused_before_it_is_numbered() -> Non
     assert broker.publish(drafts(b"small")).result == (1,)
 
 
-def test_publish_may_be_exactly_as_large_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_may_be_exactly_as_large_as_the_limit() -> None:
     broker, _, _ = make()
-    runs = drafts(b"x" * 100)
-    monkeypatch.setattr("fyrehose.broker.publisher.MAX_PUBLISH", runs[0].room)
-    assert broker.publish(runs).result == (1,)
-    assert isinstance(refused(broker.publish(drafts(b"x" * 108))), PayloadTooLarge)
+    runs = [drafts(b"x" * MAX_PAYLOAD)[0] for _ in range(3)]
+    left = MAX_PUBLISH - sum(run.room for run in runs) - drafts(b"")[0].room
+    assert isinstance(refused(broker.publish([*runs, *drafts(b"x" * (left + 1))])), PayloadTooLarge)
+    assert broker.publish([*runs, *drafts(b"x" * left)]).called
+    assert broker.bounds("s") == (1, 4)
 
 
 def test_max_streams_is_limited_by_the_first_batch_of_a_segment() -> None:
@@ -442,12 +444,14 @@ def test_time_until_a_publish_is_durable_is_measured_by_source() -> None:
     assert (seconds.count, seconds.total) == (1, 0.25)
 
 
-def test_producers_of_a_source_are_collected_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fyrehose.broker.publisher.MOST_PRODUCERS", 3)
+def test_producers_of_a_source_are_collected_up_to_a_limit() -> None:
     broker, _, _ = make()
-    for producer in ("10.0.0.1:5", "10.0.0.1:6", "[::1]:7", "x (10.0.0.1:8)", "x (10.0.0.1:9)", "d"):
+    for producer in ("10.0.0.1:5", "10.0.0.1:6", "[::1]:7", "x (10.0.0.1:8)", "x (10.0.0.1:9)"):
         broker.publish([Run.of("s", [b"x"], source="test", producer=producer)])
     assert broker.published["test"].producers == {"10.0.0.1", "[::1]", "x (10.0.0.1"}
+    for number in range(MOST_PRODUCERS):
+        broker.publish([Run.of("s", [b"x"], source="test", producer=f"producer {number}")])
+    assert len(broker.published["test"].producers) == MOST_PRODUCERS
 
 
 def test_payload_by_stream_is_collected_only_for_an_observer() -> None:

@@ -241,13 +241,8 @@ def test_a_damaged_record_ends_only_subscriptions_that_reach_it(logged_errors: A
 
 
 def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server: Server) -> None:
-    read, reads = server.broker._fanout.read, []
-
-    def counting(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        reads.append(start)
-        return read(stream, start, max_bytes)
-
-    server.broker._fanout.read = counting
+    reads: list[int] = []
+    server.journal.before_read = lambda stream, start: reads.append(start)
     encodings: list[int] = []
 
     def encode(runs: tuple[Run, ...]) -> list[Run]:
@@ -267,28 +262,10 @@ def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server
     assert reads.count(1) == 1
 
 
-def test_kept_deliveries_are_bounded(server: Server) -> None:
-    for _ in range(2 * SHARED // TURN):
-        server.publish(b"x" * TURN)
-    server.subscribe(0)
-    server.settle()
-    fanout = server.broker._fanout
-    assert 0 < fanout._recent_size <= SHARED
-    assert fanout._recent_size == sum(delivery.size for delivery in fanout._recent.values())
-
-
-def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(server: Server) -> None:
+    """Only as many are kept as :data:`SHARED` allows."""
     reads: list[tuple[str, int]] = []
-    read = MemoryJournal.read
-
-    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        reads.append((stream, start))
-        return read(self, stream, start, max_bytes)
-
-    monkeypatch.setattr(MemoryJournal, "read", counted)
-    server = Server()
+    server.journal.before_read = lambda stream, start: reads.append((stream, start))
 
     def reads_of(after: int, stream: str) -> list[tuple[str, int]]:
         reads.clear()
@@ -302,6 +279,8 @@ def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(
         server.publish(b"x" * TURN)
     assert len(reads_of(0, "s")) == last
     assert reads_of(last - 2, "s") == [], "the last two are kept"
+    most = SHARED // TURN
+    assert last - most < len(reads_of(last - most - 1, "s")), "one more than are kept, each of which displaces the next"
     assert len(reads_of(0, "s")) == last, "the first ones are not"
     for n in range(last):
         server.publish(b"x" * TURN, stream=f"retired {n}")
@@ -423,14 +402,12 @@ class TestTrouble:
         fine, _ = server.subscribe(stream="fine")
         bad, _ = server.subscribe(stream="bad")
         server.settle()
-        read = server.broker._fanout.read
 
-        def fail(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        def fail(stream: str, start: int) -> None:
             if stream == "bad":
                 raise error
-            return read(stream, start, max_bytes)
 
-        server.broker._fanout.read = fail
+        server.journal.before_read = fail
         runs = [Run.of(stream, [b"x"], source="test") for stream in ("bad", "fine")]
         published = server.broker.publish(runs)
         server.settle()
@@ -467,12 +444,17 @@ def test_closing_twice_ends_each_subscription_once(server: Server) -> None:
 
 
 def test_the_number_of_kept_small_deliveries_is_bounded(server: Server) -> None:
-    for i in range(1000):
+    reads: list[str] = []
+    server.journal.before_read = lambda stream, start: reads.append(stream)
+    for i in range(SHARED_COUNT + 1):
         server.publish(b"x", stream=f"s{i}")
         server.subscribe(0, stream=f"s{i}")
         server.settle()
-    assert len(server.broker._fanout._recent) <= SHARED_COUNT
-    assert server.broker._fanout._recent_size == sum(d.size for d in server.broker._fanout._recent.values())
+    for stream, again in (("s1", []), ("s0", ["s0"])):
+        reads.clear()
+        server.subscribe(0, stream=stream)
+        server.settle()
+        assert reads == again, "the oldest is not kept"
 
 
 @implementer(INamedSink)
@@ -518,7 +500,6 @@ def test_subscribers_of_a_stream_are_counted_and_leave_no_state(server: Server) 
     for subscription in subscriptions:
         subscription.stopProducing()
     assert server.broker.subscribers("s") == 0
-    assert server.broker._fanout._places == {}
     server.publish(b"y")
     sink, _ = server.subscribe(0)
     server.settle()
@@ -573,17 +554,10 @@ def test_a_sink_that_resumes_within_a_partial_delivery_gets_the_rest(server: Ser
     assert sink.payloads == [b"a", b"b", b"c"]
 
 
-def test_resuming_many_times_within_a_turn_costs_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_many_times_within_a_turn_costs_one_read(server: Server) -> None:
     """A transport may ask for more with every write: the queue must not grow with that."""
     reads: list[int] = []
-    read = MemoryJournal.read
-
-    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        reads.append(start)
-        return read(self, stream, start, max_bytes)
-
-    monkeypatch.setattr(MemoryJournal, "read", counted)
-    server = Server()
+    server.journal.before_read = lambda stream, start: reads.append(start)
     server.publish(b"w")
     sink = RecordingSink()
     subscription = server.broker.subscribe("s", 0, sink)

@@ -20,7 +20,8 @@ class Watched:
     """A broker to which the test publishes."""
 
     def __init__(self) -> None:
-        self.broker = Broker(Clock(), MemoryJournal(), Sequencer())
+        self.journal = MemoryJournal()
+        self.broker = Broker(Clock(), self.journal, Sequencer())
         self.broker.open()
 
     def publish(self, *payloads: bytes, stream: str = "s") -> None:
@@ -33,16 +34,10 @@ def watched() -> Watched:
 
 
 @pytest.fixture
-def reads(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def reads(watched: Watched) -> list[tuple[str, int]]:
     """Return the stream and the first number of every read, as they happen."""
     made: list[tuple[str, int]] = []
-    read = MemoryJournal.read
-
-    def counted(self: MemoryJournal, stream: str, start: int, max_bytes: int) -> Any:
-        made.append((stream, start))
-        return read(self, stream, start, max_bytes)
-
-    monkeypatch.setattr(MemoryJournal, "read", counted)
+    watched.journal.before_read = lambda stream, start: made.append((stream, start))
     return made
 
 
@@ -83,24 +78,34 @@ def test_an_end_of_a_stream_that_has_not_moved_is_not_read_again(
     assert reads[2:] == [("s", 1)]
 
 
-def test_an_answer_about_many_streams_makes_a_limited_number_of_reads(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
-) -> None:
-    monkeypatch.setattr(ends, "READS", 3)
-    monkeypatch.setattr(ends, "KEPT", 4)
+def test_an_answer_about_many_streams_makes_a_limited_number_of_reads(watched: Watched, reads: list[Any]) -> None:
     for n in range(10):
         watched.publish(b"x", stream=f"s{n}")
-    found = Ends(watched.broker)
+    found = Ends(watched.broker, reads=3, kept=4)
     found.begin()
     known = [found.of(f"s{n}", 1, 1, False) for n in range(10)]
     assert [end.mean for end in known] == [1] + [None] * 9
     assert len(reads) == 3
-    assert len(found._known) == 4
     found.begin()
     assert found.of("s9", 1, 1, False).mean == 1
 
 
-def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_streams_that_were_asked_for_last_are_remembered_up_to_a_limit(watched: Watched, reads: list[Any]) -> None:
+    for n in range(6):
+        watched.publish(b"x", stream=f"s{n}")
+    found = Ends(watched.broker, kept=4)
+    found.begin()
+    for n in range(6):
+        found.of(f"s{n}", 1, 1, False)
+    reads.clear()
+    for n in (2, 3, 4, 5):
+        found.of(f"s{n}", 1, 1, False)
+    assert reads == []
+    found.of("s1", 1, 1, False)
+    assert reads
+
+
+def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched) -> None:
     watched.publish(b"x")
     found = Ends(watched.broker)
     found.begin()
@@ -110,6 +115,6 @@ def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched, monkey
     def damaged(*_: Any) -> Any:
         raise JournalCorrupt("damaged")
 
-    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    watched.journal.before_read = damaged
     end = found.of("s", 1, 1, False)
     assert (end.mean, end.oldest, end.newest) == (None, None, None)

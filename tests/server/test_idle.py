@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
@@ -22,9 +19,9 @@ AFTER = 600.0
 class World:
     """A broker whose journal drops records when the test says so, and the service that retires idle streams."""
 
-    def __init__(self, auto: bool = True) -> None:
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
         self.clock = Clock()
-        self.journal = MemoryJournal(auto=auto)
+        self.journal = journal or MemoryJournal()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.service = IdleStreams(self.clock, self.broker, AFTER)
@@ -74,7 +71,7 @@ def test_a_record_restarts_the_time_until_a_stream_is_retired() -> None:
 
 
 def test_a_stream_with_a_record_that_is_being_written_is_not_retired() -> None:
-    world = World(auto=False)
+    world = World(MemoryJournal(auto=False))
     world.publish("s")
     world.expire("s")
     world.wait(AFTER - 2 * ROUND)
@@ -125,20 +122,19 @@ def test_no_stream_is_retired_while_the_disk_is_full() -> None:
     assert world.streams == set()
 
 
-def test_a_stream_that_cannot_be_read_stays_and_others_are_retired(
-    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-) -> None:
-    world = World()
+def test_a_stream_that_cannot_be_read_stays_and_others_are_retired(log_lines: list[str]) -> None:
+    damaged: set[str] = set()
+
+    class Damaged(MemoryJournal):
+        def bounds(self, stream: str) -> tuple[int, int]:
+            if stream in damaged:
+                raise JournalCorrupt("its index is damaged")
+            return super().bounds(stream)
+
+    world = World(Damaged())
     world.publish("bad", "s")
     world.expire("bad", "s")
-    bounds = world.journal.bounds
-
-    def damaged(stream: str) -> Any:
-        if stream == "bad":
-            raise JournalCorrupt("its index is damaged")
-        return bounds(stream)
-
-    monkeypatch.setattr(MemoryJournal, "bounds", lambda journal, stream: damaged(stream))
+    damaged.add("bad")
     world.wait(AFTER + 2 * ROUND)
     assert world.streams == {"bad"}
     assert any("idle-stream-unreadable from bad: its index is damaged" in line for line in log_lines)

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from fyrehose.records import Run
 from fyrehose.subscriptions.lane import Group, Lane, LaneChange
 from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
 from fyrehose.subscriptions.work import Item, Work
-from fyrehose.testing import MemoryJournal
 
 from .test_table import World as Table
 
@@ -164,18 +162,12 @@ def test_subscriptions_are_served_in_turn(ladder: Any) -> None:
     assert max(waits) < 3 * median(waits)
 
 
-def test_streams_of_many_records_are_read_once_for_several_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_many_records_are_read_once_for_several_answers() -> None:
     table = Table()
     table.publish(*[b"x"] * 1_000)
     shared = table.create()
     reads: list[int] = []
-    real = MemoryJournal.read
-
-    def read(journal: MemoryJournal, stream: str, start: int, size: int) -> tuple[Run, ...]:
-        reads.append(start)
-        return real(journal, stream, start, size)
-
-    monkeypatch.setattr(MemoryJournal, "read", read)
+    table.journal.before_read = lambda stream, start: reads.append(start)
     for number in range(9):
         table.lease(shared, 100, f"w{number}")
     assert len(reads) <= 2

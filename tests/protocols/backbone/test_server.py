@@ -26,7 +26,6 @@ from fyrehose.protocols.backbone.frames import (
     Request,
 )
 from fyrehose.records import LAST_SEQ, Run
-from fyrehose.testing import MemoryJournal
 
 CLIENT = ("10.0.0.2", 4000)
 OTHER = ("10.0.0.3", 4000)
@@ -233,24 +232,17 @@ def test_a_client_that_has_left_gets_no_more_answers(make_world: Make) -> None:
     assert world.clock.getDelayedCalls() == []
 
 
-def test_one_slice_of_the_journal_answers_many_requests(make_world: Make, monkeypatch: Any) -> None:
+def test_one_slice_of_the_journal_answers_many_requests(make_world: Make) -> None:
     world = make_world()
     for _ in range(10):
         world.send(*[Push(data=b"x")] * 100)
     ask(world)
-    reads = 0
-    read = MemoryJournal.read
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal reads
-        reads += 1
-        return read(*arguments)
-
-    monkeypatch.setattr(MemoryJournal, "read", counted)
+    reads: list[int] = []
+    world.journal.before_read = lambda stream, start: reads.append(start)
     world.send(*(Request(address=CLIENT, first=seq, last=seq) for seq in range(1, 1_000, 2)))
     world.run(0.1)
     assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == list(range(1, 1_000, 2))
-    assert reads == -(-500 // 64)
+    assert len(reads) == -(-500 // 64)
 
 
 def test_records_beyond_the_ration_are_sent_after_the_next_keepalives(make_world: Make) -> None:
@@ -271,15 +263,15 @@ def test_records_beyond_the_ration_are_sent_after_the_next_keepalives(make_world
     assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == list(range(1, 401))
 
 
-def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make, monkeypatch: Any) -> None:
+def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make) -> None:
     world = make_world()
     ask(world)
     world.send(Push(data=b"x"))
 
-    def damaged(*_: object) -> None:
+    def damaged(stream: str, start: int) -> None:
         raise JournalCorrupt("a bit flipped")
 
-    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    world.journal.before_read = damaged
     world.send(Request(address=CLIENT, first=1, last=1))
     world.run(0.1)
     assert world.count("journal-corrupt") == 1

@@ -258,13 +258,13 @@ def test_answer_ends_at_the_last_record_at_the_time_of_the_request(server: Serve
     assert [line["seq"] for line in peer.answer().lines] == [1, 2, 3]
 
 
-def test_answer_that_fails_halfway_aborts_the_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_fails_halfway_aborts_the_connection(server: Server) -> None:
     server.publish(b"a")
 
-    def damaged(journal: MemoryJournal, stream: str, start: int, size: int) -> Any:
+    def damaged(stream: str, start: int) -> None:
         raise JournalCorrupt("damaged")
 
-    monkeypatch.setattr(MemoryJournal, "read", damaged)
+    server.journal.before_read = damaged
     peer = server.connect()
     peer.say("GET /streams/s")
     assert not peer.hear().endswith(b"0\r\n\r\n")
