@@ -105,10 +105,9 @@ class Listeners:
         self.fyrehose.broker.listeners.remove(removed.shown)
         return removed.service
 
-    def within_descriptors(self, listeners: Sequence[ListenerConfig]) -> list[ListenerConfig]:
-        """Return *listeners*, with max_connections reduced to what the file descriptors of the process permit."""
+    def within_descriptors(self, listeners: Sequence[ListenerConfig], available: int) -> list[ListenerConfig]:
+        """Return *listeners*, with max_connections reduced to what *available* file descriptors permit."""
         limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
-        available = process.raise_descriptor_limit()
         share = left = connections.connections_within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
             share = max(1, left // (len(limited) - n))

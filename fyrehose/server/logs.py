@@ -81,9 +81,9 @@ class RotatedFile(ReopeningLogFile):
 
     synchronized = ["rotate"]  # noqa: RUF012 (an instance variable in the base class)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int = LOG_SIZE) -> None:
         path = path.absolute()
-        super().__init__(path.name, str(path.parent), LOG_SIZE, None, LOG_FILES)  # type: ignore[no-untyped-call]
+        super().__init__(path.name, str(path.parent), size, None, LOG_FILES)  # type: ignore[no-untyped-call]
         self.defaultMode = stat.S_IMODE(os.fstat(self.descriptor).st_mode)
 
     def rotate(self) -> None:
@@ -117,12 +117,14 @@ FORMATS: Mapping[str, Callable[[LogEvent], str | None]] = {"text": text_line, "j
 class LevelObserver(FileLogObserver):
     """An observer of the log that writes the events of a level or above.
 
+    :ivar out: the file that it writes to
     :ivar level: the lowest level that is written; it may change at any time
     :param form: ``text`` or ``json``
     :param level: one of :data:`LEVEL_NAMES`
     """
 
     def __init__(self, form: str, out: TextIO, level: str = "info") -> None:
+        self.out = out
         line = FORMATS[form]
         super().__init__(out, lambda event: None if _is_port_line(event) else line(event))
         self.level = LogLevel.levelWithName(level)

@@ -19,9 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import attrs
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
+
+from fyrehose.net.twisted_private import shorten_turns
 
 log = Logger()
 
@@ -152,3 +155,23 @@ def raise_descriptor_limit() -> int:
     if hard == resource.RLIM_INFINITY:
         hard = int(Path("/proc/sys/fs/nr_open").read_text())
     return max(1, hard - RESERVED)
+
+
+def prepare(reactor: Any) -> None:
+    """Adapt the interpreter and *reactor* to a server with many peers and one thread that commits."""
+    dump_stacks_on_abort()
+    reduce_garbage_collection()
+    share_interpreter()
+    shorten_turns(reactor)
+
+
+@attrs.frozen(kw_only=True)
+class OwnProcess:
+    """The functions by which a server changes the process that it runs in, and ends it."""
+
+    exit_with: Callable[[int], object] = exit_with
+    say: Callable[[str], object] = say
+    prepare: Callable[[Any], object] = prepare
+    stop_on_signals: Callable[[Any, Callable[[], float]], object] = stop_on_signals
+    reload_on_hangup: Callable[[Any, Callable[[], object]], object] = reload_on_hangup
+    descriptors: Callable[[], int] = raise_descriptor_limit

@@ -129,7 +129,10 @@ class Reloading:
 
     def _plan_listeners(self, plan: _Plan, config: Config) -> None:
         wanted = {key_of(each): each for each in config.listeners}
-        reduced = {key_of(each): each for each in self.stack.listeners.within_descriptors(config.listeners)}
+        reduced = {
+            key_of(each): each
+            for each in self.stack.listeners.within_descriptors(config.listeners, self.stack.descriptors())
+        }
         plan.closing = [each for key, each in self.stack.listeners.open.items() if key not in wanted]
         plan.changed += [f"closed {each.config.name}={each.config.endpoint}" for each in plan.closing]
         for key, listener in wanted.items():

@@ -26,6 +26,7 @@ from fyrehose.observe.meters import Stalls
 from fyrehose.server.config import Config
 from fyrehose.server.idle import IdleStreams
 from fyrehose.server.listeners import Listeners
+from fyrehose.server.process import raise_descriptor_limit
 from fyrehose.server.service import Fyrehose
 
 log = Logger()
@@ -39,6 +40,8 @@ class Stack:
     :ivar stalls: iterations of the reactor that took too long, since the process started
     :ivar on_failure: called with the reason when the server cannot continue
     :ivar on_reopen: called with the reason when the server can continue only with another stack
+    :ivar descriptors: returns how many file descriptors connections may use
+    :ivar make_journal: makes the journal of a server outside a cluster, like :class:`.FileJournal`
     """
 
     reactor: Any
@@ -47,6 +50,8 @@ class Stack:
     stalls: Stalls = attrs.field(factory=Stalls)
     on_failure: Callable[[Exception], None] = lambda reason: None
     on_reopen: Callable[[str], object] = lambda reason: None
+    descriptors: Callable[[], int] = raise_descriptor_limit
+    make_journal: Callable[..., FileJournal] = FileJournal
     journal: FileJournal = attrs.field(init=False)
     fyrehose: Fyrehose = attrs.field(init=False)
     listeners: Listeners = attrs.field(init=False)
@@ -72,7 +77,7 @@ class Stack:
         )
         self.listeners = Listeners(self.reactor, self.fyrehose)
         self.retire_idle(config.server.retire_idle)
-        reduced = self.listeners.within_descriptors(config.listeners)
+        reduced = self.listeners.within_descriptors(config.listeners, self.descriptors())
         for listener, within in zip(config.listeners, reduced, strict=True):
             service = self.listeners.make(within, config)
             if service is not None:
@@ -82,7 +87,7 @@ class Stack:
         config, cluster = self.config, self.config.replication
         if cluster is None:
             at_turn_end = TurnEnds(self.reactor).call
-            return FileJournal(
+            return self.make_journal(
                 self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
             )
         NATS.require("replication")

@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
-from fyrehose.net.twisted_private import shorten_turns
+from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
 from fyrehose.options import counted, suggestion
@@ -43,6 +43,7 @@ from fyrehose.server.config import (
 )
 from fyrehose.server.logs import LevelObserver
 from fyrehose.server.notify import ServiceManager, waits_for_stop
+from fyrehose.server.process import OwnProcess
 from fyrehose.server.reload_answer import ReloadAnswer, write_answer
 from fyrehose.server.reloading import Reloading
 from fyrehose.server.service import Fyrehose
@@ -247,6 +248,8 @@ class ServerProcess(Service):
 
     :param command: the command that was started, for errors
     :param reread: returns the configuration as its files are now; None: the configuration cannot be reloaded
+    :param own: the functions by which it changes and ends the process
+    :param make_journal: makes the journal, see :attr:`.Stack.make_journal`
     """
 
     def __init__(
@@ -256,7 +259,10 @@ class ServerProcess(Service):
         log_observer: Callable[[], LevelObserver] | None = None,
         command: str = Options.command,
         reread: Callable[[], Config] | None = None,
+        own: OwnProcess | None = None,
+        make_journal: Callable[..., FileJournal] = FileJournal,
     ) -> None:
+        self._own, self._make_journal = own or OwnProcess(), make_journal
         self.command = command
         self.log_observer = log_observer
         self._observer: LevelObserver | None = None
@@ -276,7 +282,16 @@ class ServerProcess(Service):
 
     def _build(self, config: Config) -> None:
         """Make a stack with the configuration *config*; it creates no file and opens no port before it starts."""
-        self.stack = Stack(self.reactor, config, self._counters, self._stalls, self._end_process, self._reopen)
+        self.stack = Stack(
+            self.reactor,
+            config,
+            self._counters,
+            self._stalls,
+            self._end_process,
+            self._reopen,
+            self._own.descriptors,
+            self._make_journal,
+        )
         self.reloading = Reloading(config, self._reread, self.stack, self._log_from)
 
     @property
@@ -347,12 +362,9 @@ class ServerProcess(Service):
             self._observer.level = LogLevel.levelWithName(level)
 
     def _run(self) -> None:
-        process.dump_stacks_on_abort()
-        process.reduce_garbage_collection()
-        process.share_interpreter()
-        shorten_turns(self.reactor)
-        process.stop_on_signals(self.reactor, self._drain)
-        process.reload_on_hangup(self.reactor, self.reload)
+        self._own.prepare(self.reactor)
+        self._own.stop_on_signals(self.reactor, self._drain)
+        self._own.reload_on_hangup(self.reactor, self.reload)
         for warning in self.stack.listeners.warnings:
             log.warn("{warning}", warning=warning)
         for remark in self.stack.listeners.remarks:
@@ -433,6 +445,6 @@ class ServerProcess(Service):
     def _end_process(self, error: BaseException | None) -> None:
         if not self._ended:  # later errors are consequences of the first
             self._ended = True
-            process.say(f"{self.command}: {error}")
-            process.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
+            self._own.say(f"{self.command}: {error}")
+            self._own.exit_with(error.exit_status if isinstance(error, FyrehoseError) else 1)
         process.stop_reactor(self.reactor, "the server cannot continue")

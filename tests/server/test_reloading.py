@@ -18,12 +18,12 @@ from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.server import process
 from fyrehose.server.config import ServerSettings
 from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
 from fyrehose.server.reloading import CHANGEABLE
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal, RecordingSink
+from tests.doubles.own_process import Ending
 
 PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interface=127.0.0.1"\n'
 
@@ -60,7 +60,10 @@ class World:
         self.reactor = Reactor()
         options = Options()
         options.parseOptions(["--config", str(folder / "fyrehose.toml"), "--data-dir", str(folder / "data")])
-        self.server = ServerProcess(self.reactor, options.resolved, reread=options.resolve)
+        own = attrs.evolve(Ending().own, descriptors=lambda: 200_000)
+        self.server = ServerProcess(
+            self.reactor, options.resolved, reread=options.resolve, own=own, make_journal=lambda *_, **__: Journal()
+        )
         (folder / "data").mkdir()
         self.server.fyrehose.startService()
 
@@ -90,9 +93,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged_errors: Any) -> Iterator[World]:
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 200_000)
-    monkeypatch.setattr("fyrehose.server.stack.FileJournal", lambda *_, **__: Journal())
+def world(tmp_path: Path, logged_errors: Any) -> Iterator[World]:
     made = World(tmp_path, logged_errors)
     yield made
     made.server.fyrehose.stopService()

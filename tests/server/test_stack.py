@@ -13,10 +13,10 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalFull
 from fyrehose.observe.counters import Counters
-from fyrehose.server import process
 from fyrehose.server.stack import Stack
 from fyrehose.server.tap import RETRY, Options, ServerProcess
 from fyrehose.testing import MemoryJournal
+from tests.doubles.own_process import Ending
 
 LISTEN = "figg=tcp:8119:interface=127.0.0.1"
 REPLICATION = '[replication]\nservers = ["nats://127.0.0.1:1"]\nname = "a"\n'
@@ -60,44 +60,42 @@ class Reactor(MemoryReactorClock):
 class World:
     """A server process whose journals are in memory; they are kept in the order in which they were made."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, ending: Ending, *words: str) -> None:
+        self.own = ending.own
         self.journals: list[Journal] = []
-        self.next: list[Journal] = []
+        self.next: list[Journal | Exception] = []
         self.reactor = Reactor()
         self.options = Options()
         self.options.parseOptions(["--listen", LISTEN, *words])
 
     def journal(self, *_: Any, **__: Any) -> Journal:
-        self.journals.append(self.next.pop(0) if self.next else Journal())
-        return self.journals[-1]
+        made = self.next.pop(0) if self.next else Journal()
+        if isinstance(made, Exception):
+            raise made
+        self.journals.append(made)
+        return made
 
     def start(self) -> ServerProcess:
-        self.server = ServerProcess(self.reactor, self.options.resolved, reread=self.options.resolve)
+        config, reread = self.options.resolved, self.options.resolve
+        self.server = ServerProcess(self.reactor, config, reread=reread, own=self.own, make_journal=self.journal)
         self.server.startService()
         return self.server
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ending() -> Ending:
     """Record the line on standard error and the exit status that would end the process."""
-    said: list[Any] = []
-    monkeypatch.setattr(process, "exit_with", said.append)
-    monkeypatch.setattr(process, "say", said.append)
-    for name in ("stop_on_signals", "reload_on_hangup", "share_interpreter", "dump_stacks_on_abort"):
-        monkeypatch.setattr(process, name, lambda *_: None)
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
-    return said
+    return Ending()
 
 
 @pytest.fixture
-def world(ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = World("--data-dir", str(tmp_path / "data"))
-    monkeypatch.setattr("fyrehose.server.stack.FileJournal", made.journal)
+def world(ending: Ending, tmp_path: Path) -> Iterator[World]:
+    made = World(ending, "--data-dir", str(tmp_path / "data"))
     yield made
     made.server.stopService()
 
 
-def test_a_stack_has_the_journal_and_the_listeners_of_its_configuration(ending: list[Any], tmp_path: Path) -> None:
+def test_a_stack_has_the_journal_and_the_listeners_of_its_configuration(ending: Ending, tmp_path: Path) -> None:
     options = Options()
     options.parseOptions(["--data-dir", str(tmp_path / "data"), "--listen", LISTEN])
     counters = Counters()
@@ -108,7 +106,7 @@ def test_a_stack_has_the_journal_and_the_listeners_of_its_configuration(ending: 
     assert not stack.journal.directory.exists(), "only a start creates files"
 
 
-def test_a_member_of_a_cluster_asks_its_process_for_another_stack(ending: list[Any], tmp_path: Path) -> None:
+def test_a_member_of_a_cluster_asks_its_process_for_another_stack(ending: Ending, tmp_path: Path) -> None:
     tmp_path.joinpath("fyrehose.toml").write_text(REPLICATION)
     options = Options()
     options.parseOptions(["--config", str(tmp_path / "fyrehose.toml"), "--data-dir", str(tmp_path), "--listen", LISTEN])
@@ -214,14 +212,10 @@ def test_server_can_be_stopped_while_it_waits_for_a_full_disk(world: World) -> N
 
 
 def test_a_configuration_that_cannot_be_used_any_more_ends_the_process(
-    world: World, ending: list[Any], monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+    world: World, ending: Ending, logged_errors: Any
 ) -> None:
     server = world.start()
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ConfigError("the certificate is missing")
-
-    monkeypatch.setattr("fyrehose.server.stack.FileJournal", refuse)
+    world.next = [ConfigError("the certificate is missing")]
     server.stack.on_reopen("another server has taken over")
     assert ending == ["twistd fyrehose: the certificate is missing", 2]
     assert world.reactor.stopped == 1

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -16,10 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 from twisted.application.service import Application, IServiceMaker, MultiService
 from twisted.internet import reactor
-from twisted.internet.defer import fail, succeed
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import ILogObserver, LogLevel
 from twisted.plugin import IPlugin
@@ -28,11 +30,20 @@ from twisted.python.usage import UsageError
 from fyrehose import __version__, plugins
 from fyrehose.broker import policy
 from fyrehose.broker.policy import LOOPBACK
-from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt, JournalFailed, JournalLocked, MissingExtra
+from fyrehose.errors import (
+    Closed,
+    ConfigError,
+    FyrehoseError,
+    JournalCorrupt,
+    JournalFailed,
+    JournalLocked,
+    MissingExtra,
+)
 from fyrehose.interfaces import JournalState
-from fyrehose.server import logs, process, tap
+from fyrehose.server import logs, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
+from tests.doubles.own_process import Ending
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +173,6 @@ def test_the_plugin_of_twistd_is_one_expression_and_imports_nothing(monkeypatch:
 
 def test_making_the_service_creates_no_files_or_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
     service = tap.makeService(parsed("--data-dir", str(tmp_path / "data")))
     assert list(tmp_path.iterdir()) == []
     assert reactor.seconds is time.monotonic
@@ -192,17 +202,36 @@ class StoppingReactor(MemoryReactorClock):
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def ending() -> Ending:
     """Record exit statuses and lines on standard error instead of ending the process."""
-    said: list[Any] = []
-    interval = sys.getswitchinterval()
-    monkeypatch.setattr(process, "exit_with", said.append)
-    monkeypatch.setattr(process, "say", said.append)
-    monkeypatch.setattr(process, "stop_on_signals", lambda reactor, drain: None)
-    monkeypatch.setattr(process, "reload_on_hangup", lambda reactor, reload: None)
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 20_000)
-    yield said
-    sys.setswitchinterval(interval)
+    return Ending()
+
+
+class OpensAtOnce(MemoryJournal):
+    """A journal in memory that a server can report about."""
+
+    report = SimpleNamespace(lines=list)
+
+    def change(self, settings: Any, stream_age: Any) -> None:
+        """Ignore a change of the retention settings."""
+
+
+class NeverOpens(OpensAtOnce):
+    """A journal that is still being recovered."""
+
+    def open(self, observer: Any) -> Any:
+        return Deferred()
+
+
+class Refuses(OpensAtOnce):
+    """A journal that cannot be opened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def open(self, observer: Any) -> Any:
+        return fail(self.error)
 
 
 @pytest.mark.parametrize(
@@ -218,14 +247,13 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_a_failed_start_ends_the_process_with_its_status(
     error: Exception,
     status: int,
-    ending: list[Any],
+    ending: Ending,
     tmp_path: Path,
     logged_errors: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = StoppingReactor()
-    server = ServerProcess(memory, parsed("--data-dir", str(tmp_path)).resolved)
-    monkeypatch.setattr(server.fyrehose, "startService", lambda: fail(error))
+    config = parsed("--data-dir", str(tmp_path)).resolved
+    server = ServerProcess(memory, config, own=ending.own, make_journal=lambda *_, **__: Refuses(error))
     server.startService()
     assert ending == [f"twistd fyrehose: {error}", status]
     assert memory.stopped == 1
@@ -233,15 +261,15 @@ def test_a_failed_start_ends_the_process_with_its_status(
     assert any(f"cannot start: {error}" == str(e["log_format"]).format(**e) for e in critical)
 
 
-def test_only_the_first_error_is_reported(ending: list[Any], tmp_path: Path, logged_errors: Any) -> None:
-    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    server.fyrehose._on_failure(JournalFailed("first"))
-    server.fyrehose._on_failure(FyrehoseError("second"))
+def test_only_the_first_error_is_reported(ending: Ending, tmp_path: Path, logged_errors: Any) -> None:
+    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved, own=ending.own)
+    server.stack.on_failure(JournalFailed("first"))
+    server.stack.on_failure(FyrehoseError("second"))
     assert ending == ["twistd fyrehose: first", 4]
 
 
 def test_a_protocol_without_its_extra_is_left_out_unless_configured(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_service(self: Any, reactor: Any, broker: Any, endpoint: Any, settings: Any) -> Any:
         raise MissingExtra("pip install 'fyrehose[eventbus]'")
@@ -255,17 +283,17 @@ def test_a_protocol_without_its_extra_is_left_out_unless_configured(
 
 
 def test_max_connections_is_reduced_to_the_available_descriptors(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]
+    ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines_path: list[Path]
 ) -> None:
     for folder in lines_path:
         monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
     endpoint = "tcp:0:interface=127.0.0.1"
     words = ["--listen", f"lines={endpoint}", "--listen", f"lines/few={endpoint}"]
     words += ["--listen", "backbone=udp:0:interface=127.0.0.1"]
     words += ["--option", "lines/few.max-connections=5"]
     config = parsed(*words, "--data-dir", str(tmp_path)).resolved
-    server = ServerProcess(StoppingReactor(), config)
+    few = attrs.evolve(ending.own, descriptors=lambda: 936)
+    server = ServerProcess(StoppingReactor(), config, own=few)
     limits = [child.factory.settings.max_connections for child in server.fyrehose if hasattr(child, "factory")]
     assert limits == [838, 5], "what one does not want is for the others"
     assert server.stack.listeners.remarks == [
@@ -277,40 +305,35 @@ def test_max_connections_is_reduced_to_the_available_descriptors(
     assert not server.stack.listeners.warnings, "the maximum was not configured"
 
 
-def test_listeners_are_described_for_operators(ending: list[Any], tmp_path: Path) -> None:
+def test_listeners_are_described_for_operators(ending: Ending, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
     local = "tcp:0:interface=127.0.0.1"
     words = ["--listen", f"figg/a={local}", "--listen", "backbone=udp:0:interface=127.0.0.1"]
     words += ["--listen", f"admin={local}", "--listen", f"admin/b={local}", "--data-dir", str(tmp_path)]
     words += ["--option", f"admin/b.token-file={token}"]
-    server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words).resolved, own=ending.own)
     figg, backbone, admin, other = server.fyrehose.broker.listeners
     assert (figg.name, figg.protocol, figg.endpoint, figg.encryption) == ("figg/a", "figg", local, "")
     assert [each.access() for each in (figg, backbone, admin, other)] == ["this machine"] * 3 + [
         "clients with the token"
     ]
     assert [listener.connections() for listener in (figg, backbone, admin)] == [0, 0, 0]
-    server = ServerProcess(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words, "--policy", written(tmp_path)).resolved, own=ending.own)
     assert server.fyrehose.broker.listeners[0].access() == "by policy (1 rule)"
     server.fyrehose.broker.guard.change(policy.parse({"allow": [{"network": "10.0.0.0/8", "publish": "*"}] * 2}))
     assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
 
 
-def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Journal(MemoryJournal):
-        report = SimpleNamespace(lines=list)
-
-    journal = Journal()
+def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(ending: Ending, tmp_path: Path) -> None:
+    journal = OpensAtOnce()
     journal.follow("10.0.0.1:8117")
-    monkeypatch.setattr("fyrehose.server.stack.FileJournal", lambda *_, **__: journal)
     words = ["--data-dir", str(tmp_path)]
     for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):
         words += ["--listen", f"{name}=tcp:{port}:interface=127.0.0.1"]
     reactor = MemoryReactorClock()
-    server = ServerProcess(reactor, parsed(*words).resolved)
+    config = parsed(*words).resolved
+    server = ServerProcess(reactor, config, own=ending.own, make_journal=lambda *_, **__: journal)
     server.fyrehose.startService()
     assert sorted(port for port, *_ in reactor.tcpServers) == [8117, 8119]
     journal.enter(JournalState.WRITABLE, "this server leads")
@@ -318,13 +341,11 @@ def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
     assert server.fyrehose.stopService().called
 
 
-def test_reducing_a_configured_maximum_logs_one_warning(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "raise_descriptor_limit", lambda: 936)
+def test_reducing_a_configured_maximum_logs_one_warning(ending: Ending, tmp_path: Path) -> None:
+    few = attrs.evolve(ending.own, descriptors=lambda: 936)
     words = ["--option", "figg.max-connections=20000", "--data-dir", str(tmp_path)]
     words += ["--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1"]
-    server = ServerProcess(StoppingReactor(), parsed(*words).resolved)
+    server = ServerProcess(StoppingReactor(), parsed(*words).resolved, own=few)
     (warning,) = server.stack.listeners.warnings
     assert warning.startswith("file-descriptor limit 1000: max-connections of figg, relink reduced to 421 each")
     assert "`ulimit -n 31065`" in warning
@@ -335,18 +356,18 @@ def test_reducing_a_configured_maximum_logs_one_warning(
     "listen",
     ["figg=tcp:8119", "figg=tcp:8119:interface=10.0.0.1", "backbone=udp:2323", r"figg=tcp:8119:interface=\:\:"],
 )
-def test_a_public_address_requires_an_access_policy(listen: str, ending: list[Any], tmp_path: Path) -> None:
+def test_a_public_address_requires_an_access_policy(listen: str, ending: Ending, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"refusing to listen on a public address .* --policy FILE"):
-        ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved)
-    ServerProcess(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved)
+        ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved, own=ending.own)
+    ServerProcess(StoppingReactor(), parsed("--listen", listen, "--policy", written(tmp_path)).resolved, own=ending.own)
 
 
 @pytest.mark.parametrize(
     "listen",
     ["figg=tcp:8119:interface=localhost", r"figg=tcp:8119:interface=\:\:1", "figg=unix:/run/figg"],
 )
-def test_a_local_address_needs_no_access_policy(listen: str, ending: list[Any]) -> None:
-    server = ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved)
+def test_a_local_address_needs_no_access_policy(listen: str, ending: Ending) -> None:
+    server = ServerProcess(StoppingReactor(), parsed("--listen", listen).resolved, own=ending.own)
     assert server.fyrehose.broker.guard.policy is LOOPBACK
 
 
@@ -383,7 +404,7 @@ class TestLog:
             observer({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"})
             assert "[x#info] hello" in tmp_path.joinpath("log").read_text()
             assert signal.getsignal(signal.SIGUSR1) is not kept
-            observer._outFile.close()
+            observer.out.close()
         finally:
             signal.signal(signal.SIGUSR1, kept)
 
@@ -411,9 +432,9 @@ class TestLog:
         self.say(observer, "before")
         path.rename(moved)
         self.say(observer, "before the signal")
-        observer._outFile.rotate()
+        observer.out.rotate()
         self.say(observer, "behind it")
-        observer._outFile.close()
+        observer.out.close()
         assert [line[-6:] for line in path.read_text().splitlines()] == ["ind it"]
         assert "before the signal" in moved.read_text()
         assert sorted(tmp_path.iterdir()) == [path, moved]
@@ -427,11 +448,11 @@ class TestLog:
         path.rename(moved)
         path.touch()
         path.chmod(0o640)
-        observer._outFile.rotate()
+        observer.out.rotate()
         self.say(observer, "behind it")
-        observer._outFile.rotate()
+        observer.out.rotate()
         self.say(observer, "rotated by the server")
-        observer._outFile.close()
+        observer.out.close()
         assert "rotated by the server" in path.read_text()
         assert "behind it" in moved.read_text()
         assert "before" in tmp_path.joinpath("log.2").read_text()
@@ -440,9 +461,9 @@ class TestLog:
     def test_rotated_log_file_has_the_permissions_of_the_first(self, tmp_path: Path, usual: None) -> None:
         observer = self.logging_to(tmp_path / "log")
         self.say(observer, "before")
-        observer._outFile.rotate()
+        observer.out.rotate()
         self.say(observer, "behind it")
-        observer._outFile.close()
+        observer.out.close()
         assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o644}
         assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1"]
 
@@ -453,11 +474,11 @@ class TestLog:
         path.parent.mkdir()
         observer = self.logging_to(path)
         path.parent.rename(moved)
-        observer._outFile.rotate()
+        observer.out.rotate()
         (said,) = logged_errors.take()
         assert said["why"] == "No such file or directory"
         self.say(observer, "still here")
-        observer._outFile.close()
+        observer.out.close()
         assert "still here" in moved.joinpath("log").read_text()
 
     def test_log_to_a_device_is_not_rotated(self, tmp_path: Path, usual: None) -> None:
@@ -465,21 +486,16 @@ class TestLog:
         path = tmp_path / "log"
         path.symlink_to("/dev/null")
         observer = self.logging_to(path)
-        observer._outFile.rotate()
+        observer.out.rotate()
         self.say(observer, "nowhere")
-        observer._outFile.close()
+        observer.out.close()
         assert [found.name for found in tmp_path.iterdir()] == ["log"]
 
-    def test_the_number_of_rotated_log_files_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(logs, "LOG_SIZE", 100)
-        kept = signal.getsignal(signal.SIGUSR1)
-        try:
-            observer = self.under(logfile=str(tmp_path / "log"))()
-            for n in range(100):
-                observer({"log_format": f"line {n} of the log", "log_time": 0.0, "log_namespace": "x"})
-            observer._outFile.close()
-        finally:
-            signal.signal(signal.SIGUSR1, kept)
+    def test_the_number_of_rotated_log_files_is_bounded(self, tmp_path: Path) -> None:
+        file = logs.RotatedFile(tmp_path / "log", size=100)
+        for n in range(100):
+            file.write(f"line {n} of the log\n")
+        file.close()
         assert len(list(tmp_path.iterdir())) == 1 + logs.LOG_FILES
         assert "line 99 of the log" in (tmp_path / "log").read_text()
 
@@ -497,19 +513,19 @@ class TestLog:
         assert parsed().log_observer is None, "nobody asked for a log"
 
     def test_twistd_gets_the_observer_from_its_application(
-        self, ending: list[Any], capsys: pytest.CaptureFixture[str]
+        self, ending: Ending, capsys: pytest.CaptureFixture[str]
     ) -> None:
         application = Application("fyrehose")
         made = self.under("--log-format", "json", nodaemon=True, logfile=None)
         config = parsed("--listen", "figg=unix:/run/figg").resolved
-        ServerProcess(StoppingReactor(), config, made).setServiceParent(application)
+        ServerProcess(StoppingReactor(), config, made, own=ending.own).setServiceParent(application)
         ILogObserver(application)({"log_format": "hello", "log_time": 0.0})
         assert json.loads(capsys.readouterr().out)["message"] == "hello"
-        ServerProcess(StoppingReactor(), config).setServiceParent(MultiService())
+        ServerProcess(StoppingReactor(), config, own=ending.own).setServiceParent(MultiService())
 
 
 def test_the_service_manager_is_notified_of_the_start_and_the_stop(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
@@ -518,46 +534,49 @@ def test_the_service_manager_is_notified_of_the_start_and_the_stop(
         server = ServerProcess(
             StoppingReactor(),
             parsed("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}").resolved,
+            own=ending.own,
+            make_journal=lambda *_, **__: OpensAtOnce(),
         )
-        monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
         server.reload()
-        server.fyrehose.running = 1
         server.startService()
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
         server.reload()
         assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
-        server.fyrehose.running = 0
         server.stopService()
         assert manager.recv(1000) == b"STOPPING=1\nSTATUS=stopping"
 
 
-def test_a_busy_reactor_lets_the_writer_thread_run_within_half_a_millisecond(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_busy_reactor_lets_the_writer_thread_run_within_half_a_millisecond() -> None:
+    code = (
+        "import sys\nfrom twisted.internet import reactor\nfrom fyrehose.server import process\n"
+        "process.prepare(reactor)\nprint(sys.getswitchinterval() <= 0.0005)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout == "True\n"
+
+
+def test_a_server_prepares_its_process_before_it_opens_the_journal(
+    ending: Ending, tmp_path: Path, logged_errors: Any
 ) -> None:
-    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
-    server._run()
-    assert sys.getswitchinterval() <= 0.0005
+    config = parsed("--data-dir", str(tmp_path)).resolved
+    own = attrs.evolve(ending.own, prepare=lambda reactor: ending.append(("prepared", reactor)))
+    server = ServerProcess(StoppingReactor(), config, own=own, make_journal=lambda *_, **__: Refuses(Closed("no")))
+    server.startService()
+    assert ending == [("prepared", server.reactor), "twistd fyrehose: no", Closed.exit_status]
+    assert logged_errors.take()
 
 
-def test_each_turn_of_the_reactor_handles_a_bounded_number_of_events(
-    ending: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bounded: list[Any] = []
-    monkeypatch.setattr(tap, "shorten_turns", bounded.append)
-    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    monkeypatch.setattr(server.fyrehose, "startService", lambda: succeed(None))
-    server._run()
-    assert bounded == [server.reactor]
-
-
-def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: Path) -> None:
-    server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg").resolved)
+def test_the_watchdog_runs_while_the_server_serves(ending: Ending, tmp_path: Path) -> None:
+    server = ServerProcess(
+        StoppingReactor(),
+        parsed("--listen", "figg=unix:/run/figg", "--data-dir", str(tmp_path)).resolved,
+        own=ending.own,
+        make_journal=lambda *_, **__: OpensAtOnce(),
+    )
     threads = set(threading.enumerate())
     assert not server.reactor.getDelayedCalls()
-    server.fyrehose.running = 1
-    server._started(server.fyrehose)
+    server.startService()
     assert [thread.name for thread in set(threading.enumerate()) - threads] == ["watchdog"]
     server.stopService()
     assert set(threading.enumerate()) == threads
@@ -566,34 +585,40 @@ def test_the_watchdog_runs_while_the_server_serves(ending: list[Any], tmp_path: 
 class TestDraining:
     """Draining: after SIGTERM the server is not ready, and still serves everything for a while."""
 
-    def serving(self, *words: str) -> ServerProcess:
-        server = ServerProcess(StoppingReactor(), parsed("--listen", "figg=unix:/run/figg", *words).resolved)
-        server.fyrehose.running = 1
-        server._started(server.fyrehose)
+    def serving(self, ending: Ending, *words: str, opens: bool = True) -> ServerProcess:
+        server = ServerProcess(
+            StoppingReactor(),
+            parsed("--listen", "figg=unix:/run/figg", *words).resolved,
+            own=ending.own,
+            make_journal=lambda *_, **__: OpensAtOnce() if opens else NeverOpens(),
+        )
+        server.startService()
         server.watchdog.stop()  # nothing advances the clock of this reactor
         return server
 
-    def test_a_server_in_a_terminal_or_a_script_does_not_drain(self, ending: list[Any]) -> None:
-        server = self.serving()
-        assert server._drain() == 0
+    def test_a_server_in_a_terminal_or_a_script_does_not_drain(self, ending: Ending) -> None:
+        server = self.serving(ending)
+        assert ending.drain() == 0
         assert not server.fyrehose.broker.draining
 
     def test_a_server_under_systemd_drains_for_ten_seconds(
-        self, ending: list[Any], monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+        self, ending: Ending, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
     ) -> None:
         monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
         monkeypatch.setattr(os, "isatty", lambda descriptor: False)
-        server = self.serving()
-        assert server._drain() == 10
+        server = self.serving(ending)
+        assert ending.drain() == 10
         assert server.fyrehose.broker.draining
         assert any(line.startswith("draining: /ready says 503, and the server stops in 10 s") for line in log_lines)
-        assert self.serving("--option", "server.drain=0")._drain() == 0
+        self.serving(ending, "--option", "server.drain=0")
+        assert ending.drain() == 0
         monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-        assert self.serving()._drain() == 0, "in a terminal"
+        self.serving(ending)
+        assert ending.drain() == 0, "in a terminal"
 
-    def test_a_given_drain_time_applies_everywhere_but_only_while_the_server_serves(self, ending: list[Any]) -> None:
-        server = self.serving("--option", "server.drain=3s")
-        assert server._drain() == 3
-        assert server._drain() == 0, "it drains already"
-        starting = ServerProcess(StoppingReactor(), parsed("--option", "server.drain=3s").resolved)
-        assert starting._drain() == 0, "no client uses it yet"
+    def test_a_given_drain_time_applies_everywhere_but_only_while_the_server_serves(self, ending: Ending) -> None:
+        self.serving(ending, "--option", "server.drain=3s")
+        assert ending.drain() == 3
+        assert ending.drain() == 0, "it drains already"
+        self.serving(ending, "--option", "server.drain=3s", opens=False)
+        assert ending.drain() == 0, "no client uses it yet"
