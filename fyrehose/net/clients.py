@@ -472,7 +472,11 @@ class Client:
         if self._connected is not None or self.closed:
             raise LocalProtocolError("connect() was called before; create another client")
         connected = self._connected = Deferred()
-        self.start()
+        try:
+            self.start()
+        except Exception:
+            self._connected = None
+            raise
         return connected
 
     def close(self) -> Deferred[None]:

@@ -30,9 +30,9 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, LocalProtocolError, PublishError
+from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Watchers
+from fyrehose.net.clients import Client, ConnectionFailed, WrongProtocol
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.eventbus.client_session import (
     Event,
@@ -53,7 +53,15 @@ from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
 from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
 from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, ZMQPort
+from fyrehose.protocols.eventbus.zmqport import (
+    CONNECTED,
+    DISCONNECTED,
+    FAILED,
+    FAILED_AUTH,
+    FAILED_PROTOCOL,
+    RETRIED,
+    ZMQPort,
+)
 from fyrehose.records import MAX_NAME, Buffer, Run
 
 log = Logger()
@@ -73,6 +81,24 @@ class PubUnconfirmed(PublishError):
     """The BROADCAST of an event did not arrive in time, so the event may or may not be published."""
 
     retriable = True
+
+
+class EventBusUnreachable(FyrehoseError):
+    """The event bus does not answer, or has closed a connection; libzmq tries again."""
+
+
+class KeyRefused(FyrehoseError):
+    """The event bus does not accept the client's CURVE key, or has another key itself."""
+
+
+#: The events of a socket that say why there is no connection.
+FAILURES = {
+    DISCONNECTED: EventBusUnreachable("the server closed the connection"),
+    RETRIED: EventBusUnreachable("no connection could be made"),
+    FAILED: EventBusUnreachable("the handshake failed"),
+    FAILED_PROTOCOL: WrongProtocol("the server does not speak ZeroMQ, or uses CURVE keys"),
+    FAILED_AUTH: KeyRefused("the server does not accept the client's key"),
+}
 
 
 def _ignore(*_: object) -> None:
@@ -98,17 +124,17 @@ def topic_of(stream: str | None) -> str:
 
 @implementer(IPublisher, ITailer)
 @attrs.define(eq=False)
-class EventBusClient:
+class EventBusClient(Client):
     """A client of one event bus.
 
-    :ivar reactor: provides timers, readers, and the thread in which the sockets are closed
+    libzmq reconnects by itself, so of ``connection_options`` only ``close_timeout`` counts.
+
+    :ivar clock: the reactor: provides timers, readers, and the thread in which the sockets are closed
     :ivar port: the port of SNAPSHOT; PUBLISHER and COLLECTOR are the next two
     :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
     :ivar on_late: called with events that arrive after events with greater sequences, each once; default: ``on_events``
     :ivar on_lost: called with the first and last sequence of a range that the server no longer keeps
     :ivar on_restart: called when the server has another journal; all events of that journal follow
-    :ivar on_alive: called with True when the server answers, for the first time or again, and with False when it stops
-        answering
     :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
     :ivar producer: the producer unique id of published events
     :ivar server_key: the server's public key (Z85), if the server uses CURVE
@@ -119,7 +145,7 @@ class EventBusClient:
 
     absent = False  #: the protocol does not say whether the stream exists
 
-    reactor: Any
+    clock: Any
     host: str
     port: int
     options: EventBusOptions = attrs.field(factory=EventBusOptions, kw_only=True)
@@ -127,7 +153,6 @@ class EventBusClient:
     on_late: Callable[[tuple[Broadcast, ...]], object] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
     on_restart: Callable[[], object] = attrs.field(default=_ignore, kw_only=True)
-    on_alive: Callable[[bool], object] = attrs.field(default=_ignore, kw_only=True)
     topics: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     producer: str = attrs.field(factory=lambda: socket.gethostname()[:MAX_LABEL], kw_only=True)
     server_key: bytes | None = attrs.field(default=None, kw_only=True)
@@ -146,11 +171,8 @@ class EventBusClient:
     _request: list[Buffer] | None = attrs.field(default=None, init=False)
     _unsent: dict[int, list[Buffer]] = attrs.field(factory=dict, init=False)
     _own_topics: set[str] = attrs.field(factory=set, init=False)
-    _timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.reactor), takes_self=True), init=False)
-    _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
+    _timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.clock), takes_self=True), init=False)
     _paused: bool = attrs.field(default=False, init=False)
-    _closed: bool = attrs.field(default=False, init=False)
 
     # For programs.
 
@@ -183,30 +205,6 @@ class EventBusClient:
         subtrees = () if stream is None else tuple(topic_of(part) for part in stream.split(";"))
         self.options = attrs.evolve(self.options, subtrees=subtrees, subscribe=True, after=after)
         self.on_events, self.on_lost = take_events, lost or _ignore
-
-    def connect(self) -> Deferred[None]:
-        """Connect to the server.
-
-        :return: a Deferred that fires when the first state synchronization has ended and its events were passed to
-            ``on_events``
-        :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid, or the client was connected or closed
-            before
-        """
-        if self._context is not None or self._closed:
-            raise LocalProtocolError("connect() was called before, or after close(); create a new client")
-        self._session = EventBusClientSession(self.options, self.random, self.reactor.seconds())
-        self._context = zmq.Context()
-        self._open("publisher", zmq.SUB, 1)
-        self._open("snapshot", zmq.DEALER, 0)
-        self._open("collector", zmq.DEALER, 2)
-        if self.options.subscribe:
-            for prefix in self.options.subtrees or ("",):
-                self._subscribe(prefix)
-        for topic in self.topics:
-            self._subscribe_own(topic)
-        self._connected = Deferred()
-        self._flush()
-        return self._connected
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
         """Publish *payload* as one msgpack byte string to the topic *stream*; see :meth:`publish_event`."""
@@ -246,7 +244,7 @@ class EventBusClient:
             data=data,
         )
         published: Deferred[int] = Deferred()
-        session.publish(event, published, self.reactor.seconds())
+        session.publish(event, published, self.clock.seconds())
         self._subscribe_own(topic)
         self._flush()
         return published
@@ -254,7 +252,7 @@ class EventBusClient:
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another publish."""
         pubs = self._running().pubs
-        return self._watchers.when(lambda: len(pubs) < self.options.window)
+        return self.watchers.when(lambda: len(pubs) < self.options.window)
 
     def pause(self) -> None:
         """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
@@ -264,11 +262,11 @@ class EventBusClient:
 
     def resume(self) -> None:
         """Read again, and request everything after the last event that was passed to the program."""
-        if self._paused and not self._closed:
+        if self._paused and not self.closed:
             self._paused = False
             for name in NEEDED:
                 self._ports[name].start()
-            self._running().resumed(self.reactor.seconds())
+            self._running().resumed(self.clock.seconds())
             self._flush()
 
     def shortfall(self, complete: bool) -> str:
@@ -280,24 +278,37 @@ class EventBusClient:
         """Return the sequence up to which the program has every event; the option ``after`` resumes there."""
         return None if self._session is None else self._session.position
 
-    def close(self) -> Deferred[None]:
-        """Close the client; unconfirmed events fail with :class:`PubUnconfirmed`.
+    # Called by the shell.
 
-        :return: a Deferred that fires when all sockets are closed
+    def start(self) -> None:
+        """Connect to the three ports; the client is connected when the first state synchronization has ended.
+
+        :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid
         """
-        closed, self._closed = self._closed, True
-        if closed or self._context is None:
+        self._session = EventBusClientSession(self.options, self.random, self.clock.seconds())
+        self._context = zmq.Context()
+        self._open("publisher", zmq.SUB, 1)
+        self._open("snapshot", zmq.DEALER, 0)
+        self._open("collector", zmq.DEALER, 2)
+        if self.options.subscribe:
+            for prefix in self.options.subtrees or ("",):
+                self._subscribe(prefix)
+        for topic in self.topics:
+            self._subscribe_own(topic)
+        self._flush()
+
+    def stop(self) -> Deferred[None]:
+        if self._context is None:
             return succeed(None)
+        context, self._context = self._context, None
+        return deferToThreadPool(self.clock, self.clock.getThreadPool(), context.term)
+
+    def abandon(self, error: Exception) -> None:
         self._timers.end()
         for port in self._ports.values():
             port.close(LINGER)
         if self._session is not None:
             self._handle(self._session.pubs.abandon())
-        reason = Closed("the client was closed")
-        self._watchers.fail(reason)
-        if self._connected is not None and not self._connected.called:
-            self._connected.errback(reason)
-        return deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._context.term)
 
     # Sockets.
 
@@ -306,12 +317,12 @@ class EventBusClient:
         opened = client_socket(self._context, kind, self.host, self.server_key, self.keys, sent=HIGH_WATER_MARK)
         messages: list[list[bytes]] = []
         port = ZMQPort(
-            self.reactor,
+            self.clock,
             opened,
             lambda message, count: messages.append(message),
             partial(self._turn_over, name, messages),
         )
-        port.watch(CONNECTED | DISCONNECTED, lambda event, value: self._connection(name, event == CONNECTED))
+        port.watch(CONNECTED | sum(FAILURES), partial(self._happened, name))
         self._ports[name] = port
         if not self._paused:
             port.start()
@@ -339,17 +350,27 @@ class EventBusClient:
         self._own_topics.add(topic)
         self._subscribe(topic if len(self._own_topics) <= MOST_TOPICS else "")
 
+    def _happened(self, name: str, event: int, value: int) -> None:
+        """Handle an event of the socket *name*."""
+        if event in (CONNECTED, DISCONNECTED):
+            self._connection(name, event == CONNECTED)
+        elif name in NEEDED:
+            self.retries(ConnectionFailed(FAILURES[zmq.Event(event)]))
+
     def _connection(self, name: str, up: bool) -> None:
         """Notify the session when SNAPSHOT and PUBLISHER are both connected, and when one of them is lost."""
-        if self._closed:
+        if self.closed:
             return
         if name in NEEDED:
-            session, now = self._running(), self.reactor.seconds()
+            session, now = self._running(), self.clock.seconds()
             renewed = name == "snapshot" and self._renewing
+            answered = name in self._up
             (self._up.add if up else self._up.discard)(name)
             if not up:
                 session.disconnected(now)
-                self._set_alive(False)
+                self._lost()
+                if not self.retries(ConnectionFailed(FAILURES[DISCONNECTED], 0.0, confirmed=answered)):
+                    return
             elif renewed:
                 self._renewing = False  # the session requested the new connection and has queued its SYNCSTART
             elif self._up >= NEEDED:
@@ -359,7 +380,7 @@ class EventBusClient:
     # Messages and timers.
 
     def _running(self) -> EventBusClientSession:
-        if self._session is None or self._closed:
+        if self._session is None or self.closed:
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
@@ -369,17 +390,17 @@ class EventBusClient:
         messages.clear()
         if received and name in NEEDED:  # COLLECTOR never answers
             receive = session.receive_syncs if name == "snapshot" else session.receive_broadcasts
-            self._handle(receive(received, self.reactor.seconds()))
+            self._handle(receive(received, self.clock.seconds()))
         self._flush()
 
     def _tick(self) -> None:
         if not self._paused:
-            self._handle(self._running().tick(self.reactor.seconds()))
+            self._handle(self._running().tick(self.clock.seconds()))
         self._flush()
 
     def _flush(self) -> None:
         """Send the waiting messages, as far as the sockets accept them; complete ready(), and set the timer."""
-        if self._closed:  # a callback closed the client
+        if self.closed:  # a callback closed the client
             return
         session = self._running()
         for to, frames in session.data_to_send():
@@ -401,9 +422,9 @@ class EventBusClient:
                 del self._unsent[key]
         except Full:
             pass  # sent again when the socket has room or is connected
-        self._watchers.notify()
-        if not self._closed:
-            delay = max(session.next_due() - self.reactor.seconds(), 0.01)
+        self.watchers.notify()
+        if not self.closed:
+            delay = max(session.next_due() - self.clock.seconds(), 0.01)
             self._timers.start(delay, self._tick)
 
     def _handle(self, events: Sequence[Event]) -> None:
@@ -424,17 +445,17 @@ class EventBusClient:
             case EventsExpired():
                 self.on_lost(event.first, event.last)
             case Synchronised():
-                self._set_alive(True)
-                if self._connected is not None and not self._connected.called:
-                    self._connected.callback(None)
+                if not self._alive:
+                    self._alive = True
+                    self.established()
             case Restarted():
                 self.on_restart()
             case SyncUnanswered():
-                self._set_alive(False)
+                self._lost()
             case Ignored():
                 self.ignored[event.cause] = self.ignored.get(event.cause, 0) + 1
 
-    def _set_alive(self, alive: bool) -> None:
-        if alive is not self._alive:
-            self._alive = alive
-            self.on_alive(alive)
+    def _lost(self) -> None:
+        if self._alive:
+            self._alive = False
+            self.on_state(False)

@@ -38,6 +38,8 @@ MOST_FRAMES = 16
 #: Events of a monitor.
 CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.Event.DISCONNECTED
+#: libzmq could not connect, and tries again.
+RETRIED = zmq.Event.CONNECT_RETRIED
 ACCEPTED = zmq.Event.ACCEPTED
 FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 FAILED_PROTOCOL = zmq.Event.HANDSHAKE_FAILED_PROTOCOL

@@ -12,9 +12,10 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
+from fyrehose.net.clients import ConnectionFailed
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
-from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED
+from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, FAILED_PROTOCOL, RETRIED
 
 TIME = b"2024-05-01T10:20:30.123Z"
 
@@ -42,7 +43,7 @@ class Bus:
             on_events=lambda events: self.reported.extend(event.sequence for event in events),
             on_lost=lambda first, last: self.reported.append((first, last)),
             on_restart=lambda: self.reported.append("restart"),
-            on_alive=lambda alive: self.reported.append(alive),
+            on_state=lambda alive: self.reported.append(alive),
             now=lambda: 1_714_558_830_123_000,
             producer="tests",
             **names,
@@ -367,13 +368,34 @@ def test_close_fails_pending_calls_and_closes_sockets(make_bus: Any) -> None:
     bus.client.resume()
 
 
+def test_failed_connections_are_the_problem_until_the_server_answers(make_bus: Any) -> None:
+    bus = make_bus()
+    bus.monitors["snapshot"].happened(RETRIED, 0)
+    assert (bus.client.problem, bus.connecting.called) == ("no connection could be made", False)
+    bus.begin()
+    assert (bus.client.problem, bus.connecting.called) == ("", True)
+    bus.monitors["collector"].happened(RETRIED, 0)
+    assert bus.client.problem == "", "the client needs only the other two to know that the server answers"
+    bus.monitors["publisher"].happened(DISCONNECTED, 0)
+    assert bus.client.problem == "the server closed the connection"
+
+
+def test_client_ends_if_the_server_does_not_speak_zeromq(make_bus: Any) -> None:
+    bus = make_bus()
+    bus.monitors["snapshot"].happened(FAILED_PROTOCOL, 0)
+    with pytest.raises(ConnectionFailed, match="does not speak ZeroMQ"):
+        bus.connecting.result.raiseException()
+    bus.connecting.addErrback(lambda failure: None)
+    assert bus.client.closed
+
+
 def test_a_client_connects_once(make_bus: Any, fake_zmq: Any) -> None:
     bus = make_bus()
-    with pytest.raises(LocalProtocolError, match="was called before, or after close"):
+    with pytest.raises(LocalProtocolError, match="create another client"):
         bus.client.connect()
     closed = EventBusClient(Reactor(), "127.0.0.1", 5556)
     closed.close()
-    with pytest.raises(LocalProtocolError, match="was called before, or after close"):
+    with pytest.raises(LocalProtocolError, match="create another client"):
         closed.connect()
 
 
