@@ -1,15 +1,10 @@
 """Blocking publisher: send records to streams of a running server by Figg (docs/protocols/figg.md).
 
-A Spark executor has no reactor, so this uses a blocking socket, a window of unacknowledged messages, and a timeout.
-It implements only the part of Figg that publishing needs, so that it imports no module of the server.
+A Spark executor has no reactor, so this drives Figg's session without I/O by a blocking socket, with a window of
+unacknowledged messages, and a timeout.  The session imports no module of the server.
 
-    in: (stream, payload)      out: PUBLISH frames; returns when the server has acknowledged, which means on its disk
-
-     0        2          4                8
-    | type u16 | version 1 | size u32 | payload      all in network byte order
-    PUBLISH (5)   topic: u32 and its bytes | seq_num u64 | data: u32 and its bytes
-    ACK (6)       seq_num u64: this message and all before it
-    PING (8), PONG (9)   a stamp u64 that goes back as it came
+    publish(stream, payload) -> session -> socket; flush() returns when the server has acknowledged all messages, which
+    means that they are on its disk
 """
 
 from __future__ import annotations
@@ -17,19 +12,13 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from struct import Struct
 
 import attrs
 
-from fyrehose.errors import ConfigError, InvalidName, PayloadTooLarge, PublishError
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer
-
-_HEADER = Struct(">HHI")
-_NUMBER = Struct(">Q")
-_SIZE = Struct(">I")
-_VERSION, _PUBLISH, _ACK, _PING, _PONG = 1, 5, 6, 8, 9
-#: Largest frame that is accepted from the server, in bytes; ACK and PING are much smaller.
-_LARGEST = 1024
+from fyrehose.errors import Broken, ConfigError, InvalidName, PayloadTooLarge, PublishError
+from fyrehose.protocols.figg.frames import Ack, PublishRun
+from fyrehose.protocols.figg.session import FiggClientSession
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer, column_of
 
 #: Limits of the unacknowledged messages: their number, and their size in bytes.
 WINDOW = 10_000
@@ -39,6 +28,8 @@ PATIENCE = 30.0
 TRIES = 5
 #: Size of one send, in bytes.
 _SEND = 64 << 10
+#: Size of a PUBLISH frame without its topic and data, in bytes.
+_HEAD = 24
 
 
 @attrs.define(eq=False)
@@ -58,12 +49,15 @@ class SparkPublisher:
     patience: float = PATIENCE
     acknowledged: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
-    _pending: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
+    #: the messages that are not part of a run yet, all of one stream
+    _stream: str | None = attrs.field(default=None, init=False)
+    _payloads: list[Buffer] = attrs.field(factory=list, init=False)
+    #: the unacknowledged runs, and the bytes of all unacknowledged messages
+    _pending: deque[PublishRun] = attrs.field(factory=deque, init=False)
     _pending_bytes: int = attrs.field(default=0, init=False)
-    _unsent: list[bytes] = attrs.field(factory=list, init=False)
     _unsent_bytes: int = attrs.field(default=0, init=False)
     _socket: socket.socket | None = attrs.field(default=None, init=False)
-    _received: bytearray = attrs.field(factory=bytearray, init=False)
+    _session: FiggClientSession = attrs.field(factory=FiggClientSession, init=False)
     _began: float = attrs.field(factory=time.monotonic, init=False)
     _failures: int = attrs.field(default=0, init=False)
 
@@ -77,29 +71,21 @@ class SparkPublisher:
         :raises PayloadTooLarge: the payload exceeds the limit of a message
         :raises PublishError: the server cannot be reached, does not answer, or refuses
         """
-        topic = encoded_name(stream)
-        if len(payload) > MAX_PAYLOAD:
-            raise PayloadTooLarge(f"payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
-        size = len(topic) + len(payload) + 2 * _SIZE.size + _NUMBER.size
-        frame = b"".join(
-            (
-                _HEADER.pack(_PUBLISH, _VERSION, size),
-                _SIZE.pack(len(topic)),
-                topic,
-                _NUMBER.pack(self._next),
-                _SIZE.pack(len(payload)),
-                payload,
-            )
-        )
+        if stream != self._stream:
+            encoded_name(stream)
+            self._send_run()
+            self._stream = stream
+        size = len(payload)
+        if size > MAX_PAYLOAD:
+            raise PayloadTooLarge(f"payload of {size} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
         pace(self._began, self._next - self.first, self.rate)
-        self._pending.append((self._next, frame))
-        self._pending_bytes += len(frame)
+        self._payloads.append(payload)
         self._next += 1
-        self._unsent.append(frame)
-        self._unsent_bytes += len(frame)
+        self._pending_bytes += size
+        self._unsent_bytes += size + _HEAD
         if self._unsent_bytes >= _SEND or self.rate:
             self._exchange(wait=False)
-        while len(self._pending) >= WINDOW or self._pending_bytes >= WINDOW_BYTES:
+        while self._unacknowledged >= WINDOW or self._pending_bytes >= WINDOW_BYTES:
             self._exchange(wait=True)
 
     def flush(self) -> None:
@@ -107,7 +93,7 @@ class SparkPublisher:
 
         :raises PublishError: the server stopped acknowledging; the message has the counts
         """
-        while self._pending:
+        while self._unacknowledged:
             self._exchange(wait=True)
 
     def close(self) -> None:
@@ -116,15 +102,28 @@ class SparkPublisher:
             self._socket.close()
             self._socket = None
 
+    @property
+    def _unacknowledged(self) -> int:
+        return self._next - self.first - self.acknowledged
+
+    def _send_run(self) -> None:
+        """Pass the messages that are not part of a run yet to the session, as one run."""
+        if self._stream is not None and self._payloads:
+            first, column = self._next - len(self._payloads), column_of(self._payloads)
+            self._payloads = []
+            run = PublishRun(topic=self._stream, first=first, lengths=column.lengths, payload=column.payload)
+            self._pending.append(run)
+            self._session.send_publish(run)
+
     def _exchange(self, wait: bool) -> None:
         """Send the unsent frames and process received ones; with ``wait``, block until one acknowledges a message."""
         try:
             if self._socket is None:
                 self._connect()
             assert self._socket is not None
-            if self._unsent:
-                data, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
-                self._socket.sendall(data)
+            self._send_run()
+            self._unsent_bytes = 0
+            self._socket.sendall(b"".join(self._session.data_to_send()))
             before = self.acknowledged
             while True:
                 self._socket.settimeout(self.patience if wait else 0.0)
@@ -146,9 +145,9 @@ class SparkPublisher:
     def _connect(self) -> None:
         self._socket = socket.create_connection((self.host, self.port), timeout=self.patience)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received.clear()
-        self._unsent = [frame for _, frame in self._pending]
-        self._unsent_bytes = self._pending_bytes
+        self._session = FiggClientSession()
+        for message in self._pending:
+            self._session.send_publish(message)
 
     def _failed(self, error: OSError) -> None:
         self.close()
@@ -157,31 +156,28 @@ class SparkPublisher:
             reason = f"no answer within {self.patience:g} s" if isinstance(error, TimeoutError) else str(error)
             raise PublishError(
                 f"publishing to {self.host}:{self.port} failed: {reason}; {self.acknowledged} messages are "
-                f"acknowledged and {len(self._pending)} are not"
+                f"acknowledged and {self._unacknowledged} are not"
             ) from error
         time.sleep(min(5.0, 0.1 * 2**self._failures))
 
     def _take(self, data: bytes) -> None:
-        self._received += data
-        while len(self._received) >= _HEADER.size:
-            kind, version, size = _HEADER.unpack_from(self._received)
-            if version != _VERSION or size > _LARGEST:
-                raise ConnectionError("the server does not speak Figg")
-            end = _HEADER.size + size
-            if len(self._received) < end:
-                break
-            body = bytes(self._received[_HEADER.size : end])
-            del self._received[:end]
-            if kind == _ACK and size == _NUMBER.size:
-                self._acked(_NUMBER.unpack(body)[0])
-            elif kind == _PING:
-                assert self._socket is not None
-                self._socket.sendall(_HEADER.pack(_PONG, _VERSION, size) + body)
+        for event in self._session.receive_data(data):
+            if isinstance(event, Broken):
+                raise ConnectionError(f"the server does not speak Figg ({event.error})")
+            if isinstance(event, Ack):
+                self._acknowledged(event.number)
 
-    def _acked(self, number: int) -> None:
-        while self._pending and self._pending[0][0] <= number:
-            self._pending_bytes -= len(self._pending.popleft()[1])
-            self.acknowledged += 1
+    def _acknowledged(self, number: int) -> None:
+        while self._pending and self._pending[0].first <= number:
+            run = self._pending.popleft()
+            count = min(number - run.first + 1, len(run))
+            left = run.part(count, len(run))
+            self._pending_bytes -= len(run.payload) - len(left.payload)
+            self.acknowledged += count
+            if count < len(run):
+                self._pending.appendleft(
+                    attrs.evolve(run, first=number + 1, lengths=left.lengths, payload=left.payload)
+                )
 
 
 def encoded_name(stream: str) -> bytes:

@@ -41,15 +41,11 @@ class Peer:
             while len(buffer) >= 8 and len(buffer) >= 8 + (size := unpack_from(">I", buffer, 4)[0]):
                 kind, body = unpack_from(">H", buffer)[0], bytes(buffer[8 : 8 + size])
                 del buffer[: 8 + size]
-                if kind != 5:
-                    seen.append(("pong", unpack_from(">Q", body)[0], b""))
-                    continue
+                assert kind == 5
                 frame = Publish.parse(body)
                 seen.append((frame.topic, frame.number, frame.data))
                 if script == "acks all":
                     connection.sendall(pack(">HHIQ", 6, 1, 8, frame.number))
-                elif script == "pings":
-                    connection.sendall(pack(">HHIQ", 8, 1, 8, 99) + pack(">HHIQ", 6, 1, 8, frame.number))
                 elif script == "acks one and closes":
                     connection.sendall(pack(">HHIQ", 6, 1, 8, 1))
                     return
@@ -107,21 +103,13 @@ def test_window_bounds_unacknowledged_messages(peer: Any, monkeypatch: pytest.Mo
     publisher.close()
 
 
-def test_pings_are_answered(peer: Any) -> None:
-    server, publisher = peer("pings")
-    publisher.publish("s", b"x")
-    publisher.flush()
-    publisher.close()
-    assert server.seen[0] in ([("s", 1, b"x")], [("s", 1, b"x"), ("pong", 99, b"")])
-
-
 @pytest.mark.parametrize(
     ("script", "reason"), [("closes", "closed the connection"), ("talks rubbish", "does not speak Figg")]
 )
 def test_repeated_connection_failures_are_an_error(peer: Any, script: str, reason: str) -> None:
     _, publisher = peer(*[script] * module.TRIES)
     publisher.publish("s", b"x")
-    with pytest.raises(PublishError, match=f"{reason}; 0 messages are acknowledged and 1 are not"):
+    with pytest.raises(PublishError, match=f"{reason}.*; 0 messages are acknowledged and 1 are not"):
         publisher.flush()
 
 
