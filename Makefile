@@ -69,9 +69,9 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-# The tests open the page in a real browser.
-.venv/browser.stamp: .venv/test.stamp
-	@sh tests/live/browser.sh
+# Programs of others that the live tests use: a browser, and a proxy.
+.venv/programs.stamp: .venv/test.stamp
+	@sh tests/live/programs.sh
 	@touch $@
 
 # The extra `test` includes Cython, so the kernels can be built without network access.
@@ -116,7 +116,7 @@ lint: .venv/test.stamp
 types: .venv/test.stamp
 	$(BIN)/mypy
 
-unit: .venv/native.stamp .venv/browser.stamp
+unit: .venv/native.stamp .venv/programs.stamp
 	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadgroup
 
 pure: .venv/native.stamp

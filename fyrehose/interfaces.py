@@ -497,6 +497,7 @@ class Abilities:
         an *endpoint*, and cannot use TLS or the addresses of several servers
     :ivar consumes: its tailer consumes named subscriptions
     :ivar patterns: its tailer follows all streams that match a pattern
+    :ivar answers: its servers answer each request, also to refuse it, so a connection that ends later is no refusal
     :ivar extra: the extra of a package that it needs, or works better with
     """
 
@@ -505,6 +506,7 @@ class Abilities:
     own_connections: bool = False
     consumes: bool = False
     patterns: bool = False
+    answers: bool = False
     extra: Extra | None = None
 
 

@@ -35,6 +35,7 @@ SANS_IO = (
     "fyrehose.cluster.entries",
     "fyrehose.cluster.role",
     "fyrehose.web.session",
+    "fyrehose.web.client_session",
     "fyrehose.protocols.http.bodies",
     "fyrehose.protocols.*.frames",
     "fyrehose.protocols.*session",

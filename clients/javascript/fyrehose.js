@@ -19,11 +19,19 @@ export class FyrehoseError extends Error {
   }
 }
 
+/** The first pause before a repetition, and the longest, also if an answer asks for a longer one. */
 const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 30_000;
+/** Statuses after which the same request may succeed later; 502 and 504 only a proxy sends. */
+const TEMPORARY = [408, 429, 502, 503, 504];
+const JSON_TYPE = "application/json", LINES = "application/x-ndjson", EVENTS = "text/event-stream";
+const CUT = Symbol("an answer that ended early");
 /** The server sends a comment every 15 s; a connection that is silent for this long is lost. */
 const SILENCE_MS = 45_000;
 
 export class Fyrehose {
+  /** Whether the server itself, and not a proxy, has answered before: if not, the URL may be another program's. */
+  #met = false;
+
   /**
    * @param {string} url of the HTTP listener
    * @param {{token?: string | (() => string | Promise<string>), retries?: number, fetch?: typeof fetch}} options
@@ -61,8 +69,8 @@ export class Fyrehose {
   async streams(match = "*", options = {}) {
     const found = [];
     for (let page = 0; ; page += 1) {
-      const answer = await this.#retried("GET", `/streams?${new URLSearchParams({ match, page: String(page) })}`, options);
-      const { streams, matching } = await answer.json();
+      const path = `/streams?${new URLSearchParams({ match, page: String(page) })}`;
+      const { streams, matching } = (await this.#retried("GET", path, options)).body;
       found.push(...streams);
       if (!streams.length || found.length >= matching) return found;
     }
@@ -75,9 +83,11 @@ export class Fyrehose {
   async *follow(stream, options = {}) {
     let next = options.from, failures = 0;
     for (;;) {
+      let retryAfter;
       try {
         const query = next === undefined ? "" : `?from=${next}`;
-        const answer = await this.#ask("GET", `/streams/${encodeURIComponent(stream)}/live${query}`, { signal: options.signal });
+        const path = `/streams/${encodeURIComponent(stream)}/live${query}`;
+        const answer = await this.#ask("GET", path, { signal: options.signal, type: EVENTS });
         // Where the first answer begins, so that nothing is missed if it ends before the first record.
         next ??= Number(answer.headers.get("Fyrehose-Last")) + 1;
         failures = 0;
@@ -97,9 +107,10 @@ export class Fyrehose {
         }
       } catch (error) {
         if (!isTransient(error, options.signal)) throw error;
-        failures += 1;
+        retryAfter = error.retryAfter;
       }
-      await pause(failures, undefined, options.signal);
+      failures += 1; // An answer may end properly when a proxy loses the server.
+      await pause(failures, retryAfter, options.signal);
     }
   }
 
@@ -121,10 +132,10 @@ export class Fyrehose {
       if (options[name] !== undefined) query.set(name, String(options[name]));
     }
     if (options.takeover) query.set("takeover", "1");
-    const answer = await this.#retried("GET", `/streams/${encodeURIComponent(stream)}?${query}`, options);
-    const generation = answer.headers.get("Fyrehose-Generation");
-    const records = (await answer.text()).split("\n").filter(Boolean).map((line) => JSON.parse(line));
-    return { records, generation: generation === null ? undefined : Number(generation) };
+    const path = `/streams/${encodeURIComponent(stream)}?${query}`;
+    const { body, headers } = await this.#retried("GET", path, { ...options, type: LINES });
+    const generation = headers.get("Fyrehose-Generation");
+    return { records: body, generation: generation === null ? undefined : Number(generation) };
   }
 
   /** @internal */
@@ -136,18 +147,16 @@ export class Fyrehose {
   static async managing(server, method, path, body, options = {}) {
     const headers = body === undefined ? {} : { "Content-Type": "application/json" };
     const content = body === undefined ? undefined : JSON.stringify(body);
-    const answer = await server.#retried(method, path, { ...options, headers, body: content });
-    return answer.status === 204 ? undefined : answer.json();
+    return (await server.#retried(method, path, { ...options, headers, body: content })).body;
   }
 
   async #post(stream, body, type, options) {
     const headers = { "Content-Type": type, "Idempotency-Key": options.key ?? unique() };
     const path = `/streams/${encodeURIComponent(stream)}`;
-    const answer = await this.#retried("POST", path, { headers, body, signal: options.signal });
-    return answer.json();
+    return (await this.#retried("POST", path, { headers, body, signal: options.signal })).body;
   }
 
-  /** Send a request until it is answered or refused for good. */
+  /** Send a request until it is answered or refused for good; return its answer, of which `body` is what it says. */
   async #retried(method, path, options) {
     for (let failures = 1; ; failures += 1) {
       try {
@@ -159,29 +168,38 @@ export class Fyrehose {
     }
   }
 
-  async #ask(method, path, { headers = {}, body, signal } = {}) {
+  /**
+   * Send a request, and return its answer. The answer of a proxy, and one whose body ends early, is a lost connection.
+   * `body` is the object or the list of records of the answer; for events it is a stream.
+   */
+  async #ask(method, path, { headers = {}, body, signal, type = JSON_TYPE } = {}) {
     const token = typeof this.token === "function" ? await this.token() : this.token;
     const credentials = token ? { Authorization: `Bearer ${token}` } : {};
-    let answer;
+    let answer, found;
     try {
       answer = await this.fetch(this.url + path, { method, headers: { ...credentials, ...headers }, body, signal });
+      found = answer.ok && type === EVENTS ? answer.body : await answer.text();
     } catch (error) {
       if (signal?.aborted) throw error;
       throw new FyrehoseError(`no answer from ${this.url}: ${error.message}`, 0, true);
     }
-    if (answer.ok) return answer;
-    const text = await answer.text();
-    let refusal = {};
-    try {
-      refusal = JSON.parse(text);
-    } catch {
-      // A proxy may answer with something else; its status decides.
+    const { status } = answer, sent = mediaType(answer);
+    if (answer.ok) {
+      const said = status === 204 ? undefined : sent === type ? parsed(found, type) : null;
+      if (said === CUT) throw new FyrehoseError(`the answer of ${this.url} ended early`, status, true);
+      if (said !== null) {
+        this.#met = true;
+        return { headers: answer.headers, body: said };
+      }
     }
-    const retriable = refusal.retriable ?? [408, 429, 503].includes(answer.status);
-    const error = new FyrehoseError(refusal.error ?? `HTTP ${answer.status}`, answer.status, retriable);
-    if (refusal.refused) error.refused = refusal.refused;
-    const seconds = Number(answer.headers.get("Retry-After"));
-    if (seconds > 0) error.retryAfter = seconds;
+    const refusal = sent === JSON_TYPE && !answer.ok ? parsed(found, JSON_TYPE) : null;
+    const own = typeof refusal?.error === "string" && ![502, 504].includes(status);
+    this.#met ||= own;
+    const transient = TEMPORARY.includes(status) || (own ? refusal.retriable === true : this.#met || status >= 500);
+    const reason = own ? refusal.error : `HTTP ${status}, and the answer is not that of a Fyrehose server`;
+    const error = new FyrehoseError(reason, status, transient);
+    if (own && refusal.refused) error.refused = refusal.refused;
+    error.retryAfter = secondsOf(answer.headers);
     throw error;
   }
 }
@@ -197,7 +215,7 @@ export class Subscription {
     this.generation = undefined;
   }
 
-  /** Read the records behind the position; `wait` for the first for up to 300 s. The position does not move. */
+  /** Read the records behind the position; `wait` for the first, for up to 50 s unless the server allows more. The position does not move. */
   async read(options = {}) {
     const query = { ...options, subscription: this.name, consumer: this.consumer };
     const { records, generation } = await Fyrehose.reading(this.server, this.stream, query);
@@ -255,7 +273,7 @@ export class SharedSubscription {
     return Fyrehose.managing(this.server, "PUT", this.#path, { ...options, shared: true }, { signal });
   }
 
-  /** Lease up to `most` records, and wait for the first for up to 300 s. */
+  /** Lease up to `most` records, and wait for the first, for up to 50 s unless the server allows more. */
   async lease({ consumer, most = 1, wait = 0, request = (this.#requests += 1), signal }) {
     // With the same number in `request`, a repetition after a lost answer gets the same leases.
     return Fyrehose.managing(this.server, "POST", `${this.#path}/lease`, { consumer, most, wait, request }, { signal });
@@ -411,14 +429,37 @@ function within(milliseconds, promise) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
+function mediaType(answer) {
+  return (answer.headers.get("Content-Type") ?? "").split(";")[0].trim().toLowerCase();
+}
+
+/** Return the object of an answer, its records, or its stream of events; CUT if it ended early; null: not the server's. */
+function parsed(text, type) {
+  if (type === EVENTS) return text;
+  if (type === LINES && text !== "" && !text.endsWith("\n")) return CUT;
+  try {
+    if (type === LINES) return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+    const found = JSON.parse(text);
+    return found !== null && typeof found === "object" && !Array.isArray(found) ? found : null;
+  } catch {
+    return CUT;
+  }
+}
+
+/** Return how many seconds `Retry-After` asks to wait: a number, or a date by the clock of the program that sent it. */
+function secondsOf(headers) {
+  const value = headers.get("Retry-After") ?? "";
+  return /^[0-9.]+$/.test(value) ? Number(value) : (Date.parse(value) - Date.parse(headers.get("Date") ?? "")) / 1000;
+}
+
 function isTransient(error, signal) {
   return !signal?.aborted && error instanceof FyrehoseError && error.retriable;
 }
 
-/** Wait before a retry: as long as the server asks for, or twice as long each time. */
+/** Wait before a retry: as long as the answer asks for, within a bound, or twice as long each time. */
 function pause(failures, seconds, signal) {
   const doubled = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** Math.max(0, failures - 1));
-  const milliseconds = seconds ? seconds * 1000 : failures ? doubled : 0;
+  const milliseconds = seconds > 0 ? Math.min(LONGEST_WAIT_MS, seconds * 1000) : failures ? doubled : 0;
   return new Promise((resolve, reject) => {
     const stop = () => {
       clearTimeout(timer);

@@ -57,8 +57,85 @@ test("a refusal for good is an error at once, and one that may pass is tried aga
   assert.equal(asked, 2);
   const gone = new Fyrehose("http://127.0.0.1:1", { retries: 0 });
   await assert.rejects(gone.publish("x", "y"), { status: 0, retriable: true });
-  const proxy = new Fyrehose(url, { fetch: async () => new Response("<html>", { status: 502 }) });
-  await assert.rejects(proxy.read("x"), { status: 502, message: "HTTP 502" });
+});
+
+/** A fetch that gives the next of some answers, in place of the server; then it asks the server. */
+function instead(...answers) {
+  return async (...args) => answers.shift()?.() ?? fetch(...args);
+}
+
+const page = (status, headers = {}) => () =>
+  new Response("<html>", { status, headers: { "Content-Type": "text/html", "Retry-After": "0.01", ...headers } });
+const lines = { "Content-Type": "application/x-ndjson" }, json = { "Content-Type": "application/json" };
+
+/** An answer whose body is lost in the middle, as by a server that is killed behind a proxy. */
+const cut = (text, headers) => () => {
+  const parts = [new TextEncoder().encode(text)];
+  const pull = (body) => (parts.length ? body.enqueue(parts.shift()) : body.error(new TypeError("terminated")));
+  return new Response(new ReadableStream({ pull }), { headers });
+};
+/** The same behind a proxy that ends the answer properly. */
+const short = (text, headers) => () => new Response(text, { headers });
+
+test("an answer of a proxy is a lost connection: the request is sent again", async () => {
+  for (const status of [408, 429, 500, 502, 503, 504]) {
+    const found = await new Fyrehose(url, { fetch: instead(page(status)) }).publish(`proxy ${status}`, "x");
+    assert.equal(found.last, 1);
+  }
+  const seen = instead(undefined, page(502), page(404), page(200), page(403));
+  const client = new Fyrehose(url, { fetch: seen });
+  assert.equal((await client.publish("proxies", "x")).last, 1, "the server itself answers, and proxies from then on");
+  assert.equal((await client.read("proxies")).length, 1);
+  const refused = () => new Response('{"error": "bad gateway"}', { status: 502, headers: { ...json, "Retry-After": "0.01" } });
+  assert.equal((await new Fyrehose(url, { fetch: instead(refused) }).read("proxies")).length, 1);
+});
+
+test("an answer of another program is an error at once, if the server has never answered", async () => {
+  for (const status of [200, 403, 404]) {
+    const other = new Fyrehose(url, { fetch: instead(page(status)) });
+    await assert.rejects(other.read("x"), { status, retriable: false, message: `HTTP ${status}, and the answer is not that of a Fyrehose server` });
+  }
+  const busy = new Fyrehose(url, { retries: 0, fetch: instead(page(502)) });
+  await assert.rejects(busy.read("x"), { status: 502, retriable: true });
+});
+
+test("an answer that ends early is a lost connection", async () => {
+  await server.publish("cut", "x");
+  const line = '{"stream": "cut", "seq": 1, "payl', again = { ...lines, "Retry-After": "0.01" };
+  for (const early of [cut(line, lines), short(line, again)]) {
+    assert.equal((await new Fyrehose(url, { fetch: instead(early) }).read("cut"))[0].payload, "x");
+  }
+  for (const early of [cut('{"stre', json), short('{"stre', { ...json, "Retry-After": "0.01" })]) {
+    const client = new Fyrehose(url, { fetch: instead(early) });
+    assert.equal((await client.publish("cut publish", "x")).count, 1);
+  }
+});
+
+test("a pause that an answer asks for has a limit, and may be a date", async () => {
+  const Date = "Wed, 21 Oct 2026 07:28:00 GMT";
+  for (const headers of [{ "Retry-After": "Wed, 21 Oct 2026 07:28:01 GMT", Date }, { "Retry-After": "yesterday" }]) {
+    await new Fyrehose(url, { fetch: instead(page(503, headers)) }).read("cut");
+  }
+  const error = await new Fyrehose(url, { retries: 0, fetch: instead(page(503, { "Retry-After": "7" })) }).read("x").catch((each) => each);
+  assert.equal(error.retryAfter, 7);
+});
+
+test("a consumer and a follower go on after answers of a proxy and answers that end early", async () => {
+  for (const each of ["1", "2"]) await server.publish("going", each);
+  const first = '{"stream": "going", "seq": 1, "time": 1, "source": "http", "payload": "1"}\n';
+  const asked = instead(page(502), cut(first, lines), page(504));
+  const client = new Fyrehose(url, { fetch: asked });
+  const seen = [];
+  for await (const record of client.subscription("goes-on", "going").consume({ wait: 1 })) {
+    if (seen.push(record.payload) === 2) break;
+  }
+  assert.deepEqual(seen, ["1", "2"], "nothing of the answer that was cut");
+  const events = { "Content-Type": "text/event-stream", "Fyrehose-Last": "2" };
+  const live = instead(page(502), cut("", events), page(404), short(": from 1 on\n\n", events), page(200));
+  for await (const record of new Fyrehose(url, { fetch: live }).follow("going", { from: 1 })) {
+    if (seen.push(record.payload) === 4) break;
+  }
+  assert.deepEqual(seen.slice(2), ["1", "2"]);
 });
 
 test("an abort ends the pause before a repetition", async () => {
@@ -69,7 +146,7 @@ test("an abort ends the pause before a repetition", async () => {
 
 test("a token is sent, also from a function", async () => {
   const seen = [];
-  const noting = async (target, { headers }) => (seen.push(headers.Authorization), new Response(""));
+  const noting = async (target, { headers }) => (seen.push(headers.Authorization), new Response("", { headers: lines }));
   await new Fyrehose(url, { token: "t", fetch: noting }).read("x");
   await new Fyrehose(url, { token: async () => "u", fetch: noting }).read("x");
   await new Fyrehose(url, { fetch: noting }).read("x");
@@ -124,7 +201,7 @@ test("follows new records, and ends with its signal", async () => {
 
 test("a gap is told, and an end for good is an error", async () => {
   const body = 'event: gap\nid: 4\ndata: {"first": 1, "last": 4}\n\n: alive\n\nevent: ended\ndata: {"error": "why"}\n\n';
-  const fake = new Fyrehose(url, { fetch: async () => new Response(body, { headers: { "Fyrehose-Last": "9" } }) });
+  const fake = new Fyrehose(url, { fetch: async () => new Response(body, { headers: { "Fyrehose-Last": "9", "Content-Type": "text/event-stream" } }) });
   const following = fake.follow("x", { from: 1 });
   assert.deepEqual((await following.next()).value, { gap: [1, 4] });
   await assert.rejects(following.next(), { message: "why", retriable: false });

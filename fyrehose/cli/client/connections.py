@@ -51,6 +51,8 @@ class ConnectionHistory:
     :ivar wanted: the action of this command, such as ``read 'notes'``
     :ivar servers_own: whether the stream's name begins with a dot: the server keeps such streams to itself
     :ivar encrypted: whether the connections use TLS
+    :ivar answers: whether the server answers each request, also to refuse it; only a connection on which it has sent
+        nothing can be a refusal then
     :ivar times: how many connections in a row, each closed at once, count as a refusal
     :ivar refused: the error to report once the server has refused the connections
     """
@@ -59,6 +61,7 @@ class ConnectionHistory:
     wanted: str = "do this"
     servers_own: bool = False
     encrypted: bool = False
+    answers: bool = False
     times: int = TIMES
     refused: FyrehoseError | None = attrs.field(default=None, init=False)
     _on_refused: Callable[[], object] = attrs.field(default=lambda: None, init=False)
@@ -125,10 +128,13 @@ class ConnectionHistory:
             if data.startswith(beginning) and not self.name.startswith(f"{protocol} at ") and not self._lasted:
                 self._refuse(f"{self} is {kind}" + ("; check the port and --protocol" if protocol else ""))
 
-    def lost(self, seconds: float, address: str, reason: Failure) -> None:
-        """Record that a connection from the local ``address`` ended after ``seconds`` seconds."""
+    def lost(self, seconds: float, address: str, reason: Failure, answered: bool = False) -> None:
+        """Record that a connection from the local ``address`` ended after ``seconds`` seconds.
+
+        :param answered: whether the server has sent anything on it
+        """
         self._open -= 1
-        if seconds >= SHORT:
+        if seconds >= SHORT or (answered and self.answers):
             self._short, self._lasted = 0, True
             return
         self._short += 1
@@ -197,7 +203,7 @@ class _Connection(ProtocolWrapper):
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        self.factory.history.lost(self.factory.seconds() - self._since, self._ours, reason)
+        self.factory.history.lost(self.factory.seconds() - self._since, self._ours, reason, self._heard)
 
 
 class _Factory(WrappingFactory):

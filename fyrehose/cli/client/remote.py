@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from functools import wraps
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -18,13 +15,25 @@ import attrs
 import click
 
 from fyrehose.cli.client.values import DEFAULT_URL, HTTP_URL
-from fyrehose.errors import ConfigError, FyrehoseError, os_reason
+from fyrehose.errors import ConfigError, FyrehoseError, RemoteProtocolError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.options import why_unreadable
+from fyrehose.web.blocking_client import BlockingClient
+from fyrehose.web.client_session import TEMPORARY, ServerAnswer
 
-#: Timeout of one request, in seconds, and the largest response that is read, in bytes.
+#: Timeout of one request, in seconds.
 TIMEOUT = 10.0
-LARGEST = 64 << 20
+
+
+class ServerUnavailable(FyrehoseError):
+    """The server did not answer, or another program answered in its place; it may answer later.
+
+    :ivar retry_after: how long the answer asks to wait, in seconds; 0: it does not say
+    """
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 @attrs.frozen
@@ -86,16 +95,14 @@ class RemoteServer:
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        self._send("DELETE", f"/streams/{quote(stream, safe='', errors='surrogateescape')}")
+        self._ask("", "DELETE", f"/streams/{quote(stream, safe='', errors='surrogateescape')}")
 
     def subscriptions(self) -> list[dict[str, Any]]:
         """Return the named subscriptions that the server shows to this client.
 
         :raises FyrehoseError: the server does not answer, refuses, or is not Fyrehose
         """
-        listed: list[dict[str, Any]] = self._parsed("subscriptions", self._send("GET", "/subscriptions"))[
-            "subscriptions"
-        ]
+        listed: list[dict[str, Any]] = self._ask("subscriptions", "GET", "/subscriptions")["subscriptions"]
         return listed
 
     def subscription(self, name: str) -> dict[str, Any]:
@@ -103,7 +110,7 @@ class RemoteServer:
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        return self._parsed("lag", self._send("GET", _subscription_path(name)))
+        return self._ask("lag", "GET", _subscription_path(name))
 
     def create_shared(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Create the shared subscription *name*, and return it.
@@ -111,8 +118,7 @@ class RemoteServer:
         :param fields: see docs/protocols/http.md
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        body = json.dumps({**fields, "shared": True}).encode()
-        return self._parsed("lag", self._send("PUT", _subscription_path(name), body))
+        return self._ask("lag", "PUT", _subscription_path(name), {**fields, "shared": True})
 
     def act(self, name: str, action: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Send *fields* to an action of the subscription *name*, and return the answer: see docs/protocols/http.md.
@@ -121,45 +127,38 @@ class RemoteServer:
         :raises FyrehoseError: the server refuses, or does not answer
         """
         expected = {"lease": "records", "settle": "refused", "redrive": "redriven"}.get(action, "lag")
-        path = f"{_subscription_path(name)}/{action}"
-        return self._parsed(expected, self._send("POST", path, json.dumps(fields).encode()))
+        return self._ask(expected, "POST", f"{_subscription_path(name)}/{action}", fields)
 
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.
 
         :raises FyrehoseError: the server refuses, or does not answer
         """
-        self._send("DELETE", _subscription_path(name))
+        self._ask("", "DELETE", _subscription_path(name))
 
     def _get(self, resource: str, expected: str, **query: str | int) -> dict[str, Any]:
-        return self._parsed(expected, self._send("GET", f"/api/{resource}?{urlencode(query)}"))
+        return self._ask(expected, "GET", f"/api/{resource}?{urlencode(query)}")
 
-    def _parsed(self, expected: str, answer: bytes) -> dict[str, Any]:
-        """Return the JSON object in *answer*; an object without the key *expected* does not come from Fyrehose."""
-        try:
-            parsed = json.loads(answer)
-        except (ValueError, RecursionError) as error:
-            raise FyrehoseError(self._not_fyrehose()) from error
-        if not isinstance(parsed, dict) or expected not in parsed:
-            raise FyrehoseError(self._not_fyrehose())
-        return parsed
+    def _ask(self, expected: str, method: str, path: str, fields: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request, and return the JSON object of its answer.
 
-    def _send(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        request = urllib.request.Request(self.url + path, body, method=method)
-        if self.token is not None:
-            request.add_header("Authorization", f"Bearer {self.token}".encode().decode("latin-1"))
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.context) as response:
-                answer: bytes = response.read(LARGEST)
-                return answer
-        except urllib.error.HTTPError as error:
-            raise FyrehoseError(self._refused(error)) from error
-        except urllib.error.URLError as error:
-            raise FyrehoseError(self._unreachable(error.reason)) from error
-        except OSError as error:
-            raise FyrehoseError(self._unreachable(error)) from error
-        except HTTPException as error:
-            raise FyrehoseError(self._not_fyrehose()) from error
+        :param expected: a key of the object, without which it does not come from Fyrehose; "": it may be any
+        :param fields: the JSON object that is sent, if any
+        """
+        body = None if fields is None else json.dumps(fields).encode()
+        with BlockingClient(self.url, self.token, self.context, TIMEOUT) as client:
+            try:
+                answer = client.ask(method, path, body)
+            except RemoteProtocolError as error:
+                raise ServerUnavailable(self._not_fyrehose()) from error
+            except OSError as error:
+                raise ServerUnavailable(self._unreachable(error)) from error
+        found = answer.json_object
+        if answer.status >= 400 or found is None:
+            raise self._refused(answer)
+        if expected and expected not in found:
+            raise ServerUnavailable(self._not_fyrehose())
+        return found
 
     @property
     def _protocol(self) -> str:
@@ -168,22 +167,23 @@ class RemoteServer:
     def _not_fyrehose(self) -> str:
         return f"{self.url} is not a Fyrehose {self._protocol} listener; check --url"
 
-    def _refused(self, error: urllib.error.HTTPError) -> str:
-        if error.code == 401:
+    def _refused(self, answer: ServerAnswer) -> FyrehoseError:
+        """Return the error for an answer that is a refusal, or that another program has sent."""
+        if answer.status == 401:
             if self.token is None:
-                return f"the server at {self.url} requires a token; pass --token-file FILE"
-            return f"the server at {self.url} does not accept the token in --token-file"
-        try:
-            # A Fyrehose server answers 404 only if a stream or subscription does not exist.  The admin listener is
-            # never asked for these, so there a 404 means another program.
-            detail = (
-                "" if error.code == 404 and self._protocol == "admin" else str(json.loads(error.read(LARGEST))["error"])
-            )
-        except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
-            detail = ""
-        if not detail:
-            return f"{self._not_fyrehose()} (it answered with HTTP status {error.code})"
-        return f"the server at {self.url} refused the request: {detail}"
+                return FyrehoseError(f"the server at {self.url} requires a token; pass --token-file FILE")
+            return FyrehoseError(f"the server at {self.url} does not accept the token in --token-file")
+        # A Fyrehose server answers 404 only if a stream or subscription does not exist.  The admin listener is
+        # never asked for these, so there a 404 means another program.
+        own = answer.json_object is not None and (answer.status != 404 or self._protocol == "http")
+        if own and answer.status not in TEMPORARY:
+            return FyrehoseError(f"the server at {self.url} refused the request: {answer.detail}")
+        reason = f"{self._not_fyrehose()} (it answered with HTTP status {answer.status})"
+        if own:
+            reason = f"the server at {self.url} refused the request: {answer.detail}"
+        elif answer.status in TEMPORARY:
+            reason = f"no server answers behind {self.url}: a proxy sent HTTP status {answer.status}; try again"
+        return ServerUnavailable(reason, answer.retry_after)
 
     def _unreachable(self, reason: object) -> str:
         if isinstance(reason, ssl.SSLCertVerificationError):

@@ -63,7 +63,12 @@ class ServerAddress:
         places = [place_text(host, port) for host, port in ((self.host, self.port), *self.others)]
         # Followers close each connection at once, and for a while there may be no leader.
         times = TIMES * ROUNDS * len(places) if self.others else TIMES
-        return ConnectionHistory(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
+        return ConnectionHistory(
+            f"{self.protocol} at {', '.join(places)}",
+            encrypted=bool(self.tls),
+            times=times,
+            answers=self.plugin.abilities.answers,
+        )
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
         """Return an :class:`fyrehose.interfaces.IPublisher` that is prepared for *stream*.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.client.remote import RemoteServer, asks
+from fyrehose.cli.client.remote import RemoteServer, ServerUnavailable, asks
 from fyrehose.cli.client.values import FORMAT, WholeNumber
 from fyrehose.cli.console import WIDE, escaped, table, terminal, write_json
+from fyrehose.net.clients import Backoff
 from fyrehose.options import shown_size
 
 #: Titles of the columns with text, besides the first column.
@@ -65,21 +66,43 @@ def top(server: RemoteServer, form: str, interval: float, count: int | None) -> 
         fyrehose top --format json --count 60 | jq '.protocols[].published_rate'
     """
     console = terminal()
-    left = -1 if count is None else count
     try:
         if form == "json":
-            while left:
-                write_json(server.status())
-                left -= 1
-                time.sleep(interval if left else 0)
+            for status in _statuses(server, 200, interval, count, lambda why: click.echo(f"fyrehose: {why}", err=True)):
+                write_json(status)
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and count is None) as live:
-            while left:
-                live.update(_top(server.status(limit=50), console.height), refresh=True)
-                left -= 1
-                time.sleep(interval if left else 0)
+            for status in _statuses(server, 50, interval, count, lambda why: live.update(Text(why), refresh=True)):
+                live.update(_top(status, console.height), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+def _statuses(
+    server: RemoteServer, limit: int, interval: float, count: int | None, report: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
+    """Yield the server's status *count* times, one each *interval* seconds; without a count, for ever.
+
+    :param limit: list this many streams and subscribers at most
+    :param report: called with the reason when a server that has answered does not answer any more
+    :raises FyrehoseError: the server refuses, or has never answered
+    """
+    done, failures, problem, backoff = 0, 0, "", Backoff()
+    while done != count:
+        try:
+            status = server.status(limit=limit)
+        except ServerUnavailable as error:
+            if not done:
+                raise
+            if str(error) != problem:
+                problem = str(error)
+                report(f"{problem}; retrying")
+            failures += 1
+            time.sleep(max(error.retry_after, interval, backoff(failures)))
+            continue
+        done, failures, problem = done + 1, 0, ""
+        yield status
+        time.sleep(interval if done != count else 0)
 
 
 def with_rates(server: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:

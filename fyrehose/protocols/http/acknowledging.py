@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from itertools import islice
 from urllib.parse import quote
 
 import attrs
-from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
-from fyrehose.net.clients import reconnecting, stopped
-from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
+from fyrehose.protocols.http.calling import Caller
+from fyrehose.web.client_session import ServerAnswer
 
 log = Logger()
 
@@ -74,9 +72,14 @@ class Acknowledger:
     _generation: int = attrs.field(default=0, init=False)
     #: the newest acknowledgement of each stream that the server has not answered
     _waiting: dict[str | None, int] = attrs.field(factory=dict, init=False)
-    _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: Connection | None = attrs.field(default=None, init=False)
+    _caller: Caller = attrs.field(init=False)
+    #: the request that has no answer yet
+    _asking: Deferred[ServerAnswer] | None = attrs.field(default=None, init=False)
     _closing: Deferred[None] | None = attrs.field(default=None, init=False)
+
+    @_caller.default
+    def _make_caller(self) -> Caller:
+        return Caller(self.clock, self.endpoint, self.authority)
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
         """Acknowledge the records up to number *seq*, which the server delivered with this *generation*.
@@ -89,48 +92,30 @@ class Acknowledger:
         elif generation < self._generation:
             return  # The server would refuse an acknowledgement of an old generation.
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
-        if self._service is None:
-            retry = backoffPolicy(1.0, 30.0)
-            make = partial(Connection, self.endpoint, self.authority, changed=self._changed)
-            self._service = reconnecting(self.clock, self.endpoint, make, retry)
-        elif self._connection is not None:
-            self._send(self._connection)
-
-    def _send(self, connection: Connection) -> None:
-        """Send the waiting acknowledgements, but first wait for the answer to an earlier request."""
-        if connection.idle:
-            marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
-            target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
-            asked = connection.ask("POST", target, marks.body)
-            asked.addCallbacks(self._answered, sent_again, callbackArgs=(connection, marks))
+        self._send()
 
     def close(self) -> Deferred[None]:
         """Disconnect after the answer to the last acknowledgement, or after :data:`CLOSE_TIMEOUT`."""
-        if not self._waiting:
-            return self._stop()
         closing = self._closing = Deferred()
         timeout = self.clock.callLater(CLOSE_TIMEOUT, self._end)
         closing.addCallback(lambda _: timeout.cancel() if timeout.active() else None)
-        return closing.addCallback(lambda _: self._stop())
+        if not self._waiting:
+            self._end()
+        return closing
 
-    # Called by the connection.
+    # Internals.
 
-    def _changed(self, connection: Connection | None) -> None:
-        """Record that *connection* is open, or, if it is None, lost; reconnect only if acknowledgements wait."""
-        self._connection = connection
-        if connection is None:
-            if not self._waiting:
-                self._stop()
-        elif self._waiting:
-            self._send(connection)
+    def _send(self) -> None:
+        """Send the waiting acknowledgements, if no request waits for its answer."""
+        if self._asking is None and self._waiting:
+            marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
+            target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
+            asking = self._asking = Deferred.fromCoroutine(self._caller.ask("POST", target, marks.body))
+            asking.addCallback(self._answered, marks).addErrback(lambda failure: failure.trap(CancelledError))
 
-    def _answered(self, answer: ServerAnswer, connection: Connection, sent: Marks) -> None:
-        """Handle the answer to the request for *sent*: forget these acknowledgements, or send them again."""
-        if answer.status in TEMPORARY:
-            detail = answer.detail
-            log.warn("{name} does not acknowledge at present: {detail}; retrying", name=self.authority, detail=detail)
-            connection.leave()
-            return
+    def _answered(self, answer: ServerAnswer, sent: Marks) -> None:
+        """Handle the answer to the request for *sent*: forget these acknowledgements, and send the next ones."""
+        self._asking = None
         if answer.status != 200:
             self.refused += 1
             log.warn(
@@ -146,18 +131,15 @@ class Acknowledger:
             for stream, seq in sent.numbers.items():
                 if self._waiting.get(stream) == seq:
                     del self._waiting[stream]
-        if not self._waiting:
+        if self._closing is not None and not self._waiting:
             self._end()
-        elif self._connection is not None:
-            self._send(self._connection)
-
-    # Internals.
+        self._send()
 
     def _end(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+        self._caller.close()
         closing, self._closing = self._closing, None
         if closing is not None:
             closing.callback(None)
-
-    def _stop(self) -> Deferred[None]:
-        service, self._service = self._service, None
-        return stopped(service)

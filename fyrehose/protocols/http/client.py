@@ -23,6 +23,7 @@ from uuid import UUID
 import attrs
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -32,12 +33,15 @@ from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import reconnecting, stopped
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
-from fyrehose.protocols.http.requests import MOST_DETAIL, TEMPORARY, HttpClient
+from fyrehose.protocols.http.requests import Connection, sent_again
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.web.client_session import ServerAnswer
 
 log = Logger()
 
+#: The forms of answers with records that the client reads.
+_ACCEPTED = (("Accept", "text/event-stream, application/x-ndjson"),)
 #: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
 MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
 
@@ -79,6 +83,9 @@ class HttpTailer:
     _paused: bool = attrs.field(default=False, init=False)
     #: why records do not arrive at present; empty if they do
     _problem: str = attrs.field(default="the server has not answered", init=False)
+    #: how many answers in a row had no records, and how long the last one asks to wait, in seconds
+    _refusals: int = attrs.field(default=0, init=False)
+    _retry_after: float = attrs.field(default=0.0, init=False)
 
     def subscribe(
         self,
@@ -125,7 +132,14 @@ class HttpTailer:
             refuses the request
         """
         self._connected = Deferred(lambda _: None)
-        self._service = reconnecting(self.clock, self.endpoint, lambda: _Connection(self), backoffPolicy(1.0, 30.0))
+        backoff = backoffPolicy(1.0, 30.0)
+        self._service = reconnecting(
+            self.clock,
+            self.endpoint,
+            lambda: _Connection(self),
+            # A connection to a proxy succeeds also while the server is lost, so failures alone would not count that.
+            lambda failures: max(self._retry_after, backoff(max(failures, self._refusals))),
+        )
         return self._connected
 
     def pause(self) -> None:
@@ -191,9 +205,18 @@ class HttpTailer:
             fields |= {"from": self.positions.get(self._stream, 0) + 1}
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
-    def ends_at(self, last: int) -> None:
-        """Record that the stream ends at number *last*, behind which the client begins."""
-        self.positions[self._stream] = last
+    def found(self, answer: ServerAnswer) -> bool:
+        """Begin behind the records that *answer*, that to :attr:`question`, reports; return False if it is refused."""
+        if self._pattern is None and answer.status == 200 and b"fyrehose-last" in answer.headers:
+            self.positions[self._stream] = int(answer.headers[b"fyrehose-last"])
+        elif self._pattern is None and answer.status == 404 and answer.media_type == "application/json":
+            self.positions[self._stream] = 0  # The stream does not exist yet.
+        elif self._pattern is not None and answer.status == 200 and "streams" in (answer.json_object or {}):
+            self.listed((answer.json_object or {})["streams"])
+        else:
+            self.refused(answer)
+            return False
+        return True
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
         """Record the last number of each matching stream; report the records that were missed without a connection."""
@@ -212,6 +235,7 @@ class HttpTailer:
             position that the server keeps
         """
         self._problem = self._partial = ""
+        self._refusals, self._retry_after = 0, 0.0
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
             self._generation = generation
@@ -219,9 +243,28 @@ class HttpTailer:
         if self._connected is not None and not self._connected.called:
             self._connected.callback(None)
 
-    def refused(self, status: int, reason: str) -> None:
-        """Handle a refusal: fail if it is permanent and the first answer; otherwise log *reason*, and retry later."""
-        if self._connected is not None and not self._connected.called and status not in TEMPORARY:
+    def refused(self, answer: ServerAnswer) -> None:
+        """Handle an answer without records: fail if it is the first one and final; otherwise log it, and retry."""
+        # A refusal of a HEAD has no body.
+        own = answer.json_object is not None or (not answer.body and answer.media_type == "application/json")
+        self._refusals, self._retry_after = self._refusals + 1, answer.retry_after
+        detail = f": {answer.detail}" if answer.body else ""
+        reason = f"{self.authority} refused the request with status {answer.status}{detail}"
+        if not own:
+            reason = (
+                f"{self.authority} is not a Fyrehose http listener, or a proxy answers for it: status {answer.status}; "
+                "check the port and --protocol"
+            )
+        first = self._connected is not None and not self._connected.called
+        self._retry(reason, final=first and not answer.passes(own, met=not first))
+
+    def invalid(self, error: str) -> None:
+        """Handle bytes that are no answer: fail if they are the first ones; otherwise log that, and retry later."""
+        first = self._connected is not None and not self._connected.called
+        self._retry(f"{self.authority} is not a Fyrehose http listener: {error}", final=first)
+
+    def _retry(self, reason: str, final: bool) -> None:
+        if final and self._connected is not None:
             service, self._service = self._service, None
             if service is not None:
                 service.stopService()
@@ -319,62 +362,74 @@ def _payload(record: dict[str, Any]) -> bytes:
     return record["payload"].encode() if "payload" in record else b64decode(record["payload_base64"])
 
 
-class _Connection(HttpClient):
+class _Connection(Connection):
     """One connection, which asks for the end of the stream, if the client begins there, and then follows the stream."""
 
     def __init__(self, tailer: HttpTailer) -> None:
         super().__init__(tailer.endpoint, tailer.authority)
         self._tailer = tailer
+        self._following = False  #: whether the request for records was sent
         self._live = False  #: whether the answer under way is the one with records
-        self._asked = False  #: whether the request that finds where to begin was sent
-        self._listing = False  #: whether the answer under way is a list of streams
-        self._error = bytearray()
         self._events = bytearray()
         self._searched = 0  #: how many bytes of the incomplete event were searched for its end
 
     def connectionMade(self) -> None:
         self._tailer.connection_changed(self)
-        self._request()
+        question = self._tailer.question
+        if question is None:
+            self._follow()
+        else:
+            self.ask(*question, headers=_ACCEPTED).addCallbacks(self._found, sent_again).addErrback(self._invalid)
 
-    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+    def connectionLost(self, reason: Failure = Failure(ConnectionLost())) -> None:  # noqa: B008 - Twisted's signature
         self._tailer.connection_changed(None)
+        super().connectionLost(reason)
+
+    def _found(self, answer: ServerAnswer) -> None:
+        if not self._tailer.found(answer) or not self.usable:
+            self.leave()
+        else:
+            self._follow()
+
+    def _follow(self) -> None:
+        self._following = True
+        self.ask("GET", self._tailer.target, headers=_ACCEPTED).addCallbacks(self._refused, sent_again)
+
+    def _refused(self, answer: ServerAnswer) -> None:
+        self._tailer.refused(answer)
+        self.leave()
 
     def answer_invalid(self, error: Exception) -> None:
-        self._tailer.refused(0, f"{self._tailer.authority} is not a Fyrehose http listener: {error}")
+        self._tailer.invalid(str(error))
 
-    def _request(self) -> None:
-        question = None if self._asked else self._tailer.question
-        self._live, self._asked = question is None, True
-        method, target = ("GET", self._tailer.target) if question is None else question
-        self.request(method, target, headers=(("Accept", "text/event-stream, application/x-ndjson"),))
+    def _invalid(self, failure: Failure) -> None:
+        failure.trap(ValueError, KeyError, TypeError)
+        self._tailer.invalid(failure.getErrorMessage())
+        self.transport.abortConnection()
 
-    def head_received(self, headers: dict[bytes, bytes]) -> None:
-        """Tell the tailer where it begins, or that its stream is absent, from the head of an answer."""
-        status, self._listing = self.status, False
-        if self._live and status == 200:
-            self._tailer.absent = headers.get(b"fyrehose-last") == b"0"
-            generation = headers.get(b"fyrehose-generation")
-            self._tailer.begun(None if generation is None else int(generation))
-        elif not self._live and status == 200 and b"fyrehose-last" in headers:
-            self._tailer.ends_at(int(headers[b"fyrehose-last"]))
-        elif not self._live and status == 200:
-            self._listing = True
-        elif not self._live and status == 404 and b"json" in headers.get(b"content-type", b""):
-            self._tailer.ends_at(0)  # The stream does not exist yet.
-
-    def body_received(self, data: bytes) -> None:
-        """Handle the events that *data* completes, or keep the beginning of an error.
+    def received(self, event: ServerAnswer | bytes) -> None:
+        """Handle a part of the answer with records; other answers are collected, and then handled as a whole.
 
         :raises ValueError: an event is larger than any record
         """
-        if self.status != 200:
-            self._error += data[: MOST_DETAIL - len(self._error)]
-            return
+        if isinstance(event, ServerAnswer):
+            self._live = self._following and event.status == 200 and event.media_type == "text/event-stream"
+        if not self._live:
+            super().received(event)
+        elif isinstance(event, ServerAnswer):
+            self._tailer.absent = event.headers.get(b"fyrehose-last") == b"0"
+            generation = event.headers.get(b"fyrehose-generation")
+            self._tailer.begun(None if generation is None else int(generation))
+        elif event:
+            self._events_received(event)
+        else:
+            self.leave()
+
+    def _events_received(self, data: bytes) -> None:
+        """Handle the events that *data* completes."""
         self._events += data
         if len(self._events) > MOST_EVENT:
             raise ValueError("the server sends an event that is larger than any record")
-        if self._listing:
-            return
         end = self._events.rfind(b"\n\n", max(0, self._searched - 1))
         if end < 0:
             self._searched = len(self._events)
@@ -403,21 +458,3 @@ class _Connection(HttpClient):
             elif kind == b"ended":
                 self._tailer.ended(data["error"])
         self._tailer.received(records)
-
-    def answer_ended(self) -> None:
-        """Send the request for records after the one that found the end of the stream; otherwise close."""
-        if self._listing:
-            self._tailer.listed(json.loads(self._events)["streams"])
-            self._events.clear()
-        if not self._live and (self._listing or self._tailer.question is None) and self.next_request():
-            self._request()
-            return
-        if self.status != 200:
-            try:
-                detail = str(json.loads(self._error)["error"])
-            except (ValueError, KeyError, TypeError):
-                detail = "its answer is not that of a Fyrehose http listener; check the port and --protocol"
-            self._tailer.refused(
-                self.status, f"{self._tailer.authority} refused the request with status {self.status}: {detail}"
-            )
-        self.transport.loseConnection()

@@ -18,11 +18,12 @@ from fyrehose.subscriptions.settling import answer_to
 from fyrehose.subscriptions.table import LeasedRun
 
 
-def carry_out(event: Manage, named: Any, producer: str) -> Any:
+def carry_out(event: Manage, named: Any, producer: str, longest_wait: float) -> Any:
     """Carry out a request about one subscription.
 
     :param named: the broker's named subscriptions, with the permissions of the peer
     :param producer: the producer of the results that the request publishes
+    :param longest_wait: the longest time that a request waits for records, in seconds
     :return: the answer, or a Deferred of the answer; cancelling the Deferred of a request for records ends the request
     """
     try:
@@ -30,7 +31,7 @@ def carry_out(event: Manage, named: Any, producer: str) -> Any:
     except NoSuchSubscription:
         shared = None
     if shared is not None or event.action in BODIES:
-        return _shared(event, named.sharing, shared, producer)
+        return _shared(event, named.sharing, shared, producer, longest_wait)
     try:
         found = named.find(event.name, event.stream)
     except NoSuchSubscription:
@@ -48,7 +49,7 @@ def carry_out(event: Manage, named: Any, producer: str) -> Any:
     return changed.addCallback(lambda _: named.show(found))
 
 
-def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str) -> Any:
+def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str, longest_wait: float) -> Any:
     """Carry out a request about the subscription *shared*; None: no shared subscription has the requested name."""
     work = event.work
     done: Deferred[Any]
@@ -61,7 +62,7 @@ def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str) -> A
     match event.action:
         case "lease":
             began = shared.group.now()
-            done = sharing.lease(shared, work.consumer, work.request, work.most, work.wait)
+            done = sharing.lease(shared, work.consumer, work.request, work.most, min(work.wait, longest_wait))
             return done.addCallback(lambda found: _leased(shared.options.lease, shared.group.now() - began, found))
         case "settle":
             done = sharing.act(shared, work.items, work.consumer, work.runs(PROTOCOL, producer))

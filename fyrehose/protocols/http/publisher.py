@@ -8,23 +8,22 @@ A request whose connection is lost is sent again with its key.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import attrs
-from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, PublishError
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, PublishError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers, reconnecting, stopped
+from fyrehose.net.clients import Watchers
 from fyrehose.protocols.http.acknowledging import ESCAPED
-from fyrehose.protocols.http.requests import TEMPORARY, Connection, ServerAnswer, sent_again
+from fyrehose.protocols.http.calling import Caller
 from fyrehose.protocols.http.session import KEYED, NDJSON
+from fyrehose.web.client_session import ServerAnswer
 
 #: How many bytes of lines one request has at most; the server accepts up to KEYED bytes of lines with a key.
 MOST_LINES = KEYED // 2
@@ -39,12 +38,12 @@ class _Batch:
     waiting: list[Deferred[Any]]
     key: str = attrs.field(factory=lambda: str(uuid4()))
 
-    def send(self, connection: Connection) -> Deferred[ServerAnswer]:
+    async def send(self, caller: Caller) -> ServerAnswer:
         """Send the messages as one POST; a repetition has the same key and the same bytes."""
         kind = NDJSON if _is_line(self.payloads[0]) else "application/octet-stream"
         headers = (("Content-Type", kind), ("Idempotency-Key", self.key))
         target = f"/streams/{quote(self.stream, safe='', errors=ESCAPED)}"
-        return connection.ask("POST", target, b"\n".join(self.payloads), headers)
+        return await caller.ask("POST", target, b"\n".join(self.payloads), headers)
 
 
 def _is_line(payload: bytes) -> bool:
@@ -66,14 +65,16 @@ class HttpPublisher:
     authority: str
     window: int
     _waiting: deque[tuple[str, bytes, Deferred[Any]]] = attrs.field(factory=deque, init=False)
-    #: the request that has no answer yet
+    #: the request that has no answer yet, and its messages
+    _asking: Deferred[ServerAnswer] | None = attrs.field(default=None, init=False)
     _batch: _Batch | None = attrs.field(default=None, init=False)
     _unacknowledged: int = attrs.field(default=0, init=False)
     _watchers: Watchers = attrs.field(factory=Watchers, init=False)
-    _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: Connection | None = attrs.field(default=None, init=False)
-    _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _closed: bool = attrs.field(default=False, init=False)
+    _caller: Caller = attrs.field(init=False)
+
+    @_caller.default
+    def _make_caller(self) -> Caller:
+        return Caller(self.clock, self.endpoint, self.authority)
 
     def prepare(self, stream: str | None) -> None:
         """See :meth:`IPublisher.prepare`."""
@@ -81,12 +82,13 @@ class HttpPublisher:
             raise ConfigError("no stream was given; use --stream NAME")
 
     def connect(self) -> Deferred[None]:
-        """See :meth:`IPublisher.connect`."""
-        connected = self._connected = Deferred()
-        retry = backoffPolicy(1.0, 30.0)
-        make = partial(Connection, self.endpoint, self.authority, changed=self._changed)
-        self._service = reconnecting(self.clock, self.endpoint, make, retry)
-        return connected
+        """See :meth:`IPublisher.connect`; fails with FyrehoseError if another program than Fyrehose answers."""
+        return Deferred.fromCoroutine(self._connect())
+
+    async def _connect(self) -> None:
+        answer = await self._caller.ask("GET", "/")
+        if answer.json_object is None:
+            raise FyrehoseError(f"{self.authority} is not a Fyrehose http listener; check the port and --protocol")
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[Any]:
         """See :meth:`IPublisher.publish`."""
@@ -103,58 +105,31 @@ class HttpPublisher:
 
     def close(self) -> Deferred[None]:
         """See :meth:`IPublisher.close`."""
-        service, self._service = self._service, None
-        self._connection, self._closed = None, True
         reason = Closed("the client was closed before the server had acknowledged the message")
         waiting = [*(self._batch.waiting if self._batch is not None else ()), *(each[2] for each in self._waiting)]
-        self._batch = None
+        asking, self._asking, self._batch = self._asking, None, None
         self._waiting.clear()
+        if asking is not None:
+            asking.cancel()
+        self._caller.close()
         self._watchers.fail(reason)
         self._settle(waiting, reason)
-        return stopped(service)
+        return succeed(None)
 
-    # Called by the connection.
+    # Internals.
 
-    def _changed(self, connection: Connection | None) -> None:
-        """Send the unanswered request again; on the first connection, first ask whether the server speaks HTTP."""
-        self._connection = None if self._closed else connection
-        if self._connection is None:
-            return
-        if self._connected is not None:
-            self._connection.ask("HEAD", "/", b"").addCallbacks(self._speaks_http, sent_again)
-        elif self._batch is not None:
-            self._ask(self._connection, self._batch)
-        else:
-            self._send()
-
-    def _speaks_http(self, _: ServerAnswer) -> None:
-        connected, self._connected = self._connected, None
-        if connected is not None:
-            connected.callback(None)
-        self._send()
-
-    def _answered(self, answer: ServerAnswer, connection: Connection, batch: _Batch) -> None:
+    def _answered(self, answer: ServerAnswer, batch: _Batch) -> None:
         """Settle the publishes of a request, and send the next one."""
-        if answer.status in TEMPORARY:
-            connection.leave()  # The request is sent again on the next connection.
-            return
-        if batch is not self._batch:  # the publisher was closed, which settled the publishes
-            return
-        self._batch = None
-        accepted = answer.status == 200
+        self._asking = self._batch = None
+        found = answer.json_object
+        accepted = answer.status == 200 and found is not None
         refusal = None if accepted else PublishError(f"the server answered {answer.status}: {answer.detail}")
         self._settle(batch.waiting, refusal)
         self._send()
 
-    # Internals.
-
-    def _ask(self, connection: Connection, batch: _Batch) -> None:
-        batch.send(connection).addCallbacks(self._answered, sent_again, callbackArgs=(connection, batch))
-
     def _send(self) -> None:
         """Send the next request, if no request waits for its answer."""
-        connection = self._connection
-        if connection is None or not connection.idle or self._batch is not None or not self._waiting:
+        if self._asking is not None or not self._waiting:
             return
         stream, payload, published = self._waiting.popleft()
         batch = self._batch = _Batch(stream, [payload], [published])
@@ -167,7 +142,8 @@ class HttpPublisher:
             self._waiting.popleft()
             batch.payloads.append(payload)
             batch.waiting.append(published)
-        self._ask(connection, batch)
+        asking = self._asking = Deferred.fromCoroutine(batch.send(self._caller))
+        asking.addCallback(self._answered, batch).addErrback(lambda failure: failure.trap(CancelledError))
 
     def _settle(self, waiting: list[Deferred[Any]], refusal: Exception | None) -> None:
         self._unacknowledged -= len(waiting)

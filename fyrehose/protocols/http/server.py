@@ -32,7 +32,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
-from fyrehose.options import exact_size, fixed, option, size
+from fyrehose.options import duration, exact_size, fixed, option, size
 from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
 from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
@@ -42,6 +42,7 @@ from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
     EVENTS,
+    LONGEST_WAIT,
     NDJSON,
     PROTOCOL,
     REFUSALS,
@@ -94,6 +95,11 @@ class HttpSettings(WebSettings):
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
     )
+    longest_wait: float = option(
+        50.0,
+        duration,
+        "longest time that a request waits for records; most proxies end it if it has no answer for 60 s",
+    )
     #: the largest body of lines with a Content-Length; its messages are stored as they arrive, so a large body takes no
     #: memory
     max_body: int = fixed(16 << 30)
@@ -102,6 +108,8 @@ class HttpSettings(WebSettings):
         if not 0 < self.max_payload <= MAX_PAYLOAD:
             most, found = exact_size(MAX_PAYLOAD), exact_size(self.max_payload)
             raise ValueError(f"max-payload must be from 1 to {most}, not {found}")
+        if not 1 <= self.longest_wait <= LONGEST_WAIT:
+            raise ValueError(f"longest-wait must be from 1 to {LONGEST_WAIT} s, not {self.longest_wait:g}")
 
 
 #: How many ranges of numbers an answer to a POST contains; if there are more, the answer contains only the first and
@@ -352,7 +360,7 @@ class HttpProtocol(WebProtocol):
             listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
             self._respond({"subscriptions": listed})
             return
-        called = maybeDeferred(carry_out, event, named, self.producer)
+        called = maybeDeferred(carry_out, event, named, self.producer, self.session.limits.wait)
         self._leasing = called if event.action == "lease" else None
         self.call(called, self._managed)
 
@@ -408,7 +416,7 @@ class HttpProtocol(WebProtocol):
         last = self.broker.bounds(event.stream)[1]
         detail = (
             f"stream {event.stream!r} ends at number {last} on this server, and {event.at_least} has not come within "
-            f"{event.wait} s"
+            f"{event.wait:g} s"
         )
         self.count_refusal(*self.session.refuse(503, "not-here-yet", detail, HEADERS[503]))
         self.proceed()
@@ -609,6 +617,6 @@ class HttpFactory(SessionFactory):
 
     def configure(self, settings: HttpSettings) -> None:
         super().configure(settings)
-        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body)
+        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body, wait=settings.longest_wait)
         self.hosts = hosts_of(self._endpoint, settings.hosts)
         self.origins = Origins(settings.origins)

@@ -134,7 +134,7 @@ class Read:
     first: int
     limit: int
     subscription: str | None = None
-    wait: int = 0
+    wait: float = 0
     takeover: bool = False
     consumer: str = ""
     lease: int = LEASE
@@ -186,14 +186,16 @@ class Retire:
 
 @attrs.frozen(slots=True, kw_only=True)
 class RequestLimits:
-    """The sizes that one request may have.
+    """The limits of one request.
 
     :ivar message: the largest message, in bytes
     :ivar body: the largest body of lines with a Content-Length, in bytes
+    :ivar wait: the longest time that it waits for records, in seconds, also if it asks for more
     """
 
     message: int
     body: int
+    wait: float = LONGEST_WAIT
 
 
 @attrs.define(eq=False)
@@ -397,7 +399,7 @@ class HttpSession(WebSession):
                     first=numbers.get("from", 0),
                     limit=numbers.get("limit", RECORDS),
                     subscription=subscription,
-                    wait=numbers.get("wait", ARRIVAL_WAIT if "at-least" in numbers else 0),
+                    wait=min(numbers.get("wait", ARRIVAL_WAIT if "at-least" in numbers else 0), self.limits.wait),
                     takeover=takeover,
                     consumer=query.get("consumer", ""),
                     lease=max(1, numbers.get("lease", LEASE)),

@@ -57,7 +57,8 @@ class Server:
         protocol = self.dial().buildProtocol(None)
         protocol.wrappedProtocol.connectionLost = self.lost.append
         protocol.makeConnection(StringTransport())
-        protocol.dataReceived(sends)
+        if sends:
+            protocol.dataReceived(sends)
         self.reactor.advance(seconds)
         protocol.connectionLost(Failure(reason))
 
@@ -102,6 +103,20 @@ def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> No
     late: list[str] = []
     server.history.watch(lambda: late.append("told"))
     assert late == ["told"]
+
+
+def test_connections_that_end_after_an_answer_are_no_refusal_if_the_protocol_answers_every_request() -> None:
+    server = Server(answers=True)
+    for _ in range(5):
+        server.closes()
+    assert server.told == []
+    for _ in range(3):
+        server.closes(sends=b"")
+    assert server.told == [], "once it has answered, it may be restarted behind a proxy"
+    silent = Server(answers=True)
+    for _ in range(3):
+        silent.closes(sends=b"")
+    assert len(silent.told) == 1
 
 
 def test_refusal_over_tls_asks_whether_the_server_speaks_tls() -> None:

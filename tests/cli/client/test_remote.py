@@ -2,116 +2,103 @@
 
 from __future__ import annotations
 
-import io
-import json
+import socket
 import ssl
-import urllib.error
-import urllib.request
-from email.message import Message
-from http.client import BadStatusLine, IncompleteRead
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fyrehose.cli.client.remote import RemoteServer
+from fyrehose.cli.client.remote import RemoteServer, ServerUnavailable
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.testing.certificates import Authority
+from tests.doubles.answering import Answering, answer, own, proxy
 
 
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets the answer of the next requests, and returns the requests so far."""
-    asked: list[urllib.request.Request] = []
-    answers: list[Any] = []
-
-    def urlopen(request: urllib.request.Request, timeout: float, context: Any) -> Any:
-        asked.append(request)
-        said = answers.pop()
-        if isinstance(said, Exception):
-            raise said
-        return io.BytesIO(said)
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-
-    def answer(said: Any) -> list[urllib.request.Request]:
-        answers.append(said)
-        return asked
-
-    return answer
+def test_status_is_requested_and_parsed() -> None:
+    with Answering([own({"journal": {"state": "writable"}})]) as there:
+        found = RemoteServer.of(f"{there.url}/", None).status("a/b", 7)
+    assert found == {"journal": {"state": "writable"}}
+    ((method, target, headers, body),) = there.requests
+    assert (method, target, body) == ("GET", "/api/status?match=a%2Fb&limit=7", b"")
+    assert headers["host"] == there.url.removeprefix("http://")
+    assert "authorization" not in headers
 
 
-def untrusted() -> ssl.SSLCertVerificationError:
-    """Return the error that a TLS handshake raises for an untrusted certificate."""
-    error = ssl.SSLCertVerificationError(1, "self-signed")
-    error.verify_message = "self-signed certificate"
-    return error
+def test_a_path_of_the_url_precedes_that_of_the_request() -> None:
+    with Answering([own({"journal": {}})]) as there:
+        RemoteServer.of(f"{there.url}/fyrehose/", None).status()
+    assert there.requests[0][1].startswith("/fyrehose/api/status?")
 
 
-def refusal(code: int, body: bytes) -> urllib.error.HTTPError:
-    return urllib.error.HTTPError("http://x", code, "no", Message(), io.BytesIO(body))
+def test_streams_are_requested_by_page() -> None:
+    with Answering([own({"listed": []})]) as there:
+        assert RemoteServer.of(f"{there.url}/", None).streams("a", 3, 9) == {"listed": []}
+    assert there.requests[0][1] == "/api/streams?match=a&page=3&limit=9"
 
 
-def test_status_is_requested_and_parsed(answer: Any) -> None:
-    asked = answer(b'{"journal": {"state": "writable"}}')
-    assert RemoteServer.of("http://x:1/", None).status("a/b", 7) == {"journal": {"state": "writable"}}
-    assert asked[0].full_url == "http://x:1/api/status?match=a%2Fb&limit=7"
-    assert not asked[0].has_header("Authorization")
-
-
-def test_streams_are_requested_by_page(answer: Any) -> None:
-    asked = answer(b'{"listed": []}')
-    assert RemoteServer.of("http://x:1/", None).streams("a", 3, 9) == {"listed": []}
-    assert asked[0].full_url == "http://x:1/api/streams?match=a&page=3&limit=9"
-
-
-def test_token_is_sent_and_kept_out_of_the_representation(answer: Any, tmp_path: Path) -> None:
+def test_token_is_sent_and_kept_out_of_the_representation(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("secret\nmore")
-    asked = answer(b'{"journal": {}}')
-    asker = RemoteServer.of("http://x:1", token)
-    asker.status()
-    assert asked[0].get_header("Authorization") == "Bearer secret"
-    assert "secret" not in repr(asker)
-    token.write_text("tökén", encoding="utf-8")
-    asked = answer(b'{"journal": {}}')
-    RemoteServer.of("http://x:1", token).status()
-    assert str(asked[1].get_header("Authorization")).encode("latin-1") == "Bearer tökén".encode(), (
-        "as a server reads it"
-    )
+    with Answering([own({"journal": {}})] * 2) as there:
+        for text in ("secret\nmore", "tökén"):
+            token.write_text(text, encoding="utf-8")
+            asker = RemoteServer.of(there.url, token)
+            asker.status()
+            assert "secret" not in repr(asker)
+    sent = [headers["authorization"].encode("latin-1") for _, _, headers, _ in there.requests]
+    assert sent == [b"Bearer secret", "Bearer tökén".encode()], "as a server reads it"
+
+
+def refusal(status: int, detail: str) -> bytes:
+    return own({"error": detail}, status)
+
+
+FOREIGN = "is not a Fyrehose admin listener"
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "words", "passes"),
     [
-        (
-            urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")),
-            "cannot connect to http://x:1: Connection refused",
-        ),
-        (urllib.error.URLError("unknown url type"), "cannot connect to http://x:1: unknown url type"),
-        (TimeoutError("timed out"), "cannot connect to http://x:1: timed out"),
-        (
-            urllib.error.URLError(untrusted()),
-            "certificate verification failed for http://x:1: .*; pass --ca FILE",
-        ),
-        (refusal(401, b"{}"), "requires a token; pass --token-file FILE"),
-        (refusal(421, json.dumps({"error": "not by that name"}).encode()), "refused the request: not by that name"),
-        (refusal(404, b"<html>"), "not a Fyrehose admin listener"),
-        (
-            refusal(404, json.dumps({"error": "POST to me"}).encode()),
-            r"not a Fyrehose admin listener; .* \(it answered with HTTP status 404\)",
-        ),
-        (b"<html>", "not a Fyrehose admin listener"),
-        (b"[]", "not a Fyrehose admin listener"),
-        (b"\xff", "not a Fyrehose admin listener"),
-        (b"[" * 100_000, "not a Fyrehose admin listener"),
-        (BadStatusLine("\x08\x00"), "not a Fyrehose admin listener"),
-        (IncompleteRead(b"{"), "not a Fyrehose admin listener"),
+        (refusal(401, "no"), "requires a token; pass --token-file FILE", False),
+        (refusal(421, "not by that name"), "refused the request: not by that name", False),
+        (refusal(503, "the journal is closing"), "refused the request: the journal is closing", True),
+        (proxy(502), "a proxy sent HTTP status 502; try again", True),
+        (proxy(404), FOREIGN, True),
+        (refusal(404, "POST to me"), rf"{FOREIGN}; .* \(it answered with HTTP status 404\)", True),
+        (proxy(200), FOREIGN, True),
+        (answer(200, b"[]"), FOREIGN, True),
+        (own({"other": 1}), FOREIGN, True),
+        (answer(200, b"\xff"), FOREIGN, True),
+        (answer(200, b"[" * 100_000), FOREIGN, True),
+        (b"\x08\x00 SSH\r\n\r\n", FOREIGN, True),
+        (b"", "cannot connect to .*: the server closed the connection before the end of its answer", True),
+        (own({"journal": {}})[:-1], "the server closed the connection before the end of its answer", True),
     ],
 )
-def test_error_says_what_failed_and_what_to_do(answer: Any, said: Any, words: str) -> None:
-    answer(said)
-    with pytest.raises(FyrehoseError, match=words):
-        RemoteServer.of("http://x:1").status()
+def test_error_says_what_failed_and_what_to_do(said: bytes, words: str, passes: bool) -> None:
+    with Answering([said]) as there, pytest.raises(FyrehoseError, match=words) as error:
+        RemoteServer.of(there.url).status()
+    assert isinstance(error.value, ServerUnavailable) is passes
+
+
+def test_a_server_that_cannot_be_reached_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ServerUnavailable, match=f"cannot connect to http://127.0.0.1:{port}: Connection refused"):
+        RemoteServer.of(f"http://127.0.0.1:{port}").status()
+
+
+def test_an_untrusted_certificate_and_a_server_without_tls_are_errors(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("server", "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.certificate, issued.key)
+    with Answering([own({"journal": {}})] * 2, context) as there:
+        url = there.url.replace("http:", "https:")
+        with pytest.raises(ServerUnavailable, match=f"certificate verification failed for {url}: .*; pass --ca FILE"):
+            RemoteServer.of(url).status()
+        assert RemoteServer.of(url, None, Path(authority.certificate)).status() == {"journal": {}}
+    with Answering([own({"journal": {}})]) as there, pytest.raises(ServerUnavailable, match="does not speak TLS"):
+        RemoteServer.of(there.url.replace("http:", "https:")).status()
 
 
 def test_token_with_control_characters_is_refused(tmp_path: Path) -> None:
@@ -121,20 +108,10 @@ def test_token_with_control_characters_is_refused(tmp_path: Path) -> None:
         RemoteServer.of("http://x:1", token)
 
 
-def test_truncated_error_response_is_reported(answer: Any) -> None:
-    class Cut(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise IncompleteRead(b"")
-
-    answer(urllib.error.HTTPError("http://x", 500, "no", Message(), Cut()))
-    with pytest.raises(FyrehoseError, match="not a Fyrehose admin listener"):
-        RemoteServer("http://x:1").status()
-
-
-def test_wrong_token_and_missing_token_have_different_errors(answer: Any) -> None:
-    answer(refusal(401, b"{}"))
-    with pytest.raises(FyrehoseError, match="does not accept the token in --token-file"):
-        RemoteServer("http://x:1", "wrong").status()
+def test_wrong_token_and_missing_token_have_different_errors() -> None:
+    words = "does not accept the token in --token-file"
+    with Answering([refusal(401, "no")]) as there, pytest.raises(FyrehoseError, match=words):
+        RemoteServer(there.url, "wrong").status()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fyrehose.cli.client import stats, streams
 from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.command import main
 from fyrehose.errors import FyrehoseError
+from tests.doubles.answering import Answering, own, proxy
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -276,3 +277,26 @@ def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch, command
     result = CliRunner().invoke(main, [command])
     assert result.exit_code == 1
     assert result.stderr == "fyrehose: it cannot be reached\n"
+
+
+def test_top_waits_for_a_server_that_has_answered_and_says_why() -> None:
+    """The answers of a proxy, and a lost connection, are times in which the server restarts; a refusal is final."""
+    cut = own(status())[:-9]
+    outage = [proxy(502, Retry_After="0"), b"", cut, proxy(404), own({"error": "starting"}, 503)]
+    with Answering([own(status()), *outage, own(status()), own({"error": "the token has ended"}, 403)]) as server:
+        words = ["top", "--format", "json", "--interval", "0.5", "--url", server.url]
+        result = CliRunner().invoke(main, words)
+    assert len(server.requests) == 8
+    assert [json.loads(line)["version"] for line in result.stdout.splitlines()] == [status()["version"]] * 2
+    *waiting, last = result.stderr.splitlines()
+    assert len(waiting) == 4, "two in a row have the same reason"
+    assert all(line.endswith("; retrying") for line in waiting)
+    assert "a proxy sent HTTP status 502" in waiting[0]
+    assert last.endswith("refused the request: the token has ended")
+    assert result.exit_code == 1
+
+
+def test_top_fails_at_once_if_the_server_has_never_answered() -> None:
+    with Answering([proxy(502)]) as server:
+        result = CliRunner().invoke(main, ["top", "--url", server.url])
+    assert (result.exit_code, len(server.requests)) == (1, 1)

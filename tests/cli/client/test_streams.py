@@ -2,97 +2,65 @@
 
 from __future__ import annotations
 
-import io
-import json
-import urllib.error
-import urllib.request
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.command import main
+from tests.doubles.answering import Answering, own, proxy
 
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["streams", *words], env={"COLUMNS": "100"})
 
 
-@attrs.define
-class Server:
-    """Answers requests of urllib; a request for a stream in *refusals* is answered with that error."""
-
-    asked: list[urllib.request.Request] = attrs.field(factory=list)
-    refusals: dict[str, tuple[int, bytes]] = attrs.field(factory=dict)
-
-    def urlopen(self, request: urllib.request.Request, timeout: float, context: Any) -> io.BytesIO:
-        self.asked.append(request)
-        refusal = self.refusals.get(request.full_url.rpartition("/")[2])
-        if refusal is not None:
-            raise urllib.error.HTTPError(request.full_url, refusal[0], "no", Message(), io.BytesIO(refusal[1]))
-        return io.BytesIO(b"")
+def retire(server: Answering, *words: str) -> Result:
+    return run("retire", "--url", server.url, *words)
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    found = Server()
-    monkeypatch.setattr(urllib.request, "urlopen", found.urlopen)
-    return found
+RETIRED = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
-def refusal(detail: str) -> bytes:
-    return json.dumps({"error": detail}).encode()
-
-
-def test_streams_are_retired_one_after_the_other(server: Server, tmp_path: Path) -> None:
+def test_streams_are_retired_one_after_the_other(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    result = run("retire", "--url", "http://there:1/", "--token-file", str(token), "a/b ä", "c\x1b")
+    with Answering([RETIRED] * 2) as server:
+        result = retire(server, "--token-file", str(token), "a/b ä", "c\x1b")
     assert result.exit_code == 0
     assert result.output == "stream a/b ä retired\nstream c\\x1b retired\n"
-    assert [(request.method, request.full_url) for request in server.asked] == [
-        ("DELETE", "http://there:1/streams/a%2Fb%20%C3%A4"),
-        ("DELETE", "http://there:1/streams/c%1B"),
+    assert [(method, target) for method, target, _, _ in server.requests] == [
+        ("DELETE", "/streams/a%2Fb%20%C3%A4"),
+        ("DELETE", "/streams/c%1B"),
     ]
-    assert {request.get_header("Authorization") for request in server.asked} == {"Bearer secret"}
+    assert {headers["authorization"] for _, _, headers, _ in server.requests} == {"Bearer secret"}
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("refusal", "said"),
     [
         (
-            404,
-            refusal("there is no stream 'b'"),
-            "the server at http://127.0.0.1:8117 refused the request: there is no stream 'b'",
+            own({"error": "there is no stream 'b'"}, 404),
+            "the server at URL refused the request: there is no stream 'b'",
         ),
-        (403, refusal("10.0.0.1 may not"), "the server at http://127.0.0.1:8117 refused the request: 10.0.0.1 may not"),
-        (401, refusal("x"), "the server at http://127.0.0.1:8117 requires a token; pass --token-file FILE"),
-        (
-            404,
-            b"<html>",
-            "http://127.0.0.1:8117 is not a Fyrehose http listener; check --url (it answered with HTTP status 404)",
-        ),
+        (own({"error": "10.0.0.1 may not"}, 403), "the server at URL refused the request: 10.0.0.1 may not"),
+        (own({"error": "x"}, 401), "the server at URL requires a token; pass --token-file FILE"),
+        (proxy(404), "URL is not a Fyrehose http listener; check --url (it answered with HTTP status 404)"),
     ],
 )
-def test_retire_stops_at_the_first_refusal(server: Server, status: int, body: bytes, said: str) -> None:
-    server.refusals["b"] = (status, body)
-    result = run("retire", "a", "b", "c")
+def test_retire_stops_at_the_first_refusal(refusal: bytes, said: str) -> None:
+    with Answering([RETIRED, refusal, RETIRED]) as server:
+        result = retire(server, "a", "b", "c")
     assert result.exit_code == 1
     assert result.stdout == "stream a retired\n"
-    assert result.stderr == f"fyrehose: {said}\n"
-    assert len(server.asked) == 2
+    assert result.stderr == f"fyrehose: {said.replace('URL', server.url)}\n"
+    assert len(server.requests) == 2
 
 
-def test_unreachable_server_and_invalid_url_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def urlopen(*args: Any, **more: Any) -> Any:
-        raise urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    result = run("retire", "a")
+def test_unreachable_server_and_invalid_url_are_reported() -> None:
+    result = run("retire", "--url", "http://127.0.0.1:1", "a")
     assert result.exit_code == 1
     assert "or with --listen http=tcp:8117:interface=127.0.0.1" in result.stderr
     assert "fyrehose[admin]" not in result.stderr
@@ -103,9 +71,10 @@ def test_unreachable_server_and_invalid_url_are_reported(monkeypatch: pytest.Mon
     )
 
 
-def test_retire_requires_a_name(server: Server) -> None:
-    assert run("retire").exit_code == 2
-    assert server.asked == []
+def test_retire_requires_a_name() -> None:
+    with Answering([]) as server:
+        assert retire(server).exit_code == 2
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("words", [[], ["part"], ["--format", "json"], ["--format", "json", "part"], ["list", "part"]])

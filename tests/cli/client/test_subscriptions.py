@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import urllib.error
-import urllib.request
-from email.message import Message
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -14,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli.command import main
+from tests.doubles.answering import Answering, own
 
 BILLING = {
     "name": "billing",
@@ -57,133 +55,136 @@ ARCHIVE = {"name": "archive", "kind": "files", "behind_bytes": 4096, "active": 1
 
 @attrs.define
 class Server:
-    """Answers every request with *answer*, or with a refusal."""
+    """Answers every request with the next of *answers*, or else with *answer*, which may be a refusal.
+
+    :ivar asked: method, path and body of the requests
+    """
 
     answer: Any = None
     status: int = 200
-    asked: list[tuple[str, str, bytes | None]] = attrs.field(factory=list)
+    answers: list[Any] = attrs.field(factory=list)
+    there: Answering = attrs.field(init=False)
 
-    def urlopen(self, request: urllib.request.Request, timeout: float, context: Any) -> io.BytesIO:
-        self.asked.append((str(request.method), request.full_url, request.data))  # type: ignore[arg-type]
-        data = b"" if self.answer is None else json.dumps(self.answer).encode()
-        if self.status != 200:
-            raise urllib.error.HTTPError(request.full_url, self.status, "no", Message(), io.BytesIO(data))
-        return io.BytesIO(data)
+    def __attrs_post_init__(self) -> None:
+        self.there = Answering(self._answers())
+
+    def _answers(self) -> Iterator[bytes]:
+        while True:
+            found = self.answers.pop(0) if self.answers else self.answer
+            yield b"HTTP/1.1 204 No Content\r\n\r\n" if found is None else own(found, self.status)
+
+    @property
+    def asked(self) -> list[tuple[str, str, bytes]]:
+        return [(method, target, body) for method, target, _, body in self.there.requests]
+
+    def run(self, *words: str) -> Result:
+        return CliRunner().invoke(main, ["subscriptions", *words, "--url", self.there.url], env={"COLUMNS": "120"})
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server() -> Iterator[Server]:
     found = Server()
-    monkeypatch.setattr(urllib.request, "urlopen", found.urlopen)
-    return found
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(main, ["subscriptions", *words], env={"COLUMNS": "120"})
+    with found.there:
+        yield found
 
 
 def test_subscriptions_are_listed_by_default_those_furthest_behind_first(server: Server) -> None:
     server.answer = {"subscriptions": [ARCHIVE, DONE, BILLING]}
-    result = run()
+    result = server.run()
     assert result.exit_code == 0
     head, *rows = [line.split() for line in result.output.splitlines()]
     assert head == ["subscription", "stream", "position", "behind", "oldest", "consumer", "last", "used"]
     assert rows[0] == ["billing", "orders", "5", "1,234", "62", "s", "connected", "2023-11-14T22:13:20"]
     assert rows[1] == ["done", "a\\x1b", "5", "0", "-", "2023-11-14T22:13:20"]
     assert rows[2] == ["archive", "(the", "journal's", "files)", "4,096", "B", "2023-11-14T22:13:20"]
-    assert server.asked == [("GET", "http://127.0.0.1:8117/subscriptions", None)]
+    assert server.asked == [("GET", "/subscriptions", b"")]
 
 
 def test_a_subscription_of_a_pattern_is_one_row_with_the_number_of_its_streams(server: Server) -> None:
     server.answer = {"subscriptions": [ARCHIVE, LOGS]}
-    rows = [line.split() for line in run().output.splitlines()[1:]]
+    rows = [line.split() for line in server.run().output.splitlines()[1:]]
     assert rows[0] == ["logs", "logs.*", "12", "streams", "7", "3", "s", "2023-11-14T22:13:20"]
     assert rows[1][0] == "archive"
 
 
 def test_one_stream_of_a_pattern_can_be_rewound(server: Server) -> None:
     server.answer = LOGS
-    result = run("rewind", "logs", "--stream", "logs.a", "--since", "7")
+    result = server.run("rewind", "logs", "--stream", "logs.a", "--since", "7")
     assert result.output == "subscription logs continues 7 records behind in 12 streams\n"
-    assert json.loads(server.asked[0][2] or b"") == {"positions": {"logs.a": 6}}
-    assert "needs --since with a number" in run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
+    assert json.loads(server.asked[0][2]) == {"positions": {"logs.a": 6}}
+    assert (
+        "needs --since with a number" in server.run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
+    )
 
 
 def test_shared_subscription_shows_the_leased_and_failed_records(server: Server) -> None:
     server.answer = {"subscriptions": [WORK]}
-    row = run().output.splitlines()[1]
+    row = server.run().output.splitlines()[1]
     assert all(text in row for text in ("work", "jobs", "2,000 settled", "40", "10 s", "paused, 3 leased, 2 dead"))
 
 
 def test_subscriptions_are_listed_as_json(server: Server) -> None:
     server.answer = {"subscriptions": [BILLING, ARCHIVE]}
-    assert [json.loads(line) for line in run("--format", "json").output.splitlines()] == [BILLING, ARCHIVE]
+    assert [json.loads(line) for line in server.run("--format", "json").output.splitlines()] == [BILLING, ARCHIVE]
 
 
 def test_empty_list_of_subscriptions_is_reported(server: Server) -> None:
     server.answer = {"subscriptions": []}
-    assert "no named subscriptions" in run().output
+    assert "no named subscriptions" in server.run().output
 
 
 def test_one_subscription_is_shown(server: Server) -> None:
     server.answer = BILLING
-    assert json.loads(run("show", "billing").output) == BILLING
-    assert server.asked[0][1] == "http://127.0.0.1:8117/subscriptions/billing"
+    assert json.loads(server.run("show", "billing").output) == BILLING
+    assert server.asked[0][1] == "/subscriptions/billing"
 
 
 @pytest.mark.parametrize(("since", "seq"), [("start", 0), ("7", 6), ("latest", "latest")])
 def test_rewinding_names_the_first_record(server: Server, since: str, seq: object) -> None:
     server.answer = BILLING
-    result = run("rewind", "billing", "--since", since)
+    result = server.run("rewind", "billing", "--since", since)
     assert result.output == "subscription billing continues behind record 5\n"
     method, url, body = server.asked[0]
-    assert (method, url) == ("POST", "http://127.0.0.1:8117/subscriptions/billing/rewind")
-    assert json.loads(body or b"") == {"seq": seq}
+    assert (method, url) == ("POST", "/subscriptions/billing/rewind")
+    assert json.loads(body) == {"seq": seq}
 
 
 def test_subscriptions_are_deleted(server: Server) -> None:
-    result = run("delete", "a", "b c", "--url", "http://there:1")
+    result = server.run("delete", "a", "b c")
     assert result.output == "subscription a deleted\nsubscription b c deleted\n"
     assert [asked[:2] for asked in server.asked] == [
-        ("DELETE", "http://there:1/subscriptions/a"),
-        ("DELETE", "http://there:1/subscriptions/b%20c"),
+        ("DELETE", "/subscriptions/a"),
+        ("DELETE", "/subscriptions/b%20c"),
     ]
 
 
 def test_a_refusal_is_an_error(server: Server) -> None:
     server.status, server.answer = 404, {"error": "there is no subscription 'a'"}
-    result = run("delete", "a")
+    result = server.run("delete", "a")
     assert result.exit_code == 1
     assert "there is no subscription 'a'" in result.output
 
 
 def test_a_shared_subscription_is_created_with_the_options_that_are_given(server: Server) -> None:
     server.answer = WORK
-    result = run("create", "work", "--stream", "jobs", "--lease", "5m", "--dead", "jobs.dead", "--since", "7")
+    result = server.run("create", "work", "--stream", "jobs", "--lease", "5m", "--dead", "jobs.dead", "--since", "7")
     assert result.output == "shared subscription work of jobs is there\n"
     ((method, url, body),) = server.asked
-    assert (method, url) == ("PUT", "http://127.0.0.1:8117/subscriptions/work")
+    assert (method, url) == ("PUT", "/subscriptions/work")
     fields = {"stream": "jobs", "lease": 300, "dead": "jobs.dead", "from": 7, "shared": True}
-    assert json.loads(body or b"") == fields
-    run("create", "work", "--stream", "logs.*")
-    assert json.loads(server.asked[-1][2] or b"") == {"match": "logs.*", "from": 1, "shared": True}
+    assert json.loads(body) == fields
+    server.run("create", "work", "--stream", "logs.*")
+    assert json.loads(server.asked[-1][2]) == {"match": "logs.*", "from": 1, "shared": True}
 
 
 def test_a_shared_subscription_is_paused_and_resumed(server: Server) -> None:
     server.answer = WORK
-    assert run("pause", "work").output == "subscription work is paused\n"
-    assert run("pause", "work", "--resume").output == "subscription work leases records again\n"
-    assert [json.loads(body or b"") for _, _, body in server.asked] == [{"paused": True}, {"paused": False}]
+    assert server.run("pause", "work").output == "subscription work is paused\n"
+    assert server.run("pause", "work", "--resume").output == "subscription work leases records again\n"
+    assert [json.loads(body) for _, _, body in server.asked] == [{"paused": True}, {"paused": False}]
 
 
-def test_a_redrive_asks_until_nothing_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [{"redriven": 1000, "left": 200}, {"redriven": 200, "left": 0}]
-    ask = server.urlopen
-
-    def urlopen(*words: Any, **named: Any) -> io.BytesIO:
-        server.answer = answers.pop(0)
-        return ask(*words, **named)
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    assert run("redrive", "work").output == "1,200 dead letters of subscription work published again\n"
+def test_a_redrive_asks_until_nothing_is_left(server: Server) -> None:
+    server.answers = [{"redriven": 1000, "left": 200}, {"redriven": 200, "left": 0}]
+    assert server.run("redrive", "work").output == "1,200 dead letters of subscription work published again\n"
     assert len(server.asked) == 2

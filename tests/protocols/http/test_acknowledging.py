@@ -39,12 +39,12 @@ class Bench:
         return [(body["seq"], body["generation"]) for body in bodies]
 
     def answer(self, status: int, body: bytes = b"{}") -> None:
-        head = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         self.connections[-1][0].dataReceived(head + body)
 
     def lose(self) -> None:
         self.connections[-1][0].connectionLost(Failure(ConnectionLost()))
-        self.clock.pump([1] * 60)
+        self.clock.pump([1] * 10)
 
 
 @pytest.fixture

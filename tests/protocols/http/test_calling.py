@@ -9,14 +9,16 @@ import attrs
 import pytest
 from twisted.internet import error
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import ConnectionLost
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.http.calling import ANSWER_TIMEOUT, Caller
+from fyrehose.protocols.http.calling import ANSWER_TIMEOUT, SLOWEST, Caller
+from fyrehose.web.client_session import LONGEST_RETRY_AFTER
+from tests.doubles.answering import answer, own, proxy
 
 
 @attrs.define
@@ -55,14 +57,19 @@ class Endpoint:
         protocol.makeConnection(transport)
         return succeed(protocol)
 
+    def say(self, data: bytes) -> None:
+        """Let the server, or a proxy, send *data* on the latest connection."""
+        self.made[-1].protocol.dataReceived(data)
+
     def answer(self, status: int, body: object = None, at: int = -1) -> None:
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        kind = "Content-Type: application/json\r\n"
+        head = f"HTTP/1.1 {status} X\r\n{kind}Content-Length: {len(data)}\r\n\r\n".encode()
         self.made[at].protocol.dataReceived(head + data)
 
 
 def calling(endpoint: Endpoint, clock: Clock, **options: Any) -> tuple[Caller, Deferred[Any]]:
-    caller = Caller(clock, endpoint, "there:1", **options)
+    caller = Caller(clock, endpoint, "there:1", retry=lambda failures: min(8.0, 0.5 * 2**failures), **options)
     return caller, Deferred.fromCoroutine(caller.call("POST", "/x", {"a": 1}))
 
 
@@ -143,3 +150,67 @@ def test_requests_are_sent_one_after_another() -> None:
     assert b"GET /y" in endpoint.made[0].value()
     endpoint.answer(200, {"y": 1})
     assert second.result == (200, {"y": 1})
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_answer_of_a_proxy_is_a_lost_connection(status: int) -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller, done = calling(endpoint, clock)
+    endpoint.say(proxy(status))
+    assert not done.called
+    clock.advance(0.5)
+    assert endpoint.made[1].value() == endpoint.made[0].value()
+    endpoint.answer(200, {})
+    assert (done.result, caller.repeats) == ((200, {}), 1)
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 404])
+def test_any_answer_of_a_proxy_is_a_lost_connection_once_the_server_has_answered(status: int) -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller, done = calling(endpoint, clock)
+    endpoint.say(proxy(status))
+    assert done.result[0] == status, "the address may be wrong"
+    assert "not that of a Fyrehose server" in done.result[1]["error"]
+    asked: Deferred[Any] = Deferred.fromCoroutine(caller.call("POST", "/x"))
+    endpoint.answer(503, {"error": "later"})
+    clock.advance(0.5)
+    endpoint.say(proxy(status))
+    clock.advance(1)
+    endpoint.answer(200, {"a": 1})
+    assert asked.result == (200, {"a": 1})
+
+
+def test_an_answer_that_ends_early_is_a_lost_connection() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    _, done = calling(endpoint, clock)
+    endpoint.say(own({"a": 1})[:-2])
+    endpoint.made[0].protocol.connectionLost(Failure(ConnectionDone()))
+    clock.advance(0.5)
+    endpoint.say(answer(200, b'{"a": '))  # a proxy has ended it properly
+    clock.advance(1)
+    endpoint.answer(200, {"a": 1})
+    assert done.result == (200, {"a": 1})
+
+
+def test_a_pause_grows_and_is_longer_if_an_answer_asks_for_it() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    _, done = calling(endpoint, clock)
+    for retry_after, pause in (("0", 0.5), ("0", 1.0), ("7", 7.0), ("86400", LONGEST_RETRY_AFTER), ("1", 8.0)):
+        made = len(endpoint.made)
+        endpoint.say(proxy(503, Retry_After=retry_after))
+        clock.advance(pause - 0.1)
+        assert len(endpoint.made) == made
+        clock.advance(0.1)
+        assert len(endpoint.made) == made + 1
+    endpoint.answer(200, {})
+    assert done.called
+
+
+def test_a_large_request_has_time_to_be_sent() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller = Caller(clock, endpoint, "there:1")
+    asked = Deferred.fromCoroutine(caller.ask("POST", "/x", bytes(100 * SLOWEST)))
+    clock.advance(ANSWER_TIMEOUT + 99)
+    endpoint.answer(200, {})
+    assert asked.called
+    assert len(endpoint.made) == 1

@@ -18,8 +18,9 @@ from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import IClientPlugin, ITailer
 from fyrehose.protocols.http.client import HttpTailer, runs_of
 from fyrehose.records import Run
+from tests.doubles.answering import proxy
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\nTransfer-Encoding: chunked\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
 
 
 class Endpoint:
@@ -61,6 +62,10 @@ class Bench:
         for chunk in chunks:
             self.send(chunk)
 
+    def say(self, data: bytes) -> None:
+        """Let the server, or a proxy, send *data* on the latest connection."""
+        self.endpoint.connections[-1][0].dataReceived(data)
+
     def send(self, chunk: bytes) -> None:
         self.endpoint.connections[-1][0].dataReceived(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
@@ -70,7 +75,7 @@ class Bench:
 
     def lose(self) -> None:
         self.endpoint.connections[-1][0].connectionLost(Failure(ConnectionLost()))
-        self.clock.pump([1] * 60)
+        self.clock.pump([1] * 10)
 
 
 def event(run: Run) -> bytes:
@@ -185,6 +190,65 @@ def test_a_server_that_is_not_fyrehose_is_an_error(answer: bytes) -> None:
     assert "h:1 is not a Fyrehose http listener" in failure.getErrorMessage()
 
 
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_answer_of_a_proxy_is_a_lost_connection(status: int, log_lines: list[str]) -> None:
+    bench = Bench(after=0)
+    bench.say(proxy(status))
+    assert not bench.results
+    assert f"status {status}" in log_lines[0]
+    bench.lose()
+    bench.answer(OK)
+    assert bench.results == [None]
+
+
+@pytest.mark.parametrize("status", [200, 302, 401, 404])
+def test_any_answer_of_a_proxy_is_a_lost_connection_once_records_have_come(status: int) -> None:
+    bench = Bench(after=0)
+    bench.answer(OK, event(numbered(1, b"x")))
+    bench.lose()
+    bench.say(proxy(status))
+    assert "a proxy answers for it" in bench.tailer.shortfall(False)
+    bench.lose()
+    assert bench.request == "GET /streams/a%2Fb/live?from=2 HTTP/1.1"
+    bench.answer(OK, event(numbered(2, b"y")))
+    assert [run.first_seq for run in bench.runs] == [1, 2]
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_another_program_is_an_error(status: int) -> None:
+    for after in (None, 0):
+        bench = Bench(after)
+        bench.say(proxy(status))
+        assert "h:1 is not a Fyrehose http listener" in bench.results[0].getErrorMessage()
+
+
+def test_the_end_of_a_stream_is_asked_again_after_an_answer_of_a_proxy() -> None:
+    bench = Bench()
+    bench.say(proxy(502).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")  # a HEAD has no body
+    bench.lose()
+    assert bench.request == "HEAD /streams/a%2Fb HTTP/1.1"
+    bench.say(b"HTTP/1.1 200 OK\r\nFyrehose-Last: 7\r\nContent-Length: 0\r\n\r\n")
+    assert bench.request == "GET /streams/a%2Fb/live?from=8 HTTP/1.1"
+
+
+def test_a_proxy_is_asked_less_often_and_not_before_it_wants_to_be() -> None:
+    bench = Bench(after=0)
+    bench.say(proxy(503, Retry_After="9"))
+    bench.endpoint.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+    bench.clock.pump([1] * 8)
+    assert len(bench.endpoint.connections) == 1
+    bench.clock.pump([1] * 2)
+    for pauses in range(6):  # each connection is made, so that only the answers are failures
+        assert len(bench.endpoint.connections) == pauses + 2
+        bench.say(proxy(502))
+        bench.endpoint.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+        bench.clock.pump([0.1] * 310)
+    bench.say(proxy(502))
+    bench.endpoint.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+    bench.clock.pump([0.1] * 100)  # the eighth answer: 1.5 to the power of 8 are 25 s
+    assert len(bench.endpoint.connections) == 8
+
+
 def test_an_event_larger_than_any_record_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fyrehose.protocols.http.client.MOST_EVENT", 10)
     bench = Bench(after=0)
@@ -228,7 +292,7 @@ def listed(bench: Bench, **lasts: int) -> None:
     assert bench.request == "GET /streams?match=logs.%2A&limit=1000 HTTP/1.1"
     streams = [{"name": f"logs.{name}", "first": 1, "last": last} for name, last in lasts.items()]
     body = json.dumps({"matching": len(streams), "page": 0, "streams": streams}).encode()
-    bench.answer(OK, body[:20], body[20:])
+    bench.answer(OK.replace(b"text/event-stream", b"application/json"), body[:20], body[20:])
     bench.endpoint.connections[-1][0].dataReceived(b"0\r\n\r\n")
 
 

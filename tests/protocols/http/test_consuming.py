@@ -156,6 +156,24 @@ def test_read_is_answered_without_records_if_none_arrives_in_time() -> None:
     assert world.seqs() == []
 
 
+def test_a_read_waits_no_longer_than_proxies_do_also_if_it_asks_for_more() -> None:
+    world = World()
+    world.seqs()
+    world.ask("POST /subscriptions/a/ack", {"seq": 10})
+    peer = world.peer()
+    peer.say("GET /streams/s?subscription=a&wait=300")
+    world.clock.advance(49)
+    assert peer.hear() == b""
+    world.clock.advance(1)
+    assert peer.answer() == (200, [])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 301.0])
+def test_the_longest_wait_is_an_option_within_bounds(seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"longest-wait must be from 1 to 300 s, not {seconds:g}"):
+        HttpSettings(longest_wait=seconds)
+
+
 def test_a_second_consumer_is_refused_while_the_first_waits() -> None:
     world = World()
     first = world.peer()

@@ -336,6 +336,18 @@ def test_disconnected_client_is_leased_no_record() -> None:
     assert [each["seq"] for each in world.lease(1, "w2")] == [11]
 
 
+def test_a_request_waits_no_longer_than_proxies_do_also_if_it_asks_for_more() -> None:
+    world = World()
+    world.create(**{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 300})
+    world.clock.advance(49)
+    assert peer.hear() == b""
+    world.clock.advance(1)
+    status, answer = peer.answer()
+    assert (status, answer["records"], answer["waited"]) == (200, [], 50.0)
+
+
 def test_deleting_a_subscription_answers_waiting_requests_with_410() -> None:
     world = World()
     world.create(**{"from": 11})

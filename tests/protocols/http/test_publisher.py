@@ -11,8 +11,9 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from fyrehose.errors import Closed, ConfigError, PublishError
+from fyrehose.errors import Closed, ConfigError, FyrehoseError, PublishError
 from fyrehose.protocols.http.publisher import MOST_LINES, HttpPublisher
+from tests.doubles.answering import answer, proxy
 
 
 class Bench:
@@ -24,8 +25,8 @@ class Bench:
         self.publisher = HttpPublisher(self.clock, self, "h:1", window)  # type: ignore[arg-type]
         self.connected = self.publisher.connect()
         if answers:
-            assert self.requests[0][0] == "HEAD / HTTP/1.1"
-            self.answer(200, head=True)
+            assert self.requests[0][0] == "GET / HTTP/1.1"
+            self.answer(200)
 
     def connect(self, factory: Any) -> Deferred[Any]:
         protocol, transport = factory.buildProtocol(None), StringTransport()
@@ -41,18 +42,18 @@ class Bench:
             head, _, rest = rest.partition(b"\r\n\r\n")
             first, *lines = head.decode().split("\r\n")
             headers = dict(line.split(": ", 1) for line in lines)
-            size = int(headers["Content-Length"])
+            size = int(headers.get("Content-Length", 0))
             found.append((first, headers, rest[:size]))
             rest = rest[size:]
         return found
 
-    def answer(self, status: int, body: bytes = b"{}", head: bool = False) -> None:
-        line = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-        self.connections[-1][0].dataReceived(line + (b"" if head else body))
+    def answer(self, status: int, body: bytes = b"{}") -> None:
+        head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        self.connections[-1][0].dataReceived(head + body)
 
     def lose(self) -> None:
         self.connections[-1][0].connectionLost(Failure(ConnectionLost()))
-        self.clock.pump([1] * 60)
+        self.clock.pump([1] * 10)
 
     def publish(self, *payloads: bytes, stream: str = "s") -> list[Any]:
         """Publish, and return a list to which each outcome is added."""
@@ -65,7 +66,7 @@ class Bench:
 def test_connect_fires_when_the_server_answers() -> None:
     bench = Bench(answers=False)
     assert not bench.connected.called
-    bench.answer(200, head=True)
+    bench.answer(200)
     assert bench.connected.called
 
 
@@ -160,3 +161,25 @@ def test_an_answer_after_closing_changes_nothing() -> None:
 def test_publishing_without_a_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="use --stream NAME"):
         Bench().publisher.prepare(None)
+
+
+@pytest.mark.parametrize("said", [proxy(502), proxy(200), proxy(413), answer(200, b'{"count"')])
+def test_only_the_server_acknowledges_and_refuses(said: bytes) -> None:
+    bench = Bench()
+    outcomes = bench.publish(b"one")
+    before = bench.requests[1]
+    bench.connections[-1][0].dataReceived(said)
+    assert outcomes == []
+    bench.clock.pump([1] * 10)
+    assert bench.requests == [before]
+    bench.answer(200)
+    assert outcomes == [None]
+
+
+def test_another_program_is_an_error_of_connecting() -> None:
+    bench = Bench(answers=False)
+    bench.connections[-1][0].dataReceived(proxy(404))
+    failures: list[Any] = []
+    bench.connected.addErrback(failures.append)
+    assert failures[0].check(FyrehoseError)
+    assert "h:1 is not a Fyrehose http listener" in str(failures[0])

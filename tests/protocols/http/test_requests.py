@@ -5,55 +5,67 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
-from fyrehose.protocols.http import requests
-from fyrehose.protocols.http.requests import MOST_DETAIL, Connection, ServerAnswer
+from fyrehose.protocols.http.requests import Connection
+from fyrehose.web.client_session import LARGEST
 
 
 class Caller:
-    """Sends requests, and notes their answers."""
+    """Sends requests, and notes their answers: the status and the body, or the type of the error."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int = LARGEST) -> None:
         self.answers: list[Any] = []
-        self.connection = Connection(None, "h:1")
+        self.connection = Connection(None, "h:1", largest=largest)
         self.transport = StringTransport()
         self.connection.makeConnection(self.transport)  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:
-        self.connection.ask("GET", "/").addCallback(self.note)
+        asked = self.connection.ask("GET", "/").addCallback(lambda answer: (answer.status, answer.body))
+        asked.addErrback(lambda failure: failure.type).addCallback(self.answers.append)
 
-    def note(self, answer: ServerAnswer) -> None:
-        self.answers.append(answer)
+    def lose(self, reason: Exception) -> None:
+        self.connection.connectionLost(Failure(reason))
 
 
 def test_an_answer_that_ends_the_connection_closes_it() -> None:
     caller = Caller()
     caller.ask()
-    assert not caller.connection.idle
     caller.connection.dataReceived(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi")
-    assert caller.answers == [ServerAnswer(200, b"hi")]
+    assert caller.answers == [(200, b"hi")]
     assert caller.transport.disconnecting
-    assert not caller.connection.idle
+    assert not caller.connection.usable
 
 
-def test_a_long_reason_is_shown_in_part() -> None:
+def test_an_answer_may_end_with_its_connection_but_only_if_that_is_closed_and_not_lost() -> None:
+    for reason, answer in ((ConnectionDone(), (200, b"hi")), (ConnectionLost(), ConnectionLost)):
+        caller = Caller()
+        caller.ask()
+        caller.connection.dataReceived(b"HTTP/1.0 200 OK\r\n\r\nhi")
+        caller.lose(reason)
+        assert caller.answers == [answer]
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 3\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3\r\n"])
+def test_an_answer_that_ends_early_is_a_lost_connection(head: bytes) -> None:
     caller = Caller()
     caller.ask()
-    caller.connection.dataReceived(b"HTTP/1.1 500 X\r\nContent-Length: 9999\r\n\r\n" + b"x" * 9_999)
-    (answer,) = caller.answers
-    assert (answer.status, answer.detail) == (500, "x" * MOST_DETAIL)
-    assert caller.connection.idle
+    caller.connection.dataReceived(b"HTTP/1.1 200 OK\r\n" + head + b"hi")
+    caller.lose(ConnectionDone())
+    assert caller.answers == [ConnectionDone]
 
 
-def test_reason_is_the_error_of_an_object_and_otherwise_the_whole_body() -> None:
-    for body, reason in ((b'{"error": "no room"}', "no room"), (b"[1]", "[1]"), (b"[" * 5_000, "[" * MOST_DETAIL)):
-        assert ServerAnswer(500, body).detail == reason
-
-
-def test_an_answer_that_is_too_large_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "LARGEST", 10)
+def test_a_failed_tls_handshake_is_a_lost_connection() -> None:
     caller = Caller()
+    caller.ask()
+    caller.lose(ValueError("certificate verify failed"))  # as OpenSSL's errors, no relative of OSError
+    assert caller.answers == [ConnectionLost]
+
+
+def test_an_answer_that_is_too_large_ends_the_connection() -> None:
+    caller = Caller(largest=10)
     caller.ask()
     caller.connection.dataReceived(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b"x" * 11)
     assert (caller.answers, caller.transport.disconnected) == ([], True)
