@@ -77,7 +77,7 @@ def check_relink() -> None:
 
 
 def check_backbone() -> None:
-    from fyrehose.protocols.backbone.server_session import BackboneServerSession
+    from fyrehose.protocols.backbone.session import BackboneServerSession
     from fyrehose.protocols.backbone.settings import BackboneSettings
 
     session = BackboneServerSession(BackboneSettings(), lambda: (1, 0), lambda _: False, Random(1), lambda *_: True)
@@ -87,7 +87,7 @@ def check_backbone() -> None:
 
 
 def check_eventbus() -> None:
-    from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+    from fyrehose.protocols.eventbus.session import EventBusServerSession
     from fyrehose.protocols.eventbus.settings import EventBusSettings
 
     session = EventBusServerSession(EventBusSettings())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Push, Request
-from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed
-from fyrehose.protocols.backbone.session import Dropped
+from fyrehose.protocols.backbone.session import BackboneServerSession, Dropped, Pushed
 from fyrehose.protocols.backbone.settings import BackboneSettings
 
 CLIENT = ("10.0.0.2", 4000)

@@ -7,7 +7,7 @@ import pytest
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Dialect, Subtrees, SyncStart
 from fyrehose.protocols.eventbus.queued_memory import Pool
-from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+from fyrehose.protocols.eventbus.session import EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import COST, SnapshotAnswer, Snapshots
 

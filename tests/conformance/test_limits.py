@@ -33,7 +33,7 @@ BOUNDARIES = {
         "tests/conformance/test_backbone_limits.py::test_exactly_as_many_pushes_a_second_are_accepted_as_the_rate_says"
     ),
     "backbone.subscribers": (
-        "tests/protocols/backbone/test_server_session.py::test_clients_behind_one_address_may_have_all_places"
+        "tests/protocols/backbone/test_session_server.py::test_clients_behind_one_address_may_have_all_places"
     ),
     "eventbus.max_connections": (
         "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"

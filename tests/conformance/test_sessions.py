@@ -17,9 +17,8 @@ from fyrehose.errors import Broken
 from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
-from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import EventRun
-from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
+from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession, LumberjackWriterSession
 from fyrehose.protocols.relink.events import Received
 from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.link import Link, LinkLimits

@@ -21,8 +21,8 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.plugin import plugin
+from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, until

@@ -21,8 +21,8 @@ from twisted.internet.protocol import DatagramProtocol
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.plugin import plugin
+from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.testing import MemoryJournal, until
 from tests.live.conftest import PATIENCE, Start

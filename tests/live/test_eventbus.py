@@ -29,7 +29,7 @@ from zmq.auth import create_certificates, load_certificate
 from fyrehose.bench.wires.zmtp import GREETING, ready
 from fyrehose.bench.wires.zmtp import frame as zmtp_frame
 from fyrehose.protocols.eventbus.client import EventBusClient
-from fyrehose.protocols.eventbus.client_session import EventBusOptions
+from fyrehose.protocols.eventbus.session import EventBusOptions
 from fyrehose.protocols.eventbus.sockets import Keys, load_public
 from fyrehose.testing import until
 

@@ -6,7 +6,7 @@
     seq = await client.publish(None, b"hello")
     await client.close()
 
-This module owns the port, the timers and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
+This module owns the port, the timers and the Deferreds; :mod:`~.session` implements the protocol without I/O.
 While the server does not answer, the client looks up its name and binds another port every few seconds, because the
 address of the server, of this machine, or of a router between them may have changed; the session continues there.
 """
@@ -29,17 +29,17 @@ from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Backoff, Client, ConnectionFailed, ConnectionOptions
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.backbone.client_session import (
+from fyrehose.protocols.backbone.frames import Address
+from fyrehose.protocols.backbone.repair import RecordsSkipped
+from fyrehose.protocols.backbone.session import (
     BackboneClientSession,
     BackboneLost,
     BackboneOptions,
-    Event,
+    ClientEvent,
     Found,
     PushConfirmed,
     PushTimedOut,
 )
-from fyrehose.protocols.backbone.frames import Address
-from fyrehose.protocols.backbone.repair import RecordsSkipped
 from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort, host_towards
 from fyrehose.records import Run
 
@@ -80,7 +80,7 @@ class BackboneClient(Client, TrainProtocol):
     :ivar clock: the reactor: provides timers and readers, and resolves ``host`` if it is a name
     :ivar connection_options: its ``silence`` is the time without a KEEPALIVE-ACK after which the server is lost, and
         ``retry`` maps the number of attempts in vain to find the server again to the delay before the next one
-    :ivar options: the roles of the client: see :class:`~.client_session.BackboneOptions`
+    :ivar options: the roles of the client: see :class:`~.session.BackboneOptions`
     :ivar bind: the address to bind; None: the address that faces the server, and any free port
     :ivar open_port: returns a new port, which is not bound yet
     :ivar counters: counts the datagrams that were dropped, by cause
@@ -347,14 +347,14 @@ class BackboneClient(Client, TrainProtocol):
 
     # Events.
 
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: list[ClientEvent]) -> None:
         for event in events:
             try:
                 self._dispatch(event)
             except Exception:
                 log.failure("{name}: a callback raised an exception", name=self.name)
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, event: ClientEvent) -> None:
         if isinstance(event, Run):
             self._take(event)
         elif isinstance(event, PushConfirmed):

@@ -21,9 +21,9 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
+from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.udp import UDPPort
 

@@ -28,8 +28,7 @@ from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.gso_batches import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
-from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
-from fyrehose.protocols.backbone.session import Dropped
+from fyrehose.protocols.backbone.session import BackboneServerSession, Dropped, Pushed, Replay
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.udp import TrainProtocol, is_local

@@ -10,7 +10,7 @@ It is also the :class:`~fyrehose.interfaces.IPublisher` and :class:`~fyrehose.in
 event bus has only one stream, so the streams of these interfaces are topics here: ``notes`` is the topic ``/notes/``; a
 subscriber also gets all topics below it.
 
-This module owns the sockets, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without I/O.
+This module owns the sockets, the timer and the Deferreds; :mod:`~.session` implements the protocol without I/O.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, Publ
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Client, ConnectionFailed, WrongProtocol
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.eventbus.client_session import (
+from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
+from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
+from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
+from fyrehose.protocols.eventbus.queued_memory import Full
+from fyrehose.protocols.eventbus.session import (
     Event,
     EventBusClientSession,
     EventBusOptions,
@@ -48,10 +52,6 @@ from fyrehose.protocols.eventbus.client_session import (
     Synchronised,
     SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
-from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
-from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
-from fyrehose.protocols.eventbus.queued_memory import Full
 from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
 from fyrehose.protocols.eventbus.zmqport import (
     CONNECTED,

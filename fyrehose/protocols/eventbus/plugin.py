@@ -83,7 +83,7 @@ class EventBusPlugin:
     def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.client import EventBusClient
-        from fyrehose.protocols.eventbus.client_session import EventBusOptions
+        from fyrehose.protocols.eventbus.session import EventBusOptions
 
         return EventBusClient(reactor, host, port, options=EventBusOptions(**options))
 

@@ -35,7 +35,7 @@ from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, Frames, ev
 from fyrehose.protocols.eventbus.connections import AcceptedConnection, Connections
 from fyrehose.protocols.eventbus.queued_memory import BroadcastMemory, Full, MemoryFull
 from fyrehose.protocols.eventbus.recognition import RecognizedSubscribers
-from fyrehose.protocols.eventbus.server_session import FOR_REFERENCE, EventBusServerSession
+from fyrehose.protocols.eventbus.session import FOR_REFERENCE, EventBusServerSession
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.slow_subscribers import SlowSubscribers
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer

@@ -8,17 +8,15 @@ from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
     from fyrehose.protocols.lumberjack.client import LumberjackClient
-    from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackProtocol, LumberjackSettings
-    from fyrehose.protocols.lumberjack.session import LumberjackServerSession
+    from fyrehose.protocols.lumberjack.session import LumberjackServerSession, LumberjackWriterSession
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "client": "LumberjackClient",
-            "client_session": "LumberjackWriterSession",
             "server": "LumberjackFactory LumberjackProtocol LumberjackSettings",
-            "session": "LumberjackServerSession",
+            "session": "LumberjackServerSession LumberjackWriterSession",
         },
     )
 

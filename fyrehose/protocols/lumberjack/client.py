@@ -25,8 +25,8 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Client, ClientConnection, ConnectionFailed, ConnectionOptions, Reconnector
-from fyrehose.protocols.lumberjack.client_session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT
+from fyrehose.protocols.lumberjack.session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.records import Buffer, Run
 
 #: A connection that owes an acknowledgement, and is silent for 30 s, is lost.

@@ -1,4 +1,6 @@
-"""The reader's side of one connection without I/O: parse frames into events, and decide which acknowledgements to send.
+"""The two sides of one connection without I/O: the reader parses frames into events, the writer sends windows.
+
+The reader decides which acknowledgements to send:
 
     in:  the bytes that the transport read, the number of events that became durable, and timer calls
     out: the events EventRun (columns) and Broken; A frames for the writer
@@ -15,16 +17,26 @@ After a protocol violation the last event is Broken.  The events before it are v
 ``conclude`` acknowledges them to a writer of version 2, except for those of a damaged compressed frame.  Writers read
 acknowledgements only after they have sent the whole window; so the session drops the rest of a refused compressed frame
 of version 2 as it arrives, and Broken follows it.
+
+The writer receives acknowledgements:
+
+    in:  columns of documents, and the bytes that the transport read
+    out: W, then C (or plain J frames); the events Acknowledged, KeptAlive and Broken
+
+Sequences start at 1 in every window, as those of Beats do, so an A frame tells how many events of the oldest window are
+acknowledged.  A 0 only shows that the reader is alive.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
 
 import attrs
 
-from fyrehose.errors import Broken, RemoteProtocolError
+from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.protocols.lumberjack.columns import Columns, Route
 from fyrehose.protocols.lumberjack.frames import (
@@ -35,16 +47,21 @@ from fyrehose.protocols.lumberjack.frames import (
     SHORT,
     WRITER_FRAMES,
     Ack,
+    Compressed,
     EventRun,
     FrameType,
     PairScanner,
+    Window,
+    check_version,
     digit,
+    json_frames,
     pairs_of,
     too_large,
 )
 from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
 from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.windows import Windows
+from fyrehose.records import Buffer
 from fyrehose.sessions import ByteSession
 
 
@@ -79,7 +96,7 @@ class LumberjackLimits:
         return min(self.max_frame, MAX_EVENT)
 
 
-Event = EventRun | Broken
+ReaderEvent = EventRun | Broken
 
 #: Work of a D frame, which is converted to JSON, and of another run, in units of the work for one J frame (see
 #: ``LumberjackLimits.turn_events``).
@@ -165,7 +182,7 @@ class LumberjackServerSession(ByteSession):
 
     # Input.
 
-    def receive_data(self, data: bytes) -> list[Event]:
+    def receive_data(self, data: bytes) -> list[ReaderEvent]:
         """Return the events that *data* completes within one turn; after Broken always an empty list.
 
         While :attr:`more_work` is true, *data* is only buffered.
@@ -183,7 +200,7 @@ class LumberjackServerSession(ByteSession):
             self.more_work = True
             self.expected = 0
 
-    def process(self, granted: int) -> list[Event]:
+    def process(self, granted: int) -> list[ReaderEvent]:
         """Run another turn, and return its events.
 
         :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
@@ -195,11 +212,11 @@ class LumberjackServerSession(ByteSession):
         """Return whether :meth:`next_events` can return events; False while too many windows are unacknowledged."""
         return self.more_work and not self.windows_full
 
-    def next_events(self) -> list[Event]:
+    def next_events(self) -> list[ReaderEvent]:
         """Run another turn, for an owner that does not limit the memory for inflating; see :meth:`process`."""
         return self.process(self.needs) if self.more else []
 
-    def receive_eof(self) -> list[Event]:
+    def receive_eof(self) -> list[ReaderEvent]:
         """Handle the end of the writer's data: drop all buffers, and return a violation that was not reported yet."""
         refusal = self._refusal
         self._buffer.clear()
@@ -284,12 +301,12 @@ class LumberjackServerSession(ByteSession):
         for ack in acks:
             self.out.append(ack.serialize())
 
-    def _turn(self, granted: int) -> list[Event]:
+    def _turn(self, granted: int) -> list[ReaderEvent]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
         self._inflated = self.limits.turn_inflated
         self._free_runs = 1  # every turn makes at least one run, which costs nothing extra
         self.more_work, self.expected = False, 0
-        broken: list[Event] = []
+        broken: list[ReaderEvent] = []
         try:
             self._work(granted)
         except RemoteProtocolError as error:
@@ -298,7 +315,7 @@ class LumberjackServerSession(ByteSession):
             self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
 
-    def _refuse(self, error: RemoteProtocolError) -> list[Event]:
+    def _refuse(self, error: RemoteProtocolError) -> list[ReaderEvent]:
         """Stop parsing; return Broken, or nothing if the rest of a compressed frame must arrive before."""
         self._damaged = error.cause == "bad-compression"
         refusal = Refusal(error)
@@ -315,7 +332,7 @@ class LumberjackServerSession(ByteSession):
         self._refusal = refusal
         return self._drop_rest(refusal, 0)
 
-    def _drop_rest(self, refusal: Refusal, size: int) -> list[Event]:
+    def _drop_rest(self, refusal: Refusal, size: int) -> list[ReaderEvent]:
         """Drop *size* bytes of the rest of a refused frame; return Broken when all of it has arrived."""
         refusal.missing -= size
         self.expected = max(0, min(refusal.missing, PIECE))
@@ -548,3 +565,121 @@ class LumberjackServerSession(ByteSession):
         self._bytes -= size
         self._events -= work
         self.frames += frames
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Acknowledged:
+    """The reader acknowledged the ``count`` oldest unacknowledged events."""
+
+    count: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class KeptAlive:
+    """The reader sent an A frame that acknowledges no further events, to show that it is alive."""
+
+
+WriterEvent = Acknowledged | KeptAlive | Broken
+
+
+def _level(instance: object, attribute: object, value: int) -> None:
+    if not 0 <= value <= 9:
+        raise LocalProtocolError(f"compression level must be 0 to 9, not {value}")
+
+
+@attrs.define
+class _Sent:
+    count: int
+    acknowledged: int = 0
+
+
+@attrs.define(eq=False)
+class LumberjackWriterSession(ByteSession):
+    """The writer's state of one connection.
+
+    :ivar version: protocol version, 1 or 2
+    :ivar level: zlib level, 0 (none) to 9
+    """
+
+    version: int = attrs.field(default=2, validator=check_version)
+    level: int = attrs.field(default=3, validator=_level)
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    _windows: deque[_Sent] = attrs.field(factory=deque, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
+
+    @property
+    def windows(self) -> int:
+        """Return the number of windows that are not completely acknowledged."""
+        return len(self._windows)
+
+    @property
+    def expected(self) -> int:
+        """Return the size of the incomplete A frame in bytes; 0 between frames."""
+        return SHORT.size if self._buffer else 0
+
+    def send_window(self, lengths: Buffer, payload: Buffer) -> None:
+        """Send documents as one window, compressed if the compressed frames are at most MAX_EVENT bytes.
+
+        :param lengths: the length of each document, as a column of u32, little-endian
+        :raises LocalProtocolError: there are no documents, or one is too large
+        :raises ValueError: the lengths do not add up to the payload
+        """
+        count = len(lengths) // 4
+        if not count:
+            raise LocalProtocolError("a window needs at least one event")
+        frames = json_frames(self.version, 1, lengths, payload)
+        if max(memoryview(lengths).cast("B").cast("I")) > MAX_EVENT:
+            raise LocalProtocolError(f"an event exceeds the limit of {MAX_EVENT} bytes")
+        packed = zlib.compress(frames, self.level) if self.level else frames
+        if self.level and len(packed) <= MAX_EVENT:
+            frames = Compressed(version=self.version, payload=packed).serialize()
+        self.out += (Window(version=self.version, number=count).serialize(), frames)
+        self._windows.append(_Sent(count))
+
+    def receive_data(self, data: bytes) -> list[WriterEvent]:
+        """Return the events that *data* completes; after Broken always an empty list."""
+        if self._broken:
+            return []
+        self._buffer += data
+        events: list[WriterEvent] = []
+        at = 0
+        try:
+            while at < len(self._buffer):
+                self._check(at)
+                if len(self._buffer) - at < SHORT.size:
+                    break
+                events.append(self._acknowledged(SHORT.unpack_from(self._buffer, at)[2]))
+                at += SHORT.size
+        except RemoteProtocolError as error:
+            self._broken = True
+            events.append(Broken(error=error))
+        del self._buffer[:at]
+        return events
+
+    def receive_eof(self) -> list[WriterEvent]:
+        """Handle the end of the reader's data: drop an incomplete frame."""
+        self._buffer.clear()
+        return []
+
+    def _check(self, at: int) -> None:
+        if DIGITS.get(self._buffer[at]) is None:
+            raise RemoteProtocolError("bad-version", f"version byte {self._buffer[at]:#04x}")
+        if len(self._buffer) - at > 1 and self._buffer[at + 1] != FrameType.ACK:
+            raise RemoteProtocolError("bad-type", f"frame type {self._buffer[at + 1]:#04x}; expected A")
+
+    def _acknowledged(self, number: int) -> WriterEvent:
+        if not number:
+            return KeptAlive()
+        if not self._windows:
+            raise RemoteProtocolError("acknowledges-nothing", f"A {number}, but all windows are acknowledged")
+        window = self._windows[0]
+        if number > window.count:
+            raise RemoteProtocolError("acknowledges-too-much", f"A {number}, but the window has {window.count} events")
+        count = number - window.acknowledged
+        if count <= 0:
+            return KeptAlive()
+        window.acknowledged = number
+        if number == window.count:
+            self._windows.popleft()
+        return Acknowledged(count=count)

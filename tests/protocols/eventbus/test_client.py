@@ -1,4 +1,4 @@
-"""The client: sockets, timers and Deferreds; test_client_session.py tests the protocol."""
+"""The client: sockets, timers and Deferreds; test_session_client.py tests the protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import ConnectionFailed
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
-from fyrehose.protocols.eventbus.client_session import EventBusOptions
+from fyrehose.protocols.eventbus.session import EventBusOptions
 from fyrehose.protocols.eventbus.zmqport import CONNECTED, DISCONNECTED, FAILED_PROTOCOL, RETRIED
 
 TIME = b"2024-05-01T10:20:30.123Z"

@@ -25,16 +25,18 @@ with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"
     from fyrehose.kernels.pure import backbone as pure
     from fyrehose.options import networks
     from fyrehose.protocols.backbone import frames
-    from fyrehose.protocols.backbone.client_session import (
+    from fyrehose.protocols.backbone.gso_batches import serialize_delivers
+    from fyrehose.protocols.backbone.session import (
         BackboneClientSession,
         BackboneOptions,
+        BackboneServerSession,
+        Dropped,
         PushConfirmed,
+        Pushed,
         PushTimedOut,
         RecordsSkipped,
+        Replay,
     )
-    from fyrehose.protocols.backbone.gso_batches import serialize_delivers
-    from fyrehose.protocols.backbone.server_session import BackboneServerSession, Pushed, Replay
-    from fyrehose.protocols.backbone.session import Dropped
     from fyrehose.protocols.backbone.settings import BackboneSettings
     from fyrehose.records import Run
 

@@ -20,7 +20,6 @@ import harness
 
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import RemoteProtocolError
-    from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
     from fyrehose.protocols.eventbus.columns import PROTOCOL, event_frames
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
@@ -36,7 +35,7 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         parse_sequence,
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
-    from fyrehose.protocols.eventbus.server_session import EventBusServerSession
+    from fyrehose.protocols.eventbus.session import EventBusClientSession, EventBusOptions, EventBusServerSession
     from fyrehose.protocols.eventbus.settings import EventBusSettings
     from fyrehose.protocols.eventbus.zap import Authenticator
     from fyrehose.records import MAX_NAME, Run

@@ -25,11 +25,10 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose.kernels import lumberjack as kernel
     from fyrehose.kernels.pure import lumberjack as pure
     from fyrehose.protocols.lumberjack import frames, inflate
-    from fyrehose.protocols.lumberjack.client_session import LumberjackWriterSession
     from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
     from fyrehose.protocols.lumberjack.refused import RefusedFrames
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
-    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
+    from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession, LumberjackWriterSession
     from fyrehose.records import Run
 
 #: Marks the parts of an input that are compressed before a session reads them: random bytes are no zlib streams.

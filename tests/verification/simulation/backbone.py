@@ -29,10 +29,10 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.clients import Backoff
 from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, PushUnconfirmed
-from fyrehose.protocols.backbone.client_session import BackboneOptions
 from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
 from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.protocols.backbone.server import BackboneProtocol
+from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.udp import ITrainTransport
 from fyrehose.records import Delivery, Run

@@ -23,11 +23,12 @@ from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
-from fyrehose.protocols.backbone import server_session, subscribers
+from fyrehose.protocols.backbone import session as backbone_session
+from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.client_session import Confirmations, EventBusClientSession
+from fyrehose.protocols.eventbus.session import Confirmations, EventBusClientSession
 from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
@@ -303,7 +304,7 @@ BUGS = {
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
-    "backbone: nobody is trusted": Bug("backbone", (server_session, "in_networks", lambda host, networks: False)),
+    "backbone: nobody is trusted": Bug("backbone", (backbone_session, "in_networks", lambda host, networks: False)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
         "lumberjack", (LumberjackWindows, "acks", _acknowledges_what_is_received)

@@ -22,9 +22,9 @@ from world import Host, Violation, World
 from zeromq import ClientPort, Message, ServerPort
 
 from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
-from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
 from fyrehose.protocols.eventbus.server import EventBusServer
+from fyrehose.protocols.eventbus.session import EventBusOptions
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmqport import CONNECTED
 

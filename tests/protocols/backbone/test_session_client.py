@@ -8,16 +8,6 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.backbone.client_session import (
-    SENDER,
-    BackboneClientSession,
-    BackboneLost,
-    BackboneOptions,
-    Event,
-    Found,
-    PushConfirmed,
-    PushTimedOut,
-)
 from fyrehose.protocols.backbone.frames import (
     MAX_DATA,
     Address,
@@ -32,7 +22,17 @@ from fyrehose.protocols.backbone.frames import (
     decode,
 )
 from fyrehose.protocols.backbone.repair import PAUSES, RecordsSkipped
-from fyrehose.protocols.backbone.session import Dropped
+from fyrehose.protocols.backbone.session import (
+    SENDER,
+    BackboneClientSession,
+    BackboneLost,
+    BackboneOptions,
+    ClientEvent,
+    Dropped,
+    Found,
+    PushConfirmed,
+    PushTimedOut,
+)
 from fyrehose.records import LAST_SEQ, Run
 
 SERVER = ("10.0.0.1", 2323)
@@ -40,7 +40,7 @@ SELF = ("10.0.0.2", 4000)
 PEER = ("10.0.0.3", 4000)
 
 
-def causes(events: list[Event]) -> list[str]:
+def causes(events: list[ClientEvent]) -> list[str]:
     """Return why datagrams were dropped, which is all that *events* say."""
     return [event.cause if isinstance(event, Dropped) else repr(event) for event in events]
 
@@ -51,14 +51,14 @@ class Bench:
         known: Any = BackboneOptions(**options)  # type: ignore[arg-type]
         self.session = BackboneClientSession(SERVER, SELF, known, Random(1), self.now, after, silence)
 
-    def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[Event]:
-        events: list[Event] = []
+    def receive(self, *frames: Frame | bytes, source: Address = SERVER) -> list[ClientEvent]:
+        events: list[ClientEvent] = []
         for frame in frames:
             datagram = frame if isinstance(frame, bytes) else frame.serialize()
             events += self.session.receive_datagrams(datagram, max(len(datagram), 1), source, self.now)
         return events
 
-    def tick(self, seconds: float = 0.0) -> list[Event]:
+    def tick(self, seconds: float = 0.0) -> list[ClientEvent]:
         self.now += seconds
         return self.session.tick(self.now)
 
@@ -70,7 +70,7 @@ class Bench:
                 frames.append((decode(data[at : at + train.segment]), destination))
         return frames
 
-    def join(self) -> list[Event]:
+    def join(self) -> list[ClientEvent]:
         """Exchange the first KEEPALIVE and its ACK."""
         self.tick()
         keep_alive = next(frame for frame, _ in self.sent() if isinstance(frame, KeepAlive))
@@ -84,7 +84,7 @@ def joined(after: int | None = None, **options: object) -> Bench:
     return bench
 
 
-def delivered(events: list[Event]) -> list[tuple[int, bytes]]:
+def delivered(events: list[ClientEvent]) -> list[tuple[int, bytes]]:
     return [
         (event.first_seq + i, bytes(payload))
         for event in events
@@ -278,7 +278,7 @@ def test_a_gap_is_requested_from_the_backbone() -> None:
 def test_unavailable_range_is_reported_and_skipped() -> None:
     bench = joined()
     bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
-    events: list[Event] = []
+    events: list[ClientEvent] = []
     requests = 0
     for _ in range(400):
         events += bench.tick(0.05)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.eventbus import server_session
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.server_session import EventBusServerSession, Requested
+from fyrehose.protocols.eventbus.session import EventBusServerSession, Requested
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.snapshots import COST
 
@@ -96,8 +95,8 @@ class TestPubs:
         assert pub(session, *EVENT) is None
 
     def test_uuids_expire_by_age_and_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server_session, "MOST_SEEN", 2)
-        monkeypatch.setattr(server_session, "SEEN_AGE", 10.0)
+        monkeypatch.setattr("fyrehose.protocols.eventbus.session.MOST_SEEN", 2)
+        monkeypatch.setattr("fyrehose.protocols.eventbus.session.SEEN_AGE", 10.0)
         session = EventBusServerSession(EventBusSettings(dedup=True))
         a, b, c = (b"7d444840-9dc0-41d1-b245-%012x" % n for n in range(3))
 

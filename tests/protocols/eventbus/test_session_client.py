@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.eventbus.client_session import (
+from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
+from fyrehose.protocols.eventbus.session import (
     EventBusClientSession,
     EventBusOptions,
     Events,
@@ -24,7 +25,6 @@ from fyrehose.protocols.eventbus.client_session import (
     Synchronised,
     SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.frames import Dialect, Pub, pack_sequence
 
 TIME = b"2024-05-01T10:20:30.123Z"
 
@@ -260,7 +260,7 @@ class TestGaps:
     def test_broadcasts_beyond_the_limit_of_held_ones_are_requested_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
+        monkeypatch.setattr("fyrehose.protocols.eventbus.session.MOST_HELD", 3)
         one = session(after=0)
         one.connected(0)
         requests(one)
@@ -271,7 +271,7 @@ class TestGaps:
         assert requests(one) == [], "this time there was room"
 
     def test_many_events_with_subtrees_are_rechecked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
+        monkeypatch.setattr("fyrehose.protocols.eventbus.session.MOST_AHEAD", 3)
         one = ready(after=0, subtrees=("/a/",))
         one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
         assert requests(one) == [(ServerPort.SNAPSHOT, 0)]

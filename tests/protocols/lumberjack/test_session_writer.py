@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
-from fyrehose.protocols.lumberjack.client_session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack
+from fyrehose.protocols.lumberjack.session import Acknowledged, KeptAlive, LumberjackWriterSession
 from fyrehose.testing import every_chunking, feed
 
 

@@ -25,8 +25,7 @@ from fyrehose.protocols.backbone.frames import (
     decode,
 )
 from fyrehose.protocols.backbone.gso_batches import Train, serialize_delivers
-from fyrehose.protocols.backbone.server_session import BackboneServerSession, Event, Pushed, Replay
-from fyrehose.protocols.backbone.session import Dropped
+from fyrehose.protocols.backbone.session import BackboneServerSession, Dropped, Pushed, Replay, ServerEvent
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import ALLOWANCES, QUIET, KnownClient
 from fyrehose.records import LAST_SEQ, Run
@@ -47,7 +46,7 @@ class Bench:
         known: Any = BackboneSettings(**settings)  # type: ignore[arg-type]
         self.session = BackboneServerSession(known, lambda: self.bounds, lambda a: a == OWN, Random(7), permits)
 
-    def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[Event]:
+    def receive(self, *datagrams: bytes, source: Address = CLIENT) -> list[ServerEvent]:
         """Receive *datagrams* one at a time; return the events."""
         return [e for d in datagrams for e in self.session.receive_datagrams(d, max(len(d), 1), source, self.now)]
 
