@@ -60,7 +60,7 @@ from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Caches, Store
-from fyrehose.journal.streams import Streams
+from fyrehose.journal.streams import StreamLimits, Streams
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import MOST_RECENT, JournalMeters, JournalStatus
 from fyrehose.options import shown_size
@@ -92,6 +92,7 @@ class FileJournal:
         served; None: no stream has a limit
     :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
     :ivar caches: how much the store keeps in memory
+    :ivar stream_limits: how many streams are listed and remembered
     :ivar report: the result of recovery
     :ivar store: reads what is durable
     """
@@ -108,6 +109,7 @@ class FileJournal:
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     gate: IGate = attrs.field(factory=LocalGate, kw_only=True)
     caches: Caches = attrs.field(factory=Caches, kw_only=True)
+    stream_limits: StreamLimits = attrs.field(factory=StreamLimits, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     report: Recovered = attrs.field(init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
@@ -259,7 +261,14 @@ class FileJournal:
         settings, sync_seconds = self.settings, self.meters.sync_seconds
         sync_each = settings.durability.mode == "batch"
         writer = Writer(
-            self.directory, found, settings.segment_size, sync_each, self.files, sync_seconds, self.gate.handover
+            self.directory,
+            found,
+            settings.segment_size,
+            sync_each,
+            self.files,
+            sync_seconds,
+            self.gate.handover,
+            self.stream_limits,
         )
         try:
             writer.open(self._clock.start(found.time))

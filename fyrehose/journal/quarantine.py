@@ -18,7 +18,7 @@ import attrs
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
-from fyrehose.journal import packing, scan, snapshots, writer
+from fyrehose.journal import packing, scan, snapshots
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import (
     QUARANTINE_NAME,
@@ -29,7 +29,7 @@ from fyrehose.journal.recovery import (
     sync_mended,
 )
 from fyrehose.journal.strays import free_name, set_strays_aside
-from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.journal.streams import RESERVE, Streams, streams_at_start
 from fyrehose.options import counted
 from fyrehose.records import Buffer
 
@@ -173,7 +173,7 @@ class _Survey:
         """Return how many numbers each stream must skip, because the damaged ranges may have contained as many."""
         if not self.skipping:
             return self.unaccounted // _SMALLEST_RECORD
-        return (self.unaccounted + self.mended) // _SMALLEST_RECORD + writer.RESERVE
+        return (self.unaccounted + self.mended) // _SMALLEST_RECORD + RESERVE
 
     def gaps(self) -> list[fmt.Entry]:
         """Return the numbers that must not be used again, of every known stream and (without a name) of all others."""

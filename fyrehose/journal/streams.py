@@ -25,6 +25,24 @@ INLINE = 512
 MOST_RETIRED = 100_000
 
 
+#: How many numbers are reserved at a time, before the first of them is given out.
+RESERVE = 1 << 20
+
+
+@attrs.frozen
+class StreamLimits:
+    """How many streams a segment lists, and how many names and numbers are kept.
+
+    :ivar inline: see :data:`INLINE`
+    :ivar retired: see :data:`MOST_RETIRED`
+    :ivar reserve: see :data:`RESERVE`
+    """
+
+    inline: int = INLINE
+    retired: int = MOST_RETIRED
+    reserve: int = RESERVE
+
+
 @attrs.define(eq=False)
 class Streams:
     """All streams at one position of the log.
@@ -36,6 +54,7 @@ class Streams:
     :ivar reserved: for each stream, the number up to which numbers may have been given out without being written
     :ivar floor: counts as the last number of any stream that is neither in ``ends`` nor in ``retired``, so that a
         forgotten stream does not use a number twice
+    :ivar limits: how many streams are listed and remembered
     :ivar snapshot: the position of the snapshot file that the next segment refers to; 0: it refers to none
     :ivar changed: the streams that changed since that snapshot; None: all streams, because there is no snapshot
     :ivar changed_meanwhile: the streams that changed since :meth:`capture`; None while no snapshot is being written
@@ -48,6 +67,7 @@ class Streams:
     floor: int = 0
     snapshot: int = 0
     changed: set[str] | None = None
+    limits: StreamLimits = attrs.field(factory=StreamLimits, kw_only=True)
     changed_meanwhile: set[str] | None = attrs.field(default=None, init=False)
 
     # Changes of streams.
@@ -88,7 +108,7 @@ class Streams:
     def retiring(self, streams: Iterable[str]) -> list[Entry]:
         """Return the entries that retire those of *streams* that exist; :meth:`apply` makes the change."""
         known = [stream for stream in dict.fromkeys(streams) if stream in self.ends]
-        surplus = max(0, len(self.retired) + len(known) - MOST_RETIRED)
+        surplus = max(0, len(self.retired) + len(known) - self.limits.retired)
         forgotten = list(self.retired)[:surplus]
         entries = [Entry(stream, 0, self.ends[stream], StreamState.RETIRED) for stream in known]
         if forgotten:
@@ -132,7 +152,7 @@ class Streams:
 
     def beginning(self) -> tuple[Kind, list[Entry]]:
         """Return the kind and the entries of the first batch of the next segment."""
-        if self.snapshot == 0 or len(self.ends) + len(self.retired) <= INLINE:
+        if self.snapshot == 0 or len(self.ends) + len(self.retired) <= self.limits.inline:
             self.snapshot, self.changed = 0, None
             if not (self.retired or self.starts):
                 return Kind.ENDS, [*map(self._live, self.ends), Entry("", 0, self.floor)]
@@ -164,11 +184,13 @@ class Streams:
     def many(self) -> bool:
         """Return whether enough streams have changed for another snapshot."""
         changed = len(self.ends) + len(self.retired) if self.changed is None else len(self.changed)
-        return changed > INLINE
+        return changed > self.limits.inline
 
     def copy(self) -> Streams:
         """Return an independent copy, which does not track changes since a snapshot."""
-        return Streams(dict(self.ends), dict(self.retired), dict(self.starts), dict(self.reserved), self.floor)
+        return Streams(
+            dict(self.ends), dict(self.retired), dict(self.starts), dict(self.reserved), self.floor, limits=self.limits
+        )
 
     def capture(self) -> Streams:
         """Return a copy for a snapshot, and track which streams change from now on."""

@@ -22,13 +22,11 @@ from fyrehose.journal.exchange import Handover, parsed, start_of
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.packing import RUN_COST, StoredBatch, batch_of
 from fyrehose.journal.recovery import Recovered
-from fyrehose.journal.streams import Streams
+from fyrehose.journal.streams import StreamLimits, Streams
 from fyrehose.kernels.pure import commit
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import LAST_SEQ, Buffer, Run, room_of
 
-#: How many numbers of a stream are reserved at once, if numbers may be given out before their records are on disk.
-RESERVE = 1 << 20
 #: Commits of at most this many bytes are written with one call, over zeros written ahead; larger ones gain nothing by
 #: it.
 SMALL = 128 << 10
@@ -111,6 +109,7 @@ class Writer:
     :ivar sync_each: whether :meth:`commit` syncs; if not, the owner calls :meth:`sync`
     :ivar sync_seconds: durations of the syncs of segments
     :ivar handover: collects what is written for the other servers of a cluster; None: this server is alone
+    :ivar limits: how many streams are listed and remembered
     :ivar position: where the next batch goes
     :ivar durable: everything below this position is on disk
     :ivar released: in a cluster, everything below this position may leave the server; MARK never goes beyond it
@@ -126,6 +125,7 @@ class Writer:
     files: Files = attrs.field(factory=Files)
     sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     handover: Handover | None = None
+    limits: StreamLimits = attrs.field(factory=StreamLimits)
     position: int = attrs.field(init=False)
     durable: int = attrs.field(init=False)
     released: int = attrs.field(default=0, init=False)
@@ -152,6 +152,7 @@ class Writer:
         found = self.recovered
         self.position, self.durable, self._chain, self.time = found.position, found.durable, found.chain, found.time
         self.streams = found.streams
+        self.streams.limits = self.limits
         self.streams.close()  # numbers that were reserved but not written are gaps now
         self._begin = found.begin
         self._identity = found.identity
@@ -699,7 +700,7 @@ class Writer:
     def _reserve(self, batches: Sequence[Sequence[Run]]) -> None:
         """Reserve numbers on disk before the first of them is given out."""
         short = {
-            run.stream: fmt.Entry(run.stream, min(run.last_seq + RESERVE, LAST_SEQ), 0)
+            run.stream: fmt.Entry(run.stream, min(run.last_seq + self.limits.reserve, LAST_SEQ), 0)
             for runs in batches
             for run in runs
             if run.last_seq > self.streams.reserved.get(run.stream, 0)

@@ -71,17 +71,21 @@ class Report:
 
 
 def verify(
-    directory: Path, progress: Callable[[int, int], object] = lambda done, total: None, everything: bool = False
+    directory: Path,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    everything: bool = False,
+    most: int = MAX_PROBLEMS,
 ) -> Report:
     """Check the journal in *directory* without changing it.
 
     :param progress: called with the number of bytes that were checked, and their total
     :param everything: also check intact batches beyond the durable mark
+    :param most: how many problems are reported at most
     :raises JournalError: there is no journal, or no batch that can be checked
     """
     log = Log.of(directory)
     total = sum(segment.size for segment in log.segments)
-    verifier = _Verifier(Report(mark=log.mark), directory)
+    verifier = _Verifier(Report(mark=log.mark), directory, most)
     verifier.front(log)
     with closing(verifier.store):
         for found in walk(log, everything):
@@ -101,6 +105,7 @@ def verify(
 class _Verifier:
     report: Report
     directory: Path
+    most: int
     store: Store = attrs.field(init=False)
     done: int = 0
     #: (base, end) of each sealed segment that was checked
@@ -351,5 +356,5 @@ class _Verifier:
                 self._problem(scan.Segment(path, index.base, 0), index.base, what)
 
     def _problem(self, segment: scan.Segment, position: int, what: str) -> None:
-        if len(self.report.problems) < MAX_PROBLEMS:
+        if len(self.report.problems) < self.most:
             self.report.problems.append(Problem(segment.path, position - segment.base, what))

@@ -19,6 +19,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Caches
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.records import Record, Run
 from tests.doubles.appending import append_runs
 
@@ -92,6 +93,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         stream_age: Callable[[str], float] | None = None,
         directory: Path = tmp_path / "j",
         caches: Caches | None = None,
+        stream_limits: StreamLimits | None = None,
         **settings: Any,
     ) -> Bench:
         clock, observer = Clock(), Observer()
@@ -107,6 +109,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             pace=pace,
             stream_age=stream_age,
             caches=caches or Caches(),
+            stream_limits=stream_limits or StreamLimits(),
         )
         opened: list[Any] = []
         journal.open(observer).addBoth(opened.append)

@@ -14,7 +14,7 @@ from fyrehose.journal import scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability as parse_durability
-from fyrehose.journal.writer import RESERVE
+from fyrehose.journal.streams import RESERVE
 from fyrehose.offline import dump
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look

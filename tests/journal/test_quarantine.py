@@ -15,7 +15,7 @@ from fyrehose.journal import packing, quarantine, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
-from fyrehose.journal.writer import RESERVE
+from fyrehose.journal.streams import RESERVE
 from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,24 @@ from hypothesis import strategies as st
 from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan, snapshots, streams
+from fyrehose.journal import scan, snapshots
 from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.format import Entry
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.streams import Streams, streams_at_start
+from fyrehose.journal.streams import StreamLimits, Streams, referenced_snapshot, streams_at_start
 from fyrehose.offline.verify import verify
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
 
 
-@pytest.fixture(autouse=True)
-def few_streams_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "INLINE", 4)
+#: Limits with which few streams are many.
+FEW = StreamLimits(inline=4)
+
+
+@pytest.fixture
+def open_journal(open_journal: Any) -> Any:
+    """Return a function that opens a journal in which few streams are many."""
+    return partial(open_journal, stream_limits=FEW)
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ class TestManyStreams:
         header, entries = first_batches(bench.directory)[-1]
         assert header.kind is fmt.Kind.STREAMS
         assert [entry.stream for entry in entries if entry.stream] == ["s"]
-        assert streams.referenced_snapshot(entries) in scan.snapshots(bench.directory)
+        assert referenced_snapshot(entries) in scan.snapshots(bench.directory)
 
     def test_a_restart_recovers_all_streams(self, bench: Any, open_journal: Any) -> None:
         before, ends = everything(bench), dict(bench.journal.ends())
@@ -109,20 +115,20 @@ class TestManyStreams:
             path.unlink()
         assert everything(open_journal(segment_size=4 << 10)) == before
 
-    def test_a_segment_refers_to_no_snapshot_once_few_streams_are_left(self, bench: Any) -> None:
+    def test_a_segment_refers_to_no_snapshot_once_few_streams_are_left(self, bench: Any, open_journal: Any) -> None:
         retire(bench, *(f"quiet-{i}" for i in range(20)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "INLINE", 100)
-            for i in range(60):
-                bench.append(b"%d" % i * 100)
+        bench.close()
+        bench = open_journal(segment_size=4 << 10, stream_limits=StreamLimits(inline=100))
+        for i in range(60):
+            bench.append(b"%d" % i * 100)
         _, entries = first_batches(bench.directory)[-1]
-        assert streams.referenced_snapshot(entries) == 0
+        assert referenced_snapshot(entries) == 0
 
     def test_retention_deletes_snapshots_that_no_segment_refers_to(self, open_journal: Any) -> None:
         bench = open_journal(segment_size=4 << 10, keep_bytes=12 << 10)
         for i in range(200):
             bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
-        needed = {streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)}
+        needed = {referenced_snapshot(entries) for _, entries in first_batches(bench.directory)}
         kept = scan.snapshots(bench.directory)
         assert 0 not in needed
         assert set(kept) - needed <= {kept[-1]}, "the last one may be for the next segment"
@@ -148,13 +154,13 @@ class TestManyStreams:
 
     def test_a_start_keeps_snapshots_that_older_segments_refer_to(self, bench: Any, open_journal: Any) -> None:
         retire(bench, *(f"quiet-{i}" for i in range(20)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "INLINE", 100)
-            for i in range(60):
-                bench.append(b"%d" % i * 100)
-            bench.close()
-            again = open_journal(segment_size=4 << 10)
-        assert {streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)} - {0} <= set(
+        bench.close()
+        bench = open_journal(segment_size=4 << 10, stream_limits=StreamLimits(inline=100))
+        for i in range(60):
+            bench.append(b"%d" % i * 100)
+        bench.close()
+        again = open_journal(segment_size=4 << 10)
+        assert {referenced_snapshot(entries) for _, entries in first_batches(bench.directory)} - {0} <= set(
             scan.snapshots(bench.directory)
         )
         assert not verify(again.directory).problems
@@ -164,7 +170,7 @@ class TestManyStreams:
             bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
         bench.close()
         bench.directory.joinpath("MARK").unlink()
-        referred = [streams.referenced_snapshot(entries) for _, entries in first_batches(bench.directory)]
+        referred = [referenced_snapshot(entries) for _, entries in first_batches(bench.directory)]
         which = next(at for at in range(1, len(referred)) if referred[at] > referred[at - 1] > 0)
         for segment in scan.segments(bench.directory)[:which]:
             segment.path.unlink()
@@ -292,28 +298,24 @@ class TestRetired:
         _, entries = first_batches(bench.directory)[-1]
         assert [entry.stream for entry in entries if entry.stream] == ["s"]
 
-    def test_the_longest_retired_are_forgotten_and_their_numbers_are_not_used_again(
-        self, open_journal: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(streams, "MOST_RETIRED", 2)
-        bench = open_journal(segment_size=4 << 10)
+    def test_the_longest_retired_are_forgotten_and_their_numbers_are_not_used_again(self, open_journal: Any) -> None:
+        limits = StreamLimits(inline=4, retired=2)
+        bench = open_journal(segment_size=4 << 10, stream_limits=limits)
         for count, name in enumerate(("a", "b", "c"), 5):
             bench.append(*[b"x"] * count, stream=name)
             retire(bench, name)
         assert bench.journal.retired() == {"b": 6, "c": 7}
         assert bench.journal.floor == 5
         bench.close()
-        again = open_journal(segment_size=4 << 10)
+        again = open_journal(segment_size=4 << 10, stream_limits=limits)
         assert (again.journal.retired(), again.journal.floor) == ({"b": 6, "c": 7}, 5)
         again.append(b"back", stream="a")
         assert [record.seq for record in again.records("a")] == [6]
         assert not verify(again.directory).problems
 
-    def test_a_stream_that_was_numbered_before_the_floor_was_raised_is_served(
-        self, open_journal: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(streams, "MOST_RETIRED", 0)
-        bench = open_journal(segment_size=4 << 10)
+    def test_a_stream_that_was_numbered_before_the_floor_was_raised_is_served(self, open_journal: Any) -> None:
+        limits = StreamLimits(inline=4, retired=0)
+        bench = open_journal(segment_size=4 << 10, stream_limits=limits)
         for name in ("a", "b"):
             bench.append(*[b"x"] * 9, stream=name)
             retire(bench, name)
@@ -326,7 +328,7 @@ class TestRetired:
             assert bench.journal.bounds("new") == (1, 2)
             assert not verify(bench.directory).problems
             bench.close()
-            bench = open_journal(segment_size=4 << 10)
+            bench = open_journal(segment_size=4 << 10, stream_limits=limits)
 
     def test_retiring_a_stream_on_a_full_disk_is_refused(self, open_journal: Any) -> None:
         class Full(SteppedFiles):
@@ -386,10 +388,12 @@ def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) ->
 
 
 @pytest.mark.parametrize("kept", [10, 2, 1, 0])
-def test_entries_since_a_snapshot_give_the_same_streams(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_since_a_snapshot_give_the_same_streams(kept: int) -> None:
     """This also holds if so many streams were retired since that some of them are forgotten."""
-    monkeypatch.setattr(streams, "MOST_RETIRED", kept)
-    of = Streams({f"s{i}": i for i in range(1, 20)}, {"old": 7, "older": 3}, reserved={"s4": 90, "s6": 70})
+    limits = StreamLimits(inline=4, retired=kept)
+    of = Streams(
+        {f"s{i}": i for i in range(1, 20)}, {"old": 7, "older": 3}, reserved={"s4": 90, "s6": 70}, limits=limits
+    )
     captured = of.capture()
     of.wrote("s3", 4, 50)
     of.reserve([Entry("s3", 99, 0)])
@@ -420,9 +424,8 @@ def test_a_journal_that_was_closed_in_order_has_given_out_no_more_than_it_wrote(
     assert of.unwritten() == []
 
 
-def test_more_retired_streams_than_are_remembered_are_forgotten_with_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_RETIRED", 2)
-    found = Streams({"a": 5, "b": 2}, {"c": 7, "d": 3}, floor=4)
+def test_more_retired_streams_than_are_remembered_are_forgotten_with_a_floor() -> None:
+    found = Streams({"a": 5, "b": 2}, {"c": 7, "d": 3}, floor=4, limits=StreamLimits(retired=2))
     retired, forgotten, live = fmt.StreamState.RETIRED, fmt.StreamState.FORGOTTEN, fmt.StreamState.LIVE
     assert found.retiring(["a", "unknown", "a"]) == [
         fmt.Entry("a", 0, 5, retired),

@@ -8,15 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.journal import scan, streams
+from fyrehose.journal import scan
 from fyrehose.journal.recovery import Recovered, recover
-from fyrehose.journal.writer import AHEAD, PAGE, RESERVE, SMALL, NoRoom, SyncFailed, Writer
+from fyrehose.journal.streams import RESERVE, StreamLimits
+from fyrehose.journal.writer import AHEAD, PAGE, SMALL, NoRoom, SyncFailed, Writer
 from fyrehose.records import LAST_SEQ, Run
 from tests.doubles.files import FaultyFiles
 
+#: The limits of a server.
+LIMITS = StreamLimits()
 
-def writer(directory: Path, files: FaultyFiles, sync_each: bool = False, segment_size: int = 1 << 16) -> Writer:
-    made = Writer(directory, recover(directory, files), segment_size, sync_each, files)
+
+def writer(
+    directory: Path,
+    files: FaultyFiles,
+    sync_each: bool = False,
+    segment_size: int = 1 << 16,
+    limits: StreamLimits = LIMITS,
+) -> Writer:
+    made = Writer(directory, recover(directory, files), segment_size, sync_each, files, limits=limits)
     made.open(1)
     return made
 
@@ -147,12 +157,10 @@ def test_a_segment_that_was_deleted_is_noticed_before_the_next_is_begun(tmp_path
 
 
 class TestSnapshots:
-    @pytest.fixture(autouse=True)
-    def few_streams_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(streams, "INLINE", 2)
+    few = StreamLimits(inline=2)
 
     def test_snapshot_is_due_once_per_nearly_full_segment(self, tmp_path: Path) -> None:
-        of = writer(tmp_path, FaultyFiles(), segment_size=8192)
+        of = writer(tmp_path, FaultyFiles(), segment_size=8192, limits=self.few)
         for name in "abc":
             of.commit(numbered(1, b"", stream=name), 1, 1)
         due = []
@@ -168,7 +176,7 @@ class TestSnapshots:
     @pytest.mark.parametrize("call", ["open", "write", "sync", "rename"])
     def test_snapshot_that_could_not_be_written_is_not_referenced(self, tmp_path: Path, call: str) -> None:
         files = FaultyFiles()
-        of = writer(tmp_path, files, segment_size=4096)
+        of = writer(tmp_path, files, segment_size=4096, limits=self.few)
         for name in "abc":
             of.commit(numbered(1, b"", stream=name), 1, 1)
         files.name, files.nth = call, files.calls[call] + 1
@@ -345,10 +353,9 @@ def test_nothing_is_synced_twice(tmp_path: Path) -> None:
     of.close(in_order=True)
 
 
-def test_numbers_are_reserved_again_when_all_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fyrehose.journal.writer.RESERVE", 3)
+def test_numbers_are_reserved_again_when_all_were_used(tmp_path: Path) -> None:
     files = FaultyFiles()
-    of = writer(tmp_path, files)
+    of = writer(tmp_path, files, limits=StreamLimits(reserve=3))
     synced = []
     for seq in range(1, 7):
         before = files.calls["sync"]

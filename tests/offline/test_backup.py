@@ -27,14 +27,14 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
-from fyrehose.journal import scan, snapshots, streams, subscriptions
+from fyrehose.journal import scan, snapshots, subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.streams import Streams
+from fyrehose.journal.streams import StreamLimits, Streams
 from fyrehose.offline import backup as backups
 from fyrehose.offline.backup import Backup, SourceBehind, restore
 from fyrehose.offline.dump import runs
@@ -302,11 +302,8 @@ class TestSnapshotsAndReaders:
         with pytest.raises(JournalCorrupt, match=r"0{16}\.streams of .* is damaged: "):
             backed_up(source.directory, tmp_path / "b")
 
-    def test_a_journal_of_many_streams_is_copied_and_starts(
-        self, open_journal: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(streams, "INLINE", 4)
-        bench, target = open_journal(segment_size=4096), tmp_path / "b"
+    def test_a_journal_of_many_streams_is_copied_and_starts(self, open_journal: Opener, tmp_path: Path) -> None:
+        bench, target = open_journal(segment_size=4096, stream_limits=StreamLimits(inline=4)), tmp_path / "b"
         for turn in range(4):
             for i in range(20):
                 bench.append(b"x", stream=f"stream {i}")

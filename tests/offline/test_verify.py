@@ -11,10 +11,11 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
-from fyrehose.journal import packing, scan, streams
+from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.offline.verify import Report, verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
@@ -135,12 +136,12 @@ def test_numbers_skipped_after_a_record_behind_damage_are_a_separate_problem(ope
     assert [problem.what for problem in report.problems[1:]] == ["stream 's' skips 3 to 3, and no gap is noted"]
 
 
-def test_number_of_reported_problems_is_limited(open_journal, monkeypatch) -> None:
-    monkeypatch.setattr("fyrehose.offline.verify.MAX_PROBLEMS", 3)
+def test_number_of_reported_problems_is_limited(open_journal) -> None:
     bench = open_journal()
     for first in (5, 10, 15, 20, 25):
         forge(bench, run(first, b"x"))
-    assert len(problems(bench.directory)) == 3
+    assert len(verify(bench.directory).problems) == 5
+    assert len(verify(bench.directory, most=3).problems) == 3
 
 
 @pytest.mark.parametrize(
@@ -372,16 +373,13 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
     bench = open_journal(segment_size=4096)
     bench.append(b"only at the beginning", stream="rare")
     fill(bench, 100)
-    extent_of = Log.of
+    deleted = scan.segments(bench.directory)[1:4]
 
-    def deleted(directory: Path) -> Log:
-        log = extent_of(directory)
-        for segment in log.segments[1:4]:
-            segment.path.unlink()
-        return log
+    def delete(done: int, total: int) -> None:
+        for segment in deleted:
+            segment.path.unlink(missing_ok=True)
 
-    monkeypatch.setattr(Log, "of", deleted)
-    report = verify(bench.directory)
+    report = verify(bench.directory, delete)
     assert report.problems == []
     assert 0 < report.records < 126
 
@@ -389,24 +387,20 @@ def test_segments_that_retention_deletes_meanwhile_are_no_damage(open_journal, m
 def test_streams_retired_in_segments_that_retention_deletes_meanwhile_are_not_counted(
     open_journal, monkeypatch
 ) -> None:
-    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
-    bench = open_journal(segment_size=4096)
+    bench = open_journal(segment_size=4096, stream_limits=StreamLimits(retired=1))
     for name in ("a", "b"):
         bench.append(b"x", stream=name)
     fill(bench, 50)
     for name in ("a", "b"):
         bench.journal.retire([name])
     fill(bench, 100)
-    extent_of = Log.of
+    deleted = scan.segments(bench.directory)[1:-1]
 
-    def deleted(directory: Path) -> Log:
-        log = extent_of(directory)
-        for segment in log.segments[1:-1]:
-            segment.path.unlink()
-        return log
+    def delete(done: int, total: int) -> None:
+        for segment in deleted:
+            segment.path.unlink(missing_ok=True)
 
-    monkeypatch.setattr(Log, "of", deleted)
-    report = verify(bench.directory)
+    report = verify(bench.directory, delete)
     assert (report.problems, report.segments) == ([], 2)
     assert report.streams == 3, "a is forgotten"
 
@@ -516,16 +510,15 @@ def test_damage_of_any_batch_is_one_problem_and_none_after_quarantine(open_journ
             bench.directory.joinpath(name).write_bytes(content)
 
 
-def test_a_stream_that_was_forgotten_since_the_snapshot_is_found_in_its_own_segment(open_journal, monkeypatch) -> None:
-    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
-    monkeypatch.setattr(streams, "INLINE", 0)
-    bench = open_journal(segment_size=4096)
+def test_a_stream_that_was_forgotten_since_the_snapshot_is_found_in_its_own_segment(open_journal) -> None:
+    limits = StreamLimits(inline=0, retired=1)
+    bench = open_journal(segment_size=4096, stream_limits=limits)
     bench.append(bytes(4000), stream="first")
     bench.append(bytes(4000), stream="a")  # the next segment refers to an earlier snapshot, which lacks this stream
     bench.append(b"x", stream="b")
     bench.journal.retire(["a", "b"])
     bench.crash()
-    bench = open_journal(segment_size=4096)
+    bench = open_journal(segment_size=4096, stream_limits=limits)
     bench.journal.retire(["first"])
     assert "a" not in bench.journal.retired(), "it is forgotten"
     bench.append(bytes(4000), stream="c")
@@ -534,9 +527,8 @@ def test_a_stream_that_was_forgotten_since_the_snapshot_is_found_in_its_own_segm
     assert verify(bench.directory).problems == []
 
 
-def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own(open_journal, monkeypatch) -> None:
-    monkeypatch.setattr(streams, "MOST_RETIRED", 1)
-    bench = open_journal(segment_size=4096)
+def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own(open_journal) -> None:
+    bench = open_journal(segment_size=4096, stream_limits=StreamLimits(retired=1))
     for name in ("a", "b"):
         bench.append(b"x", stream=name)
         at = bench.journal.writer.position

@@ -9,14 +9,15 @@ import re
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import attrs
 from cryptography.hazmat.backends.openssl import backend as openssl
 
 from fyrehose import __version__, kernels
-from fyrehose.bench.disk import VOLATILE, mount_of, sync_times
+from fyrehose.bench.disk import VOLATILE, Mount, mount_of, sync_times
 from fyrehose.cli.doctor.findings import Finding, Level
 from fyrehose.options import counted, shown_size
 
@@ -29,6 +30,8 @@ SYNCS = 100
 SLOW_P50_S, SLOW_P99_S = 0.02, 0.2
 #: A shorter sync, in seconds, cannot have written anything to a device.
 TOO_FAST_S = 0.000_01
+#: The file with the limit of the memory of this container or unit.
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 #: The beginning of the name of the file whose syncs are timed.
 PROBE = ".doctor"
 
@@ -38,14 +41,18 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*([0-9.]+)")
 _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 
 
-def versions() -> Iterator[Finding]:
-    """Report the versions of Python and of the packages that Fyrehose uses, and packages that are too old for it."""
+def versions(required: Sequence[str] | None = None, native: bool = kernels.NATIVE) -> Iterator[Finding]:
+    """Report the versions of Python and of the packages that Fyrehose uses, and packages that are too old for it.
+
+    :param required: the requirements, such as ``attrs>=24.1``; None: those of the installed package
+    :param native: whether compiled kernels are in use
+    """
     text = (
         f"Fyrehose {__version__}, Python {platform.python_version()}, Twisted {version('Twisted')}, "
         f"{' '.join(openssl.openssl_version_text().split()[:2])}"
     )
     yield Finding(Level.OK, "versions", text)
-    for line in requires("fyrehose") or ():
+    for line in (requires("fyrehose") or ()) if required is None else required:
         found = None if ";" in line else _REQUIREMENT.match(line)
         if found is None:
             continue
@@ -59,7 +66,7 @@ def versions() -> Iterator[Finding]:
         if _numbers(present) < _numbers(least):
             advice = f"pip install --upgrade '{name}>={least}': older ones have known defects"
             yield Finding(Level.WARNING, "versions", f"{name} {present} is older than {least}", name, advice)
-    if kernels.NATIVE:
+    if native:
         yield Finding(Level.OK, "kernels", "native")
     else:
         chosen = "FYREHOSE_PURE" in os.environ
@@ -85,13 +92,14 @@ def clock() -> Iterator[Finding]:
         yield Finding(Level.OK, "clock", "synchronized")
 
 
-def memory(budget: int) -> Iterator[Finding]:
+def memory(budget: int, limit_file: Path = CGROUP_LIMIT) -> Iterator[Finding]:
     """Report whether the machine has the memory that the server may use for messages.
 
     :param budget: ``server.memory``, in bytes
+    :param limit_file: the file with the limit of this container or unit
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _cgroup_limit()
+    limit = _number_in(limit_file)
     has, where = (total, "this machine") if limit is None or limit > total else (limit, "this container or unit")
     if 2 * budget > has:
         advice = f"set server.memory to {shown_size(has // 4)} or less, or give it more memory"
@@ -101,9 +109,9 @@ def memory(budget: int) -> Iterator[Finding]:
         yield Finding(Level.OK, "memory", f"{shown_size(has)}, of which messages may use {shown_size(budget)}", where)
 
 
-def _cgroup_limit() -> int | None:
+def _number_in(path: Path) -> int | None:
     try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return int(path.read_text())
     except (OSError, ValueError):  # no such file, or "max": no limit
         return None
 
@@ -146,17 +154,48 @@ def _descriptor_limit(pid: int | None) -> tuple[int, str]:
     return (hard if hard != resource.RLIM_INFINITY else 1 << 30), "this shell"
 
 
-def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
+@attrs.frozen
+class Disk:
+    """What the machine says about a disk.
+
+    :ivar total: its size in bytes
+    :ivar free: its free bytes
+    :ivar inodes: how many inodes it has, and how many of them are free
+    :ivar mount: how it is mounted
+    """
+
+    total: int
+    free: int
+    inodes: tuple[int, int]
+    mount: Mount
+
+    @classmethod
+    def of(cls, directory: Path) -> Disk:
+        """Return the disk of *directory*."""
+        usage, nodes = shutil.disk_usage(directory), os.statvfs(directory)
+        return cls(usage.total, usage.free, (nodes.f_files, nodes.f_favail), mount_of(directory.resolve()))
+
+
+def disk(
+    directory: Path,
+    min_free: int,
+    keep_bytes: int,
+    look: Callable[[Path], Disk] = Disk.of,
+    time_syncs: Callable[[Path, int], list[float]] = sync_times,
+) -> Iterator[Finding]:
     """Report free space and inodes, the file system, and how long a sync takes.
 
     :param directory: the directory of the journal; if it does not exist yet, its nearest parent is examined
     :param min_free: the journal's option min-free, in bytes
     :param keep_bytes: the journal's option keep-bytes, in bytes; 0: retention has no such limit
+    :param look: returns the disk of a directory
+    :param time_syncs: returns the sorted durations of so many syncs of a new file, in seconds
     """
     there = next(each for each in (directory, *directory.absolute().parents) if each.is_dir()).absolute()
     where = str(there)
-    yield from _space(there, min_free, keep_bytes)
-    mount = mount_of(there.resolve())
+    found = look(there)
+    yield from _space(found, where, min_free, keep_bytes)
+    mount = found.mount
     if mount.kind in VOLATILE:
         yield Finding(Level.ERROR, "disk", f"{mount.kind}: a restart loses everything", where, "use a real disk")
     elif mount.kind in REMOTE:
@@ -173,11 +212,11 @@ def disk(directory: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
     if "ro" in mount.options:
         yield Finding(Level.ERROR, "disk", "mounted read-only", where, "see dmesg for errors, then mount it rw")
     else:
-        yield from _syncs(there)
+        yield from _syncs(there, time_syncs)
 
 
-def _space(there: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
-    where, usage, nodes = str(there), shutil.disk_usage(there), os.statvfs(there)
+def _space(usage: Disk, where: str, min_free: int, keep_bytes: int) -> Iterator[Finding]:
+    inodes, free_inodes = usage.inodes
     text = f"{shown_size(usage.free)} of {shown_size(usage.total)} free"
     advice = "free some space, use a larger disk, or set journal.keep-bytes"
     if usage.free < min_free:
@@ -193,14 +232,14 @@ def _space(there: Path, min_free: int, keep_bytes: int) -> Iterator[Finding]:
         what = f"journal.keep-bytes is {shown_size(keep_bytes)}, more than the disk of {shown_size(usage.total)} holds"
         advice = f"set it below {shown_size((usage.total - min_free) * 0.9)}: the journal fills the disk before"
         yield Finding(Level.WARNING, "disk", what, where, advice)
-    if nodes.f_files and nodes.f_favail < nodes.f_files // 50:
-        what = f"{counted(nodes.f_favail, 'inode')} of {nodes.f_files:,} free"
+    if inodes and free_inodes < inodes // 50:
+        what = f"{counted(free_inodes, 'inode')} of {inodes:,} free"
         yield Finding(Level.WARNING, "disk", what, where, "delete small files: each segment needs three")
 
 
-def _syncs(there: Path) -> Iterator[Finding]:
+def _syncs(there: Path, time_syncs: Callable[[Path, int], list[float]]) -> Iterator[Finding]:
     try:
-        found = sync_times(there / f"{PROBE}-{os.getpid()}", SYNCS)
+        found = time_syncs(there / f"{PROBE}-{os.getpid()}", SYNCS)
     except OSError as error:
         advice = "run this command as the server's user to time syncs"
         yield Finding(Level.NOTE, "sync", f"not timed: {error.strerror}", str(there), advice)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from fyrehose import kernels
 from fyrehose.bench.disk import Mount
-from fyrehose.cli.doctor import machine as doctor_machine
 from fyrehose.cli.doctor.findings import Finding, Level
-from fyrehose.cli.doctor.machine import clock, descriptors, disk, memory, permissions, versions
+from fyrehose.cli.doctor.machine import Disk, clock, descriptors, disk, memory, permissions, versions
 
 GIB = 1 << 30
 
@@ -28,19 +26,17 @@ def test_versions_are_reported() -> None:
     assert all(word in text for word in ("Fyrehose", "Python", "Twisted", "OpenSSL"))
 
 
-def test_package_that_is_too_old_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_is_too_old_is_reported() -> None:
     required = ["Twisted[tls]>=26.4", "attrs>=9999.1", "not-there>=1", 'numpy>=9999; extra == "spark"']
-    monkeypatch.setattr(doctor_machine, "requires", lambda name: required)
-    old, missing = [each for each in versions() if each.subject == "versions" and each.level > Level.OK]
+    old, missing = [each for each in versions(required) if each.subject == "versions" and each.level > Level.OK]
     assert (old.level, old.where) == (Level.WARNING, "attrs")
     assert "attrs>=9999.1" in old.advice
     assert (missing.level, missing.where) == (Level.ERROR, "not-there")
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_kernels_are_reported(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "NATIVE", native)
-    assert levels(list(versions()))["kernels"] is (Level.OK if native else Level.WARNING)
+def test_kernels_are_reported(native: bool) -> None:
+    assert levels(list(versions(native=native)))["kernels"] is (Level.OK if native else Level.WARNING)
 
 
 def test_clock_is_synchronized_or_not() -> None:
@@ -56,9 +52,10 @@ def test_budget_has_to_fit_into_memory() -> None:
     assert "server.memory" in much.advice
 
 
-def test_container_limits_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "_cgroup_limit", lambda: 1 << 20)
-    (found,) = memory(1 << 20)
+def test_container_limits_memory(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{1 << 20}\n")
+    (found,) = memory(1 << 20, limit)
     assert (found.level, found.where) == (Level.WARNING, "this container or unit")
 
 
@@ -75,26 +72,22 @@ def test_descriptor_limit_is_that_of_the_running_server() -> None:
     assert found[0].where == f"process {os.getpid()}"
 
 
-class Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
+def of_size(free: int, kind: str = "ext4", options: tuple[str, ...] = ("rw",)) -> Callable[[Path], Disk]:
+    """Return a function that finds a disk of 100 GiB."""
+    return lambda path: Disk(100 * GIB, free, (1_000_000, 900_000), Mount(kind, options))
 
 
 @pytest.mark.parametrize(("free", "level"), [(GIB // 8, Level.ERROR), (GIB // 2, Level.WARNING), (50 * GIB, Level.OK)])
-def test_free_space_is_compared_with_min_free(
-    free: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * GIB, 100 * GIB - free, free))
-    found = next(iter(disk(tmp_path, GIB // 4, 0)))
+def test_free_space_is_compared_with_min_free(free: int, level: Level, tmp_path: Path) -> None:
+    found = next(iter(disk(tmp_path, GIB // 4, 0, of_size(free))))
     assert (found.subject, found.level) == ("disk", level)
 
 
-def test_retention_has_to_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * GIB, 0, 100 * GIB))
-    found = [each.what for each in disk(tmp_path, GIB, 200 * GIB) if each.level is Level.WARNING]
+def test_retention_has_to_fit_on_the_disk(tmp_path: Path) -> None:
+    empty = of_size(100 * GIB)
+    found = [each.what for each in disk(tmp_path, GIB, 200 * GIB, empty) if each.level is Level.WARNING]
     assert any("keep-bytes is 200.0 GiB" in each for each in found)
-    assert not any("keep-bytes" in each.what for each in disk(tmp_path, GIB, 50 * GIB))
+    assert not any("keep-bytes" in each.what for each in disk(tmp_path, GIB, 50 * GIB, empty))
 
 
 @pytest.mark.parametrize(
@@ -107,19 +100,18 @@ def test_retention_has_to_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         (Mount("ext4", ("ro",)), Level.ERROR, "read-only"),
     ],
 )
-def test_unsuitable_file_system_is_reported(
-    mount: Mount, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_machine, "mount_of", lambda path: mount)
-    assert [each.level for each in disk(tmp_path, 0, 0) if words in each.what] == [level]
+def test_unsuitable_file_system_is_reported(mount: Mount, level: Level, words: str, tmp_path: Path) -> None:
+    assert [
+        each.level for each in disk(tmp_path, 0, 0, of_size(50 * GIB, mount.kind, mount.options)) if words in each.what
+    ] == [level]
 
 
 @pytest.mark.parametrize(
     ("times", "level"), [([0.001] * 100, Level.OK), ([0.1] * 100, Level.WARNING), ([1e-6] * 100, Level.WARNING)]
 )
-def test_syncs_are_timed(times: list[float], level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "sync_times", lambda path, count: times)
-    (found,) = [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+def test_syncs_are_timed(times: list[float], level: Level, tmp_path: Path) -> None:
+    found_times = disk(tmp_path, 0, 0, time_syncs=lambda path, count: times)
+    (found,) = [each for each in found_times if each.subject == "sync"]
     assert found.level is level
 
 
@@ -128,12 +120,11 @@ def test_timing_syncs_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_directory_that_cannot_be_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     def refused(*args: Any) -> list[float]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(doctor_machine, "sync_times", refused)
-    (found,) = [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+    (found,) = [each for each in disk(tmp_path, 0, 0, time_syncs=refused) if each.subject == "sync"]
     assert (found.level, found.what) == (Level.NOTE, "not timed: Permission denied")
 
 
