@@ -16,7 +16,11 @@ import attrs
 import pytest
 import pytest_twisted
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import DNSLookupError
+from twisted.internet.interfaces import IResolverSimple
 from twisted.internet.protocol import DatagramProtocol
+from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
@@ -249,5 +253,60 @@ async def test_client_behind_a_router_that_translates_addresses_publishes_and_su
     await client.close()
     translator.forget()
     await inside.stopListening()
+    await service.stopService()
+    await broker.close()
+
+
+@implementer(IResolverSimple)
+@attrs.define
+class NameServer:
+    """Resolves each name to one address; without an address it fails, as a name server that does not run.
+
+    :ivar asked: number of lookups
+    """
+
+    address: str | None = None
+    asked: int = 0
+
+    def getHostByName(self, name: str, timeout: object = ()) -> Deferred[str]:
+        self.asked += 1
+        return fail(DNSLookupError(name)) if self.address is None else succeed(self.address)
+
+
+@pytest.fixture
+def name_server() -> Iterator[NameServer]:
+    loop: Any = reactor
+    server = NameServer()
+    before = loop.installResolver(server)
+    yield server
+    loop.installResolver(before)
+
+
+@pytest_twisted.ensureDeferred
+async def test_client_waits_for_the_name_server_and_follows_its_server_to_another_address(
+    name_server: NameServer,
+) -> None:
+    loop: Any = reactor
+    broker = Broker(loop, MemoryJournal(), Sequencer())
+    await broker.open()
+    service = plugin.make_service(loop, broker, "udp:0:interface=127.0.0.1", BackboneSettings())
+    port: Any = await service.startService()
+    number = port.getHost().port
+    client = BackboneClient(loop, "bus.example", number, options=BackboneOptions(retries=9))
+    received: list[bytes] = []
+    client.subscribe(None, lambda run: received.extend(map(bytes, run.payloads())))
+    connected = client.connect()
+    await until(reactor, lambda: name_server.asked == 2)
+    assert client.problem == "the host name has no address"
+    name_server.address = "127.0.0.1"
+    await connected
+    assert await client.publish(None, b"one") == 1
+    await service.stopService()
+    service = plugin.make_service(loop, broker, f"udp:{number}:interface=127.0.0.2", BackboneSettings())
+    await service.startService()
+    name_server.address = "127.0.0.2"
+    assert await client.publish(None, b"two") == 2
+    await until(reactor, lambda: received == [b"one", b"two"])
+    await client.close()
     await service.stopService()
     await broker.close()

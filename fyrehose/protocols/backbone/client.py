@@ -52,8 +52,6 @@ MOST_UNSENT = 64 << 20
 MOST_NAMED = 10
 #: Delay before the next attempt to send while the kernel has no room, in seconds.
 CONGESTED = 0.005
-
-
 #: Without an ACK for 5 s the server is lost (rule 2 of the backbone); the client looks for it 1, 2, 4, 5 ... s later.
 BACKBONE_OPTIONS = ConnectionOptions(silence=5.0, retry=Backoff(first=1.0, longest=5.0))
 
@@ -234,9 +232,6 @@ class BackboneClient(Client, TrainProtocol):
     def stop(self) -> Deferred[None]:
         self._stop()
         return succeed(None)
-
-    def abandon(self, error: Exception) -> None:
-        self._stop()
 
     # Called by the port.
 
