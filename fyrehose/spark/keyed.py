@@ -55,6 +55,9 @@ class KeyedPublisher:
     :ivar token: the token to send, if any
     :ivar rate: the limit of messages a second; 0: no limit
     :ivar patience: how long a chunk is sent again, in seconds
+    :ivar first_pause: the first pause before a chunk is sent again, in seconds
+    :ivar most_buffered: how many bytes may be in incomplete chunks, for all streams together
+    :ivar buffered: how many bytes are in incomplete chunks
     """
 
     url: str
@@ -62,10 +65,12 @@ class KeyedPublisher:
     token: str | None = attrs.field(default=None, repr=False)
     rate: float = 0.0
     patience: float = PATIENCE
+    first_pause: float = FIRST_PAUSE
+    most_buffered: int = BUFFERED
     #: number of acknowledged messages
     acknowledged: int = attrs.field(default=0, init=False)
     _chunks: dict[str, _Chunk] = attrs.field(factory=dict, init=False)
-    _buffered: int = attrs.field(default=0, init=False)
+    buffered: int = attrs.field(default=0, init=False)
     #: number of sent chunks of each stream
     _sent: dict[str, int] = attrs.field(factory=dict, init=False)
     _connection: HTTPConnection | None = attrs.field(default=None, init=False)
@@ -84,8 +89,8 @@ class KeyedPublisher:
         chunk = self._chunks.setdefault(stream, _Chunk())
         chunk.messages.append(bytes(payload))
         chunk.size += size
-        self._buffered += size
-        while self._buffered > BUFFERED:
+        self.buffered += size
+        while self.buffered > self.most_buffered:
             self._send(max(self._chunks, key=lambda name: self._chunks[name].size))
 
     def flush(self) -> None:
@@ -102,7 +107,7 @@ class KeyedPublisher:
     def _send(self, stream: str) -> None:
         """Send the chunk of a stream until it is acknowledged."""
         chunk, number = self._chunks.pop(stream), self._sent.get(stream, 0)
-        self._buffered -= chunk.size
+        self.buffered -= chunk.size
         self._sent[stream] = number + 1
         headers = {"Idempotency-Key": f"{self.key}/{number}"}
         if chunk.size <= CHUNK:
@@ -114,7 +119,7 @@ class KeyedPublisher:
             headers["Authorization"] = authorization(self.token)
         pace(self._began, self.acknowledged + len(chunk.messages), self.rate)
         target = f"/streams/{quote(stream, safe='')}"
-        until, pause = time.monotonic() + self.patience, FIRST_PAUSE
+        until, pause = time.monotonic() + self.patience, self.first_pause
         while (failure := self._post(target, body, headers, len(chunk.messages))) is not None:
             self.close()
             if time.monotonic() + pause > until:

@@ -42,8 +42,8 @@ class _Piece:
     records: pa.Table | None
 
 
-def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
-    """Yield groups of files that are merged together, because their shared row groups fit into memory."""
+def together(store: LakeStore, paths: Sequence[str], room: int = SHARED) -> Iterator[list[str]]:
+    """Yield groups of files that are merged together, because their shared row groups fit into *room* bytes."""
     lot: list[str] = []
     total = 0
     for path in paths:
@@ -51,7 +51,7 @@ def together(store: LakeStore, paths: Sequence[str]) -> Iterator[list[str]]:
             found = parquet.read_metadata(opened)
             every = [found.row_group(number) for number in range(found.num_row_groups)]
             size = sum(group.total_byte_size for group in every if _stream_of(group) is None)
-        if lot and total + size > SHARED:
+        if lot and total + size > room:
             if len(lot) > 1:
                 yield lot
             lot, total = [], 0

@@ -173,12 +173,19 @@ class RoundJob(Generic[S]):
         self._monitored = time.monotonic()
 
 
-def repeated(step: Callable[[], float | None], follow: bool, stop: Callable[[], bool], what: str) -> None:
+def repeated(
+    step: Callable[[], float | None],
+    follow: bool,
+    stop: Callable[[], bool],
+    what: str,
+    first_pause: float = FIRST_PAUSE,
+) -> None:
     """Call ``step`` again and again until it returns None, or until ``stop()`` returns true.
 
     :param step: returns the pause before the next step in seconds; None: this was the last step
     :param follow: if the journal or a store cannot be reached, log this once, and try again after growing pauses
     :param what: the job, for the log
+    :param first_pause: the pause after the first failure in seconds; it is doubled after each further one
     :raises JournalUnreachable: the journal or a store cannot be reached, and ``follow`` is not set
     """
     failures = 0
@@ -191,7 +198,7 @@ def repeated(step: Callable[[], float | None], follow: bool, stop: Callable[[], 
             failures += 1
             if failures == 1:
                 log.warning("%s; trying again until that is over", error)
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 16))
+            pause = min(LONGEST_PAUSE, first_pause * 2.0 ** min(failures - 1, 16))
         else:
             if failures:
                 log.info("%s continues after %d failed attempts", what, failures)

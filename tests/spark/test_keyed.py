@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import ConfigError, InvalidName, PublishError
-from fyrehose.spark import keyed
 from fyrehose.spark.keyed import CHUNK, MESSAGES, KeyedPublisher, parse_url
 from tests.verification.torture.plain_reader import records
 
@@ -70,9 +69,12 @@ def split(body: bytes) -> list[bytes]:
     return messages
 
 
+#: The first pause before a chunk is sent again, in seconds; short, because these tests wait for it.
+PAUSE = 0.001
+
+
 @pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keys]:
-    monkeypatch.setattr(keyed, "FIRST_PAUSE", 0.001)
+def keys() -> Iterator[Keys]:
     server = Keys()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -101,7 +103,7 @@ def test_rows_are_stored_once_and_in_order_however_often_answers_are_lost(keys: 
     rows = [(dice.choice("ab"), dice.randbytes(dice.choice([0, 10, 300_000]))) for _ in range(60)]
     for attempt in range(3):
         keys.script = dice.choices(["store", "lose", "close", (503, {"error": "later"})], k=20)
-        publisher = KeyedPublisher(keys.url, "spark/q/0/0")
+        publisher = KeyedPublisher(keys.url, "spark/q/0/0", first_pause=PAUSE)
         if attempt == 0:  # A task that is killed does not send its last chunks.
             for row in rows[:40]:
                 publisher.publish(*row)
@@ -116,18 +118,17 @@ def test_rows_are_stored_once_and_in_order_however_often_answers_are_lost(keys: 
 
 def test_chunks_are_as_large_as_the_server_accepts(keys: Keys) -> None:
     rows = [b"x" * (CHUNK - 4), b"y" * (CHUNK - 3), b"\n", b"", b"z" * (CHUNK - 13)]
-    publish(KeyedPublisher(keys.url, "k"), [("s ä/", row) for row in rows])
+    publish(KeyedPublisher(keys.url, "k", first_pause=PAUSE), [("s ä/", row) for row in rows])
     assert [found for _, found in sorted(keys.stored.items())] == [rows[:1], rows[1:2], rows[2:]]
     assert {path for path, _ in keys.stored} == {"/streams/s%20%C3%A4%2F"}
     assert [headers.get("Content-Type") for headers in keys.headers] == [MESSAGES, None, MESSAGES]
 
 
-def test_memory_is_limited_for_any_number_of_streams(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "BUFFERED", 1000)
-    publisher = KeyedPublisher(keys.url, "k")
+def test_memory_is_limited_for_any_number_of_streams(keys: Keys) -> None:
+    publisher = KeyedPublisher(keys.url, "k", most_buffered=1000, first_pause=PAUSE)
     for number in range(100):
         publisher.publish(f"s{number % 40}", bytes(50))
-        assert publisher._buffered <= 1000
+        assert publisher.buffered <= 1000
     publish(publisher, [])
     assert sum(map(len, keys.stored.values())) == 100
 
@@ -135,7 +136,7 @@ def test_memory_is_limited_for_any_number_of_streams(keys: Keys, monkeypatch: py
 def test_rows_in_another_order_are_an_error_that_says_what_to_do(keys: Keys) -> None:
     keys.script = [(422, {"error": "key belongs to other messages"})]
     with pytest.raises(PublishError, match=r"in another order, under the key 'k/0'; nothing was published twice"):
-        publish(KeyedPublisher(keys.url, "k"), [("s", b"x")])
+        publish(KeyedPublisher(keys.url, "k", first_pause=PAUSE), [("s", b"x")])
 
 
 @pytest.mark.parametrize(
@@ -150,19 +151,19 @@ def test_rows_in_another_order_are_an_error_that_says_what_to_do(keys: Keys) -> 
 def test_task_ends_with_an_error_if_the_server_refuses(keys: Keys, answer: Any, error: str) -> None:
     keys.script = [answer]
     with pytest.raises(PublishError, match=error):
-        publish(KeyedPublisher(keys.url, "k"), [("s", b"x")])
+        publish(KeyedPublisher(keys.url, "k", first_pause=PAUSE), [("s", b"x")])
     assert len(keys.headers) == 1
 
 
 def test_temporary_refusal_is_an_error_after_a_timeout(keys: Keys) -> None:
     keys.script = [(503, {"error": "the disk is full"})] * 1000
     with pytest.raises(PublishError, match=r"failed for 1 s: status 503: the disk is full; 0 rows"):
-        publish(KeyedPublisher(keys.url, "k", patience=1.0), [("s", b"x")])
+        publish(KeyedPublisher(keys.url, "k", patience=1.0, first_pause=PAUSE), [("s", b"x")])
     keys.script = []
 
 
 def test_token_is_sent(keys: Keys) -> None:
-    publisher = KeyedPublisher(keys.url, "k", "secret-" * 3)
+    publisher = KeyedPublisher(keys.url, "k", "secret-" * 3, first_pause=PAUSE)
     assert "secret" not in repr(publisher)
     publish(publisher, [("s", b"x")])
     assert keys.headers[0]["Authorization"] == f"Bearer {'secret-' * 3}"
@@ -171,7 +172,7 @@ def test_token_is_sent(keys: Keys) -> None:
 def test_name_that_no_stream_can_have_is_refused(keys: Keys) -> None:
     for name in ("", "x" * 256):
         with pytest.raises(InvalidName):
-            KeyedPublisher(keys.url, "k").publish(name, b"x")
+            KeyedPublisher(keys.url, "k", first_pause=PAUSE).publish(name, b"x")
 
 
 def test_http_addresses_are_parsed() -> None:
@@ -193,7 +194,7 @@ def test_two_attempts_of_a_task_at_once_publish_each_row_once(http_server: tuple
 
     def twin() -> None:
         try:
-            publish(KeyedPublisher(url, "spark/q/0/0"), rows)
+            publish(KeyedPublisher(url, "spark/q/0/0", first_pause=PAUSE), rows)
         except BaseException as error:
             failed.append(error)
 
@@ -207,4 +208,4 @@ def test_two_attempts_of_a_task_at_once_publish_each_row_once(http_server: tuple
         found = [record.payload for record in records(journal) if record.stream == stream]
         assert found == [payload for name, payload in rows if name == stream]
     with pytest.raises(PublishError, match="in another order"):
-        publish(KeyedPublisher(url, "spark/q/0/0"), rows[1:])
+        publish(KeyedPublisher(url, "spark/q/0/0", first_pause=PAUSE), rows[1:])

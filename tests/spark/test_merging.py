@@ -6,17 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fyrehose.records import Run
-from fyrehose.spark import merging
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.merging import together
 
 
 def test_files_whose_shared_row_groups_exceed_memory_are_merged_in_steps(
-    written: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: Callable[..., Any], tmp_path: Path
 ) -> None:
     journal, lake = written(), tmp_path / "lake"
     for _ in range(4):
@@ -25,7 +22,5 @@ def test_files_whose_shared_row_groups_exceed_memory_are_merged_in_steps(
         archive(None, str(journal.directory), lake)
     store, paths = Lake.at(lake).store, sorted(file.path for file in Lake.at(lake).files())
     assert list(together(store, paths)) == [paths]
-    monkeypatch.setattr(merging, "SHARED", 50_000)
-    assert list(together(store, paths)) == [paths[:2], paths[2:]]
-    monkeypatch.setattr(merging, "SHARED", 1)
-    assert list(together(store, paths)) == []
+    assert list(together(store, paths, 50_000)) == [paths[:2], paths[2:]]
+    assert list(together(store, paths, 1)) == []

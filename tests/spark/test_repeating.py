@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalUnreachable
-from fyrehose.spark import repeating
 from fyrehose.spark.repeating import repeated
 
 
@@ -30,10 +29,7 @@ def test_failure_ends_a_job_that_does_not_follow() -> None:
         repeated(lambda: next(steps(JournalUnreachable("gone"))), False, lambda: False, "the job")
 
 
-def test_job_that_follows_tries_again_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(repeating, "FIRST_PAUSE", 0.0)
+def test_job_that_follows_tries_again_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     results: list[float | Exception | None] = [JournalUnreachable("gone")] * 3 + [0.0, None]
 
     def step() -> float | None:
@@ -43,7 +39,7 @@ def test_job_that_follows_tries_again_and_says_so_once(
         return result
 
     with caplog.at_level(logging.INFO):
-        repeated(step, True, lambda: False, "the job")
+        repeated(step, True, lambda: False, "the job", first_pause=0.0)
     assert [record.getMessage() for record in caplog.records] == [
         "gone; trying again until that is over",
         "the job continues after 3 failed attempts",

@@ -194,10 +194,18 @@ class _Output:
 
 @attrs.define(eq=False, kw_only=True)
 class TablesRun(RoundJob[TablesState]):
-    """A run that fills the tables of one configuration; see :func:`opened`."""
+    """A run that fills the tables of one configuration; see :func:`opened`.
+
+    :ivar part: the size of the part of a task, in bytes of the journal
+    :ivar widen_below: a column gets a wider type only in tables that are smaller than this, in bytes
+    :ivar merge_from: the number of files from which the files of a table are merged
+    """
 
     config: TablesConfig
     engine: Engine
+    part: int = PART
+    widen_below: int = WIDEN
+    merge_from: int = MANY
     outputs: list[_Output] = attrs.field(factory=list, init=False)
     summaries: list[Summary] = attrs.field(factory=list, init=False)
     done: Done = attrs.field(factory=lambda: Done(0), init=False)
@@ -303,7 +311,7 @@ class TablesRun(RoundJob[TablesState]):
                 )
         mains = [each for each in self.outputs if not each.quarantine and any(each.table is one.table for one in due)]
         chosen = Selection(patterns=tuple(dict.fromkeys(each for main in mains for each in main.table.streams)))
-        planner = Planner(self.source, chosen, PART, self.config.skip_gaps)
+        planner = Planner(self.source, chosen, self.part, self.config.skip_gaps)
         sources = [
             JournalPart(place=self.source, part=part, selection=chosen, skip_gaps=self.config.skip_gaps)
             for part in (planner.parts(at, account.end) if account.rows else ())
@@ -396,7 +404,7 @@ class TablesRun(RoundJob[TablesState]):
         if not wider:
             return True
         schema = pa.schema([(name, _TYPES[kind]) for name, kind in (_types(output.lake) | wider).items()])
-        small = output.lake.totals()[1] < WIDEN and not output.lake.vectors()
+        small = output.lake.totals()[1] < self.widen_below and not output.lake.vectors()
         paths = [file.path for file in output.lake.files()] if small else []
         actions = self.engine(
             rewrite, [RewriteTask(store=output.lake.store, path=path, schema=schema) for path in paths]
@@ -480,7 +488,7 @@ class TablesRun(RoundJob[TablesState]):
             table = lake.current()
             try:
                 with lake.store.explained():
-                    if lake.totals()[0] >= MANY and not lake.vectors():
+                    if lake.totals()[0] >= self.merge_from and not lake.vectors():
                         table.optimize.compact()
                     table.vacuum(retention_hours=AGE, dry_run=False, full=True)
             except DeltaError as error:  # Another program changed the table at this moment.

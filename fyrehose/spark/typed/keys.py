@@ -26,10 +26,12 @@ class RecentKeys:
     """The keys of the newest rows of a table, by which events that were sent again are recognized.
 
     :ivar within: how long a key is remembered, in microseconds
+    :ivar most: how many keys may be in memory
     """
 
     table: str
     within: int
+    most: int = MOST
     #: for each key, the time at which its last kept row was accepted; the oldest first
     _seen: dict[bytes, int] = attrs.field(factory=dict, init=False)
     _newest: int = attrs.field(default=0, init=False)
@@ -62,8 +64,8 @@ class RecentKeys:
             if self._seen[oldest] >= self._newest - self.within:
                 break
             del self._seen[oldest]
-        if len(self._seen) > MOST:
+        if len(self._seen) > self.most:
             raise ConfigError(
-                f"the table {self.table!r} has more than {MOST:,} keys within the period of the option 'deduplicate'; "
-                "make its 'within' shorter"
+                f"the table {self.table!r} has more than {self.most:,} keys within the period of the option "
+                "'deduplicate'; make its 'within' shorter"
             )

@@ -79,6 +79,13 @@ def run(config: TablesConfig, **more: Any) -> dict[str, TableState]:
     return {state.name: state for state in fill_tables(None, config, **more)}
 
 
+def run_with(config: TablesConfig, spark: Any = None, **attributes: Any) -> dict[str, TableState]:
+    """Fill the tables once, by a run with *attributes*, see :class:`.TablesRun`."""
+    with opened(spark, config, **attributes) as it:
+        it.run(False, 10.0, lambda done, view: None, lambda: False)
+        return {state.name: state for state in it.states()}
+
+
 def test_events_become_rows_with_lineage_and_day(written: Opener) -> None:
     journal = written()
     journal.append(beats(request(0, 200), b"no JSON", request(-5, "odd")), beats(event(0), stream="other"))
@@ -198,20 +205,18 @@ def test_column_that_would_lose_digits_is_not_widened(written: Opener) -> None:
     assert column(config, "ms") == [large, None, 3]
 
 
-def test_column_of_a_large_table_is_not_widened(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_of_a_large_table_is_not_widened(written: Opener) -> None:
     journal = written()
     journal.append(beats(request(0, 200, ms=1)))
     config = config_of(journal)
     run(config)
-    monkeypatch.setattr(job, "WIDEN", 1)
     journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
-    run(config)
+    run_with(config, widen_below=1)
     assert column(config, "ms") == [1, None, 3]
     assert [rescued is None for rescued in column(config, "rescued")] == [True, False, True]
 
 
 def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PART", 1000)
     journal = written()
     for number, value in enumerate([1, 2.5, "text", "text", 3, "more"]):
         journal.append(beats(request(number, 200, a=value, **({"B": 1} if number == 4 else {"b": 1}), pad="x" * 2000)))
@@ -223,7 +228,7 @@ def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.Mo
         return writing.fill(task)
 
     monkeypatch.setattr(job, "fill", counted)
-    run(config)
+    run_with(config, part=1000)
     assert len(parts) > 6, "some tasks ran again"
     assert column(config, "a") in ([1.0, 2.5, None, None, 3.0, None], ["1", "2.5", "text", "text", "3", "more"])
     assert column(config, "b") == [1, 1, 1, 1, None, 1]
@@ -233,12 +238,11 @@ def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.Mo
 def test_number_of_columns_is_limited(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (job, extraction):
         monkeypatch.setattr(module, "MOST", 3)
-    monkeypatch.setattr(job, "PART", 1000)
     journal = written()
     for number in range(6):
         journal.append(beats(request(number, 200, pad="x" * 2000, **{f"f{number}": number})))
     config = config_of(journal)
-    run(config)
+    run_with(config, part=1000)
     found = rows(config)
     own = set(found[0]) - {"_stream", "_seq", "_time", "event_time", "host", "status", "rescued", "date"}
     assert own == {"pad", "f0", "f1"}
@@ -583,15 +587,14 @@ def test_records_deleted_before_a_round_are_an_error_or_skipped_by_option(writte
     assert found[3:] == list(range(found[3], 41))
 
 
-def test_merging_files_does_not_change_the_rows(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MANY", 4)
+def test_merging_files_does_not_change_the_rows(written: Opener) -> None:
     journal = written()
     config = config_of(journal, AGGREGATES, columns='ms = "long"')
     for number in range(6):
         journal.append(beats(request(number, 200, ms=number, **{f"f{number % 2}": 1})))
         run(config)
     before, minutes = rows(config), rows(config, "minutes")
-    with opened(None, config) as it:
+    with opened(None, config, merge_from=4) as it:
         it.optimize()
     assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
     assert (rows(config), rows(config, "minutes")) == (before, minutes)
@@ -600,14 +603,13 @@ def test_merging_files_does_not_change_the_rows(written: Opener, monkeypatch: py
     assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
 
 
-def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MANY", 2)
+def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener) -> None:
     journal = written()
     config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n', columns='id = "long"')
     for number in range(4):
         journal.append(beats(event(0, id=number)))
         run(config)
-    with opened(None, config) as it:
+    with opened(None, config, merge_from=2) as it:
         it.optimize()
     assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
     journal.append(beats(*(event(0, id=number) for number in range(6))))
@@ -639,14 +641,13 @@ def test_subscription_moves_to_the_committed_position(written: Opener) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_tasks_of_spark_give_the_same_tables(spark: Any, written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "PART", 3000)
+def test_tasks_of_spark_give_the_same_tables(spark: Any, written: Opener) -> None:
     journal = written()
     for number in range(20):
         journal.append(beats(*(request(number, (200, 999, 700)[each], ms=number, pad="x" * 300) for each in range(3))))
     text = EXPECTATIONS + AGGREGATES + '[tables.requests.deduplicate]\nkey = ["ms", "status"]\nwithin = "1h"\n'
     config = config_of(journal, text, columns='ms = "long"')
-    states = {state.name: state for state in fill_tables(spark, config, round_bytes=20_000)}
+    states = run_with(config, spark, round_bytes=20_000, part=3000)
     assert states["requests"].counts["rows"] == 20
     found = {name: rows(config, name) for name in ("requests", "requests_quarantine", "minutes", "errors")}
     local = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{config.output}2"})

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import ConfigError
-from fyrehose.spark.typed import keys as module
 from fyrehose.spark.typed.keys import RecentKeys
 from fyrehose.spark.typed.writing import DIGEST
 
@@ -36,9 +35,8 @@ def test_repetition_is_found_although_the_clock_was_set_back() -> None:
     assert add(RecentKeys("t", 10), [(1, 100), (1, 50), (2, 50)]) == [True, False, True]
 
 
-def test_old_keys_are_forgotten_and_too_many_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 20)
-    keys = RecentKeys("t", 10)
+def test_old_keys_are_forgotten_and_too_many_are_an_error() -> None:
+    keys = RecentKeys("t", 10, most=20)
     assert all(add(keys, [(number, number) for number in range(1, 1000)]))
     with pytest.raises(ConfigError, match=r"the table 't' has more than 20 keys"):
         add(keys, [(number, 1000) for number in range(2000, 2030)])
