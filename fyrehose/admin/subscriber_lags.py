@@ -32,6 +32,7 @@ class Lags:
         without any are missing
     :ivar furthest: lag and cursor of the subscribers that are furthest behind, and possibly of a few others, in no
         order
+    :ivar listed: how many of them a round lists
     """
 
     started: float
@@ -39,6 +40,7 @@ class Lags:
     streams: dict[str, int] = attrs.field(factory=dict)
     stalled: dict[str, int] = attrs.field(factory=dict)
     furthest: list[tuple[int, Cursor]] = attrs.field(factory=list)
+    listed: int = LISTED
     #: Subscribers with a smaller lag than this are not added to ``furthest``.
     _threshold: int = 0
 
@@ -65,12 +67,12 @@ class Lags:
                     streams[stream] = lag
             if lag >= self._threshold:
                 furthest.append((lag, cursor))
-        if len(furthest) > 2 * LISTED:
+        if len(furthest) > 2 * self.listed:
             self._truncate()
 
     def _truncate(self) -> None:
         self.furthest.sort(key=_lag_of, reverse=True)
-        del self.furthest[LISTED:]
+        del self.furthest[self.listed :]
         self._threshold = self.furthest[-1][0] + 1
 
     def furthest_behind(self, count: int) -> list[Cursor]:
@@ -84,44 +86,48 @@ class SubscriberLags:
     """An examiner of the subscribers of *broker*, a batch of them on each call of :meth:`step`.
 
     :ivar seconds: the monotonic clock
+    :ivar batch: how many subscribers are examined in one iteration of the reactor
+    :ivar listed: how many of the subscribers that are furthest behind a round lists
     """
 
     broker: Broker
     seconds: Callable[[], float]
+    batch: int = BATCH
+    listed: int = LISTED
     #: The lags of the last complete round; during the first round, the lags that are known so far.
     _complete: Lags | None = attrs.field(default=None, init=False)
     _round: Lags = attrs.field(init=False)
     _batches: Iterator[list[Cursor]] = attrs.field(factory=lambda: iter(()), init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._round = Lags(self.seconds())
+        self._round = Lags(self.seconds(), listed=self.listed)
 
     def step(self) -> None:
         """Examine the next batch; with few subscribers do nothing, because :meth:`lags` examines them all."""
-        if len(self.broker.cursors()) <= BATCH:
+        if len(self.broker.cursors()) <= self.batch:
             self._complete, self._batches = None, iter(())
             return
         batch = next(self._batches, None)
         if batch is None:
-            self._round = Lags(self.seconds())
-            self._batches = _batches(list(self.broker.cursors()))
+            self._round = Lags(self.seconds(), listed=self.listed)
+            self._batches = _batches(list(self.broker.cursors()), self.batch)
             batch = next(self._batches)
         self._round.include(batch)
-        if self._complete is None or len(batch) < BATCH:
+        if self._complete is None or len(batch) < self.batch:
             self._complete = self._round
 
     def lags(self) -> Lags:
         """Return the present lags of all subscribers or, if there are many, those of the last complete round."""
-        if len(self.broker.cursors()) > BATCH and self._complete is not None:
+        if len(self.broker.cursors()) > self.batch and self._complete is not None:
             return self._complete
-        lags = Lags(self.seconds())
+        lags = Lags(self.seconds(), listed=self.listed)
         lags.include(self.broker.cursors())
         return lags
 
 
-def _batches(cursors: list[Cursor]) -> Iterator[list[Cursor]]:
-    """Return *cursors* in lists of :data:`BATCH`; the last list is always shorter, and may be empty."""
-    return (cursors[at : at + BATCH] for at in range(0, len(cursors) + 1, BATCH))
+def _batches(cursors: list[Cursor], size: int) -> Iterator[list[Cursor]]:
+    """Return *cursors* in lists of *size*; the last list is always shorter, and may be empty."""
+    return (cursors[at : at + size] for at in range(0, len(cursors) + 1, size))
 
 
 def _lag_of(entry: tuple[int, Cursor]) -> int:

@@ -289,13 +289,13 @@ def pack(name: str, since: int, **fields: object) -> bytes:
     return _dumped({"v": VERSION, "since": since, "name": name, **fields})
 
 
-def pack_checkpoint(shares: Mapping[str, SavedShare]) -> list[bytes]:
-    """Return the payloads of a checkpoint's records, of which there is at least one."""
+def pack_checkpoint(shares: Mapping[str, SavedShare], size: int = RECORD_SIZE) -> list[bytes]:
+    """Return the payloads of a checkpoint's records, of which there is at least one; each ends behind *size* bytes."""
     pieces: list[dict[str, Any]] = [{}]
     filled = 0
     for name, share in shares.items():
         packed = share.packed()
-        if filled > RECORD_SIZE:
+        if filled > size:
             pieces.append({})
             filled = 0
         pieces[-1][name] = packed

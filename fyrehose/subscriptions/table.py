@@ -134,6 +134,8 @@ class SharedSubscriptions:
     budget: Budget
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
+    #: how many dead letters one redrive publishes again at most
+    most_redriven: int = attrs.field(default=MOST_REDRIVEN, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
     entries: dict[str, SharedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
@@ -408,9 +410,9 @@ class SharedSubscriptions:
                 if record.source == SOURCE and stream in shared.work.lanes:
                     labels = {"topic": record.topic, "content_type": record.content_type, "producer": record.producer}
                     runs.append(Run.of(stream, [record.payload], source=SOURCE, **labels))
-                if len(runs) == MOST_REDRIVEN:
+                if len(runs) == self.most_redriven:
                     break
-            if len(runs) == MOST_REDRIVEN:
+            if len(runs) == self.most_redriven:
                 break
         if seq == shared.redriven:
             return 0, 0

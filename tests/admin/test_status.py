@@ -11,8 +11,9 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose import __version__
-from fyrehose.admin import metrics, subscriber_lags
+from fyrehose.admin import metrics
 from fyrehose.admin.status import summary, time_to_full
+from fyrehose.admin.subscriber_lags import SubscriberLags
 from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import FileLag, IRelay, JournalState
@@ -282,8 +283,7 @@ def test_pages_list_all_subscribers_in_order_of_creation(watched: Any) -> None:
 
 
 def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber_lags, "BATCH", 50)
-    monkeypatch.setattr(subscriber_lags, "LISTED", 10)
+    watched.sampler.subscriber_lags = SubscriberLags(watched.broker, watched.clock.seconds, batch=50, listed=10)
     for n in range(400):
         watched.publish(b"x", stream=f"s{n}")
         watched.subscribe(f"s{n}", resumed=False)

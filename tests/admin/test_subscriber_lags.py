@@ -9,19 +9,15 @@ import pytest
 from fyrehose.admin import subscriber_lags
 from fyrehose.admin.subscriber_lags import SubscriberLags
 
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce a batch to four subscribers, and the list of those furthest behind to two."""
-    monkeypatch.setattr(subscriber_lags, "BATCH", 4)
-    monkeypatch.setattr(subscriber_lags, "LISTED", 2)
+#: The size of a batch, and how many of the subscribers that are furthest behind are listed.
+BATCH, LISTED = 4, 2
 
 
 def made(watched: Any) -> SubscriberLags:
-    return SubscriberLags(watched.broker, watched.clock.seconds)
+    return SubscriberLags(watched.broker, watched.clock.seconds, BATCH, LISTED)
 
 
-def test_lags_of_few_subscribers_are_computed_on_request(watched: Any, few: None) -> None:
+def test_lags_of_few_subscribers_are_computed_on_request(watched: Any) -> None:
     watched.publish(*[b"x"] * 10)
     for after in (10, 4, 7, 0):
         watched.subscribe(after=after, resumed=False)
@@ -32,7 +28,7 @@ def test_lags_of_few_subscribers_are_computed_on_request(watched: Any, few: None
     assert made(watched).lags().largest == 11
 
 
-def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: Any, few: None) -> None:
+def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: Any) -> None:
     watched.publish(*[b"x"] * 10)
     subscriptions = [watched.subscribe(after=after, resumed=False) for after in (9, 9, 9, 9, 0, 9, 9, 9, 5)]
     counted = made(watched)
@@ -53,7 +49,7 @@ def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: 
     assert counted.lags().started > began
 
 
-def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any, few: None) -> None:
+def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any) -> None:
     watched.publish(*[b"x"] * 100)
     for n in range(50):
         watched.subscribe(after=100 - n * 37 % 50, resumed=False)
@@ -64,7 +60,7 @@ def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any, few: N
     assert len(counted.lags().furthest) <= 4 + subscriber_lags.BATCH
 
 
-def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any, few: None) -> None:
+def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any) -> None:
     watched.publish(b"x")
     subscriptions = [watched.subscribe(resumed=False) for _ in range(6)]
     counted = made(watched)
@@ -77,7 +73,7 @@ def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any, few: N
     assert counted.lags().largest == 0
 
 
-def test_round_is_complete_when_the_last_batch_is_full(watched: Any, few: None) -> None:
+def test_round_is_complete_when_the_last_batch_is_full(watched: Any) -> None:
     watched.publish(b"x")
     for _ in range(8):
         watched.subscribe(resumed=False)
@@ -89,12 +85,13 @@ def test_round_is_complete_when_the_last_batch_is_full(watched: Any, few: None) 
     assert len(set(map(id, answers))) == 3
 
 
-def test_sampler_examines_at_most_one_batch_per_turn(watched: Any, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_examines_at_most_one_batch_per_turn(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     look = subscriber_lags.Lags.include
     monkeypatch.setattr(
         subscriber_lags.Lags, "include", lambda lags, cursors: (looked.append(len(cursors)), look(lags, cursors))[1]
     )
+    watched.sampler.subscriber_lags = made(watched)
     watched.publish(b"x", b"y")
     for _ in range(10):
         watched.subscribe(resumed=False)

@@ -105,15 +105,13 @@ def spark_at_work(seen: list[int]) -> Any:
     return type("Spark", (), {"sparkContext": context})()
 
 
-def test_the_tasks_of_spark_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "REFRESH", 0.001)
+def test_the_tasks_of_spark_are_watched() -> None:
     seen: list[int] = []
     with showing.tasks_of(spark_at_work(seen), "working"):
         wait_for(lambda: seen)
 
 
 def test_a_bar_of_bytes_moves_with_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(showing, "REFRESH", 0.001)
     drawn: list[tuple[float, float]] = []
     seen: list[int] = []
 

@@ -558,11 +558,18 @@ def test_connection_with_an_incomplete_message_is_not_read_while_it_waits_for_a_
     assert (transport.value(), transport.producerState) == (b"ok half a message\n", "producing")
 
 
-def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end() -> None:
     heard: list[tuple[str, int]] = []
-    monkeypatch.setattr(Toy, "durable", lambda self, items: heard.append(("durable", self.broker.budget.used)))
-    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(("settled", self.broker.budget.used)))
+
+    class Hearing(Toy):
+        def durable(self, items: Sequence[Publish]) -> None:
+            heard.append(("durable", self.broker.budget.used))
+
+        def settled(self) -> None:
+            heard.append(("settled", self.broker.budget.used))
+
     server = make(auto=False)
+    server.factory.protocol = Hearing
     protocol, _ = server.connect()
     protocol.dataReceived(b"message\n")
     assert heard == []
@@ -574,12 +581,15 @@ def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end(mo
     server.lose(protocol)
 
 
-def test_settled_is_called_after_a_publish_that_became_durable_while_the_connection_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settled_is_called_after_a_publish_that_became_durable_while_the_connection_closes() -> None:
     heard: list[Phase] = []
-    monkeypatch.setattr(Toy, "settled", lambda self: heard.append(self.phase))
+
+    class Hearing(Toy):
+        def settled(self) -> None:
+            heard.append(self.phase)
+
     server = make(auto=False)
+    server.factory.protocol = Hearing
     protocol, _ = server.connect()
     protocol.dataReceived(b"message\n")
     protocol.finish()

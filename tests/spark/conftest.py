@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -252,3 +253,13 @@ def written(tmp_path: Path) -> Iterator[Opener]:
     yield open_it
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """Restore the handlers of signals after a test, because commands that follow a journal install their own."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

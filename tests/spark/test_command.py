@@ -14,6 +14,7 @@ from fyrehose.records import Run
 from fyrehose.spark.lake import Lake
 
 Opener = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("kept_signals")
 
 
 def run(*words: object) -> Result:
@@ -21,10 +22,7 @@ def run(*words: object) -> Result:
 
 
 @pytest.mark.slow
-def test_journal_is_archived_and_queried_by_commands(
-    spark: Any, written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+def test_journal_is_archived_and_queried_by_commands(spark: Any, written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     journal.fill(60)
     journal.append(*(Run.of("web", [b'{"ms": 5}'] * 2, source="test", producer="p:1", producer_seq=n) for n in (1, 5)))
@@ -57,7 +55,6 @@ def test_journal_is_archived_and_queried_by_commands(
 def test_archive_and_maintenance_without_spark(
     written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(command, "_open", lambda *args: 1 / 0)
     journal, lake = written(), tmp_path / "lake"
     journal.fill(60)
@@ -87,7 +84,6 @@ def test_only_archive_starts_the_jvm_with_limited_compilation(
         return spark
 
     monkeypatch.setattr("fyrehose.spark.spark_session.session", session)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
     assert run("archive", journal.directory, tmp_path / "lake").exit_code == 0
     assert run("table", "--lake", tmp_path / "lake").exit_code == 0
     assert asked == [True, False]
@@ -131,10 +127,7 @@ def test_errors_are_printed_in_one_line(spark: Any, written: Opener, tmp_path: P
     assert (said.exit_code, len(said.output.strip().splitlines())) == (2, 1), said.output
 
 
-def test_tables_are_filled_from_a_configuration(
-    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+def test_tables_are_filled_from_a_configuration(written: Opener, tmp_path: Path) -> None:
     journal = written()
     journal.append(Run.of("web", [b'{"ms": 5}', b'{"ms": 500}', b"odd"], source="test"))
     config = tmp_path / "tables.toml"

@@ -25,6 +25,7 @@ from fyrehose.spark.metrics import ArchiveMetrics, TablesMetrics
 from fyrehose.spark.repeating import Done
 
 Opener = Callable[..., Any]
+pytestmark = pytest.mark.usefixtures("kept_signals")
 
 
 def values(text: str) -> dict[str, float]:
@@ -64,10 +65,7 @@ def test_archive_reports_lag_rounds_and_files(written: Opener, tmp_path: Path) -
     assert done.seconds >= done.last_seconds > 0
 
 
-def test_file_has_the_metrics_and_the_exit_status(
-    written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+def test_file_has_the_metrics_and_the_exit_status(written: Opener, tmp_path: Path) -> None:
     journal, lake, file = written(), tmp_path / "lake", tmp_path / "archive.prom"
     journal.fill(100)
     words = ["archive", journal.directory, lake, "--engine", "local", "--server", "one", "--metrics", file]
@@ -133,8 +131,7 @@ known = { check = "status < 600" }
 """
 
 
-def test_file_has_the_metrics_of_typed_tables(written: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+def test_file_has_the_metrics_of_typed_tables(written: Opener, tmp_path: Path) -> None:
     journal, file, config = written(), tmp_path / "tables.prom", tmp_path / "tables.toml"
     config.write_text(CONFIG.replace("data", str(journal.directory)))
     events = [b'{"status": 200}', b'{"status": 700}', b"no JSON"]

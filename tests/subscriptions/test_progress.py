@@ -11,7 +11,6 @@ import pytest
 from fyrehose.broker.state_stream import Replayed, replay
 from fyrehose.errors import JournalCorrupt
 from fyrehose.records import Run
-from fyrehose.subscriptions import progress
 from fyrehose.subscriptions.progress import (
     SOURCE,
     STREAM,
@@ -97,11 +96,10 @@ def test_pauses_and_deletions_are_remembered() -> None:
     assert found(created(s=0), pack("work", 0, set=None))[0].shares == {}
 
 
-def test_a_checkpoint_of_several_records_has_all_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "RECORD_SIZE", 10)
+def test_a_checkpoint_of_several_records_has_all_subscriptions() -> None:
     done = StreamProgress(FinalNumbers(3, [(5, 6)]), 9, {7: (2, 1)}, {"settled": 4, "dead": 1, "expired": 0})
     shares = {name: SavedShare(OPTIONS, 3, True, {"s": done}) for name in "abc"}
-    payloads = pack_checkpoint(shares)
+    payloads = pack_checkpoint(shares, size=10)
     assert len(payloads) == 3
     saved, replayed = found(created(s=0), *payloads)
     assert sorted(saved.shares) == ["a", "b", "c"]

@@ -73,6 +73,9 @@ class Repair:
     :ivar reorder: how long to wait for a datagram that arrives out of order, in seconds
     :ivar pauses: how long to wait for an answer after each request, in seconds; after the last one a gap is given up
     :ivar probe: time without a DELIVER after which the tail is requested, in seconds
+    :ivar most_gaps: how many ranges may be missing
+    :ivar most_waiting: how many bytes of records may wait for missing ones
+    :ivar waiting_size: how many bytes of records wait
     :ivar highest: the highest sequence seen
     :ivar duplicates: number of records that were dropped as duplicates, or because there was no room
     """
@@ -81,11 +84,13 @@ class Repair:
     reorder: float = 0.02
     pauses: tuple[float, ...] = PAUSES
     probe: float = 1.0
+    most_gaps: int = MOST_GAPS
+    most_waiting: int = MOST_WAITING
     highest: int = attrs.field(init=False)
     duplicates: int = attrs.field(default=0, init=False)
     _gaps: list[MissingRange] = attrs.field(factory=list, init=False)
     _waiting: list[Run] = attrs.field(factory=list, init=False)
-    _waiting_size: int = attrs.field(default=0, init=False)
+    waiting_size: int = attrs.field(default=0, init=False)
     _tail_due: float = attrs.field(default=0.0, init=False)
     _tail_requested_to: int = attrs.field(default=0, init=False)
     #: whether a new record has arrived since the tail was requested
@@ -210,7 +215,7 @@ class Repair:
         if self.position is not None and first == self.position + 1:
             return True
         splits = gap.first < first and last < gap.last
-        return self._waiting_size <= MOST_WAITING and not (splits and len(self._gaps) >= MOST_GAPS)
+        return self.waiting_size <= self.most_waiting and not (splits and len(self._gaps) >= self.most_gaps)
 
     def _remainder(self, gap: MissingRange, first: int, last: int, now: float) -> list[MissingRange]:
         """Return the gaps that remain of *gap* after *first* to *last* have arrived."""
@@ -229,7 +234,7 @@ class Repair:
     def _extend(self, run: Run, now: float) -> list[Run]:
         """Store the part of *run* above :attr:`highest`, and return it; empty if there is no room."""
         early = run.first_seq > self.highest + 1
-        if self._waiting_size > MOST_WAITING or (early and len(self._gaps) >= MOST_GAPS):
+        if self.waiting_size > self.most_waiting or (early and len(self._gaps) >= self.most_gaps):
             return []
         if early:
             self._gaps.append(MissingRange(self.highest + 1, run.first_seq - 1, now + self.reorder))
@@ -240,14 +245,14 @@ class Repair:
 
     def _hold(self, part: Run) -> None:
         insort(self._waiting, part, key=_first_seq)
-        self._waiting_size += part.size + RUN_OVERHEAD
+        self.waiting_size += part.size + RUN_OVERHEAD
 
     def _drain(self) -> list[Run]:
         """Remove and return the runs that follow the position without a gap."""
         end = self._gaps[0].first - 1 if self._gaps else self.highest
         count = bisect_left(self._waiting, end + 1, key=_first_seq)
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._waiting_size -= sum(run.size + RUN_OVERHEAD for run in ready)
+        self.waiting_size -= sum(run.size + RUN_OVERHEAD for run in ready)
         self.position = end
         return ready
 

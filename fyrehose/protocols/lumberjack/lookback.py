@@ -38,16 +38,32 @@ CLOCK_STEP = 3600.0
 TURN_RUNS, TURN_BYTES = 64, 256 << 10
 
 
+@attrs.frozen
+class SearchLimits:
+    """How much of the log is searched.
+
+    :ivar turn_runs: how many runs one turn reads
+    :ivar turn_bytes: after how many bytes a turn ends
+    :ivar runs: how many runs all turns read together
+    """
+
+    turn_runs: int = TURN_RUNS
+    turn_bytes: int = TURN_BYTES
+    runs: int = MOST_RUNS
+
+
 @attrs.define(eq=False)
 class SharedRepetitions:
     """The table of events that writers may send again, shared by listeners, and the search that fills it.
 
     :ivar broker: the server's broker
     :ivar table: the events that writers may send again
+    :ivar limits: how much of the log is searched
     """
 
     broker: IBroker
     table: Repetitions
+    limits: SearchLimits
     _listeners: dict[Callable[[], object], None] = attrs.field(factory=dict, init=False)
     #: the rest of the search; None: the search is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
@@ -56,14 +72,16 @@ class SharedRepetitions:
     _oldest: int | None = attrs.field(default=None, init=False)  #: older runs are not searched; in microseconds
 
     @classmethod
-    def of(cls, broker: IBroker, clock: IReactorTime, events: int, age: float) -> SharedRepetitions:
+    def of(
+        cls, broker: IBroker, clock: IReactorTime, events: int, age: float, limits: SearchLimits | None = None
+    ) -> SharedRepetitions:
         """Return the shared object of *broker* for listeners that remember *events* events for *age* seconds."""
         most = max(1, min(events, broker.budget.limit // 32 // ENTRY))
         found = _SHARED.get((id(broker), most, age))
         if found is None:
             forgot = partial(broker.counters.add, PROTOCOL, "resent-forgotten")
             table = Repetitions(broker.read, clock.seconds, most, age, _charging(broker), forgot)
-            found = _SHARED[id(broker), most, age] = cls(broker, table)
+            found = _SHARED[id(broker), most, age] = cls(broker, table, limits or SearchLimits())
         return found
 
     @property
@@ -78,7 +96,7 @@ class SharedRepetitions:
         """
         if not self._listeners:
             self.table.open()
-            self._runs, self._left, self._oldest = self.broker.latest(READ_BACK), MOST_RUNS, None
+            self._runs, self._left, self._oldest = self.broker.latest(READ_BACK), self.limits.runs, None
         self._listeners[ready] = None
         if len(self._listeners) == 1:
             self._search()
@@ -100,7 +118,7 @@ class SharedRepetitions:
     def _search(self) -> int:
         size, runs = 0, 0
         try:
-            while self._runs is not None and runs < TURN_RUNS and size < TURN_BYTES:
+            while self._runs is not None and runs < self.limits.turn_runs and size < self.limits.turn_bytes:
                 run = next(self._runs, None)
                 if run is None or not self._left or self._is_old(run):
                     self._finish()

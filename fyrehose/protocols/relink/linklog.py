@@ -171,12 +171,12 @@ def pack(kind: RecordKind, epoch: int, checkpoint: int, body: bytes) -> bytes:
     return HEADER.pack(VERSION, kind, epoch, checkpoint) + body
 
 
-def pack_checkpoint(epoch: int, entries: Iterable[bytes]) -> list[bytes]:
-    """Return the payloads of a checkpoint's records, of which there is at least one."""
+def pack_checkpoint(epoch: int, entries: Iterable[bytes], size: int = RECORD_SIZE) -> list[bytes]:
+    """Return the payloads of a checkpoint's records, of which there is at least one; each ends behind *size* bytes."""
     pieces: list[list[bytes]] = [[]]
     filled = 0
     for entry in entries:
-        if filled > RECORD_SIZE:
+        if filled > size:
             pieces.append([])
             filled = 0
         pieces[-1] += (_U32.pack(len(entry)), entry)

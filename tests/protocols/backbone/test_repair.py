@@ -302,23 +302,21 @@ def test_restart_repeats_all_requests() -> None:
     assert order.due(7.0, 9) == [(1, 1), (3, LAST_SEQ)]
 
 
-def test_memory_of_waiting_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "MOST_WAITING", 3_000)
-    order = Repair(0)
+def test_memory_of_waiting_runs_is_bounded() -> None:
+    order = Repair(0, most_waiting=3_000)
     for seq in range(3, 5_000, 2):
         feed(order, (seq, seq))
-        assert order._waiting_size <= 3_000 + 600
+        assert order.waiting_size <= 3_000 + 600
     assert order.highest < 50
     top = order.highest
     # Records that can be delivered at once are always accepted.
     assert feed(order, *[(seq, seq) for seq in range(1, top + 1)]) == list(range(1, top + 1))
-    assert order._waiting_size == 0
+    assert order.waiting_size == 0
     assert feed(order, (top + 1, top + 2)) == [top + 1, top + 2]
 
 
-def test_number_of_gaps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "MOST_GAPS", 10)
-    order = Repair(0)
+def test_number_of_gaps_is_bounded() -> None:
+    order = Repair(0, most_gaps=10)
     feed(order, (100, 100))
     for seq in range(2, 1_000, 2):
         feed(order, (seq, seq))
@@ -339,10 +337,9 @@ def test_number_of_gaps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_a_run_that_would_exceed_the_limit_of_gaps_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, come: tuple[int, int], missing: list[tuple[int, int]]
+    come: tuple[int, int], missing: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(repair, "MOST_GAPS", 2)
-    order = Repair(0)
+    order = Repair(0, most_gaps=2)
     feed(order, (11, 11), (21, 21), come)
     assert order.missing == missing
     assert order.highest == (22 if come == (22, 22) else 21)

@@ -391,13 +391,12 @@ def test_congested_port_pauses_subscription_and_replays_without_losing_records(m
     )
 
 
-def test_answers_are_dropped_when_many_batches_of_datagrams_wait(make_world: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "MOST_WAITING", 3)
+def test_answers_are_dropped_when_many_batches_of_datagrams_wait(make_world: Make) -> None:
     world = make_world()
     world.port.full = True
-    for _ in range(5):
+    for _ in range(server.MOST_WAITING + 2):
         world.send(keep_alive())
-    assert world.port.waiting == 3
+    assert world.port.waiting == server.MOST_WAITING
     assert world.count("answers-dropped") == 2
 
 
@@ -556,14 +555,13 @@ def test_threat_policy_change_applies_at_once(make_world: Make) -> None:
     assert world.broker.bounds("backbone") == (1, 2)
 
 
-def test_permission_cache_is_bounded(make_world: Make, monkeypatch: Any) -> None:
-    monkeypatch.setattr(server, "HOSTS", 5)
+def test_permission_cache_is_bounded(make_world: Make) -> None:
     world = make_world()
-    for n in range(50):
-        world.send(Push(data=b"x"), source=(f"10.1.1.{n}", 1))
+    for n in range(server.HOSTS + 50):
+        world.send(Push(data=b"x"), source=(f"10.1.{n // 256}.{n % 256}", 1))
     gc.collect()
     kept = {
         each.identity.host for each in gc.get_objects() if isinstance(each, Guarded) and each.broker is world.broker
     }
-    assert len({host for host in kept if host.startswith("10.1.1.")}) <= 5
-    assert len(world.payloads()) == 50
+    assert len({host for host in kept if host.startswith("10.1.")}) <= server.HOSTS
+    assert len(world.payloads()) == server.HOSTS + 50

@@ -17,7 +17,6 @@ from fyrehose.interfaces import JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
-from fyrehose.subscriptions import table
 from fyrehose.testing import MemoryJournal
 
 from .test_consuming import HttpPeer
@@ -205,9 +204,9 @@ def test_dead_letters_are_published_again_once() -> None:
     assert again_started.ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
 
 
-def test_a_redrive_continues_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MOST_REDRIVEN", 2)
+def test_a_redrive_continues_where_the_last_one_ended() -> None:
     world = dead_letters()
+    world.broker.shares.most_redriven = 2
     assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 2, "left": 1}
     assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 1, "left": 0}
     assert world.payloads("orders")[10:] == [b"1", b"2", b"3"]

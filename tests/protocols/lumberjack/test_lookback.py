@@ -13,7 +13,7 @@ from twisted.logger import LogLevel, capturedLogs
 from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
 from fyrehose.protocols.lumberjack import lookback
-from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
+from fyrehose.protocols.lumberjack.lookback import SearchLimits, SharedRepetitions
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.records import Run, column_of
 
@@ -54,6 +54,7 @@ class World:
 
     log: list[Run]
     damaged_at: int = -1
+    limits: SearchLimits = SearchLimits(turn_runs=10)
     read: int = 0
     ready: list[str] = attrs.field(factory=list)
     broker: Any = attrs.field(init=False)
@@ -75,7 +76,7 @@ class World:
 
     @property
     def shared(self) -> SharedRepetitions:
-        return SharedRepetitions.of(self.broker, self.clock, 100_000, AGE)
+        return SharedRepetitions.of(self.broker, self.clock, 100_000, AGE, self.limits)
 
     def open(self, name: str) -> SharedRepetitions:
         shared = self.shared
@@ -89,14 +90,9 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+def world() -> Callable[..., World]:
     """Return the function that makes worlds, in which a turn reads ten runs."""
-    monkeypatch.setattr(lookback, "TURN_RUNS", 10)
-
-    def make(*runs: Run, **options: Any) -> World:
-        return World(list(runs), **options)
-
-    return make
+    return lambda *runs, **options: World(list(runs), **options)
 
 
 def test_listener_is_ready_after_turns_of_a_bounded_number_of_runs(world: Any) -> None:
@@ -109,9 +105,8 @@ def test_listener_is_ready_after_turns_of_a_bounded_number_of_runs(world: Any) -
     assert (made.read, made.ready, shared.ready, shared.table.suspects) == (35, ["a"], True, 35)
 
 
-def test_turn_of_the_search_is_bounded_by_bytes_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookback, "TURN_BYTES", 2 * len(run_of(1).payload))
-    made = world(*map(run_of, range(1, 10)))
+def test_turn_of_the_search_is_bounded_by_bytes_too(world: Any) -> None:
+    made = world(*map(run_of, range(1, 10)), limits=SearchLimits(turn_bytes=2 * len(run_of(1).payload)))
     made.open("a")
     assert made.read == 2
 
@@ -122,9 +117,9 @@ def test_short_log_is_searched_at_once(world: Any) -> None:
     assert (made.ready, made.turns) == (["a"], [])
 
 
-def test_search_is_bounded_by_runs_of_all_protocols(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookback, "MOST_RUNS", 15)
-    made = world(*(run_of(n, source="figg" if n % 2 else "lumberjack") for n in range(1, 31)))
+def test_search_is_bounded_by_runs_of_all_protocols(world: Any) -> None:
+    runs = (run_of(n, source="figg" if n % 2 else "lumberjack") for n in range(1, 31))
+    made = world(*runs, limits=SearchLimits(turn_runs=10, runs=15))
     shared = made.open("a")
     made.run()
     assert (made.read, made.ready, shared.table.suspects) == (16, ["a"], 8)

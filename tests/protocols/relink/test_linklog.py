@@ -98,9 +98,8 @@ def test_recovery_begins_at_the_last_checkpoint() -> None:
     assert sorted(links) == [b"\1" * 8]
 
 
-def test_checkpoint_may_have_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linklog, "RECORD_SIZE", 10)
-    pieces = pack_checkpoint(5, [entry(number) for number in range(5)])
+def test_checkpoint_may_have_several_records() -> None:
+    pieces = pack_checkpoint(5, [entry(number) for number in range(5)], size=10)
     assert len(pieces) == 5
     assert len(written((SOURCE, pieces))()[1]) == 5
     assert len(written((SOURCE, pieces), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")]))()[1]) == 5

@@ -313,9 +313,9 @@ def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> No
     registry.close()
 
 
-def test_checkpoints_bound_the_stream(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECKPOINT", 200)
+def test_checkpoints_bound_the_stream(make_server: Any) -> None:
     server = make_server()
+    server.registry.log.checkpoint_bytes = 200
     peer = used(server)
     for number in range(40):
         peer.link.send((0,), (b"%d" % number,))
