@@ -70,10 +70,23 @@ class ServerSilent(FyrehoseError):
     """The server has not answered in time."""
 
 
+class ServerUnavailable(FyrehoseError):
+    """The server cannot answer at present, as it says itself, or as a proxy says that answers in its place.
+
+    :ivar retry_after: how long the answer asks to wait, in seconds; 0: it does not say
+    """
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
 class ConnectionFailed(FyrehoseError):
     """A connection could not be made, or has ended.
 
-    :ivar reason: the error: one of Twisted, :class:`WrongProtocol`, :class:`TlsFailed` or :class:`ServerSilent`
+    :ivar reason: the error: one of Twisted, :class:`WrongProtocol`, :class:`TlsFailed`, :class:`ServerSilent` or
+        :class:`ServerUnavailable`
+    :ivar retry_after: the shortest delay before the next attempt, in seconds, as the server asked for it
     :ivar seconds: how long the connection lasted; None if none was made
     :ivar confirmed: whether the server had answered on the connection, as its protocol demands
     """
@@ -82,6 +95,7 @@ class ConnectionFailed(FyrehoseError):
         self.reason = explained(reason)
         super().__init__(_text(self.reason))
         self.seconds, self.confirmed = seconds, confirmed
+        self.retry_after = self.reason.retry_after if isinstance(self.reason, ServerUnavailable) else 0.0
 
 
 def explained(error: Exception) -> Exception:
@@ -435,7 +449,7 @@ class Reconnector(Factory):
         self._failures = 0 if steady else self._failures + 1
         if self._retries(error) and self._stopped is None:
             # A round through all servers of a cluster counts as one failure: all but its leader may refuse.
-            delay = self.options.retry(self._failures // servers_of(self.endpoint))
+            delay = max(error.retry_after, self.options.retry(self._failures // servers_of(self.endpoint)))
             self._next = self.clock.callLater(delay, self.start)
 
 
@@ -598,30 +612,3 @@ class TCPClient(Client):
     def connection_lost(self, connection: Any) -> None:
         """Forget a connection that has ended."""
         self.on_state(False)
-
-
-# Temporary: for clients that are not moved onto the shell yet.
-
-
-def reconnecting(clock: Any, endpoint: Any, make: Callable[[], Any], retry: Callable[[int], float]) -> Any:
-    """Start and return a service that connects to *endpoint*, again and again until the service is stopped."""
-    from twisted.application.internet import ClientService
-
-    service = ClientService(endpoint, _Factory(make), retryPolicy=retry, clock=clock)
-    service.startService()
-    return service
-
-
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-
-    def buildProtocol(self, addr: Any) -> Any:
-        return self.make()
-
-
-def stopped(service: Any) -> Deferred[None]:
-    """Stop *service*, unless it is None; the Deferred fires when the connection of the service is closed."""
-    return succeed(None) if service is None else service.stopService().addCallback(lambda _: None)

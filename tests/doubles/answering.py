@@ -7,8 +7,12 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from threading import Thread
+from typing import Any
 
 import attrs
+from twisted.internet.error import ConnectionLost
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 #: What nginx sends while the server behind it is down.
 BAD_GATEWAY = b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n</html>\r\n"
@@ -29,6 +33,26 @@ def own(found: object, status: int = 200) -> bytes:
 def proxy(status: int = 502, **headers: str) -> bytes:
     """Return an answer as nginx sends it by itself."""
     return answer(status, BAD_GATEWAY, "text/html", **headers)
+
+
+class EndingTransport(StringTransport):
+    """A transport in memory, whose connection a client can abort, and a test can lose.
+
+    :ivar protocol: the protocol of the connection; None: it has ended
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        super().__init__()
+        self.protocol = protocol
+
+    def abortConnection(self) -> None:
+        self.lose()
+
+    def lose(self) -> None:
+        """End the connection, unless it has ended."""
+        protocol, self.protocol = self.protocol, None
+        if protocol is not None:
+            protocol.connectionLost(Failure(ConnectionLost()))
 
 
 @attrs.define(eq=False)

@@ -17,23 +17,13 @@ import click
 from fyrehose.cli.client.values import DEFAULT_URL, HTTP_URL
 from fyrehose.errors import ConfigError, FyrehoseError, RemoteProtocolError, os_reason
 from fyrehose.imports import ADMIN
+from fyrehose.net.clients import ServerUnavailable
 from fyrehose.options import why_unreadable
 from fyrehose.web.blocking_client import BlockingClient
 from fyrehose.web.client_session import TEMPORARY, ServerAnswer
 
 #: Timeout of one request, in seconds.
 TIMEOUT = 10.0
-
-
-class ServerUnavailable(FyrehoseError):
-    """The server did not answer, or another program answered in its place; it may answer later.
-
-    :ivar retry_after: how long the answer asks to wait, in seconds; 0: it does not say
-    """
-
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
 
 
 @attrs.frozen

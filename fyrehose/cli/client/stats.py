@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fyrehose.cli.client.remote import RemoteServer, ServerUnavailable, asks
+from fyrehose.cli.client.remote import RemoteServer, asks
 from fyrehose.cli.client.values import FORMAT, WholeNumber
 from fyrehose.cli.console import WIDE, escaped, table, terminal, write_json
-from fyrehose.net.clients import Backoff
+from fyrehose.net.clients import Backoff, ServerUnavailable
 from fyrehose.options import shown_size
 
 #: Titles of the columns with text, besides the first column.

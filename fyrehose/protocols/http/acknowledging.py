@@ -18,13 +18,14 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
+from fyrehose.errors import Closed
+from fyrehose.net.clients import ConnectionOptions
 from fyrehose.protocols.http.calling import Caller
+from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.web.client_session import ServerAnswer
 
 log = Logger()
 
-#: The longest time that :meth:`Acknowledger.close` waits for the server's answer, in seconds.
-CLOSE_TIMEOUT = 5.0
 #: How names that are not UTF-8 are encoded.
 ESCAPED = "surrogateescape"
 #: How many streams one request acknowledges at most, so that its body stays small even with the longest names.
@@ -68,6 +69,7 @@ class Acknowledger:
     endpoint: IStreamClientEndpoint
     authority: str
     name: str
+    options: ConnectionOptions = HTTP_OPTIONS
     refused: int = attrs.field(default=0, init=False)
     _generation: int = attrs.field(default=0, init=False)
     #: the newest acknowledgement of each stream that the server has not answered
@@ -79,7 +81,8 @@ class Acknowledger:
 
     @_caller.default
     def _make_caller(self) -> Caller:
-        return Caller(self.clock, self.endpoint, self.authority)
+        # What ends the client is decided on the connection with the records.
+        return Caller(self.clock, self.endpoint, self.authority, options=self.options, retries=lambda error: True)
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
         """Acknowledge the records up to number *seq*, which the server delivered with this *generation*.
@@ -95,9 +98,9 @@ class Acknowledger:
         self._send()
 
     def close(self) -> Deferred[None]:
-        """Disconnect after the answer to the last acknowledgement, or after :data:`CLOSE_TIMEOUT`."""
+        """Disconnect after the answer to the last acknowledgement, or after ``options.close_timeout``."""
         closing = self._closing = Deferred()
-        timeout = self.clock.callLater(CLOSE_TIMEOUT, self._end)
+        timeout = self.clock.callLater(self.options.close_timeout, self._end)
         closing.addCallback(lambda _: timeout.cancel() if timeout.active() else None)
         if not self._waiting:
             self._end()
@@ -111,7 +114,7 @@ class Acknowledger:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
             target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
             asking = self._asking = Deferred.fromCoroutine(self._caller.ask("POST", target, marks.body))
-            asking.addCallback(self._answered, marks).addErrback(lambda failure: failure.trap(CancelledError))
+            asking.addCallback(self._answered, marks).addErrback(lambda failure: failure.trap(CancelledError, Closed))
 
     def _answered(self, answer: ServerAnswer, sent: Marks) -> None:
         """Handle the answer to the request for *sent*: forget these acknowledgements, and send the next ones."""
@@ -136,9 +139,6 @@ class Acknowledger:
         self._send()
 
     def _end(self) -> None:
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
         self._caller.close()
         closing, self._closing = self._closing, None
         if closing is not None:

@@ -13,40 +13,51 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.application.internet import backoffPolicy
-from twisted.internet.defer import DeferredLock
-from twisted.internet.endpoints import connectProtocol
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from fyrehose.protocols.http.requests import LOST, Connection
+from fyrehose.errors import Closed
+from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerSilent, ServerUnavailable, process_exception
+from fyrehose.net.several import servers_of
+from fyrehose.protocols.http.requests import HTTP_OPTIONS, Connection, foreign
 from fyrehose.web.client_session import FieldLines, ServerAnswer
 
 log = Logger()
 
-#: The longest wait for an answer, in seconds, and the fewest bytes that a network sends in a second.
-ANSWER_TIMEOUT, SLOWEST = 30.0, 64 << 10
+#: The fewest bytes that a network sends in a second: a larger request has more time.
+SLOWEST = 64 << 10
 
 
-@attrs.define(eq=False)
-class Caller:
+@attrs.define(eq=False, slots=False)
+class Caller(Factory):
     """A client that sends requests to the server at *endpoint*.
 
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
+    :ivar retries: called with each :class:`ConnectionFailed`; returns whether to send the request again
     :ivar repeats: number of requests that were sent again, because their answer was lost
     """
+
+    noisy = False
+    paused = False
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
     authority: str
     token: str | None = attrs.field(default=None, repr=False)
-    retry: Callable[[int], float] = attrs.field(factory=lambda: backoffPolicy(0.5, 10.0))
+    options: ConnectionOptions = HTTP_OPTIONS
+    retries: Callable[[Exception], bool] = lambda error: process_exception(error) is None
     repeats: int = attrs.field(default=0, init=False)
     #: whether the server itself, and not a proxy, has answered before
     _met: bool = attrs.field(default=False, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
     _connection: Connection | None = attrs.field(default=None, init=False)
+    #: the attempt to connect, or the pause before the next one
+    _waiting: Deferred[Any] | None = attrs.field(default=None, init=False)
     _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
     async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, dict[str, Any]]:
@@ -55,61 +66,105 @@ class Caller:
         :return: status and JSON object of the answer; {} for an answer without a body
         """
         answer = await self.ask(method, path, None if body is None else json.dumps(body).encode(), wait=wait)
-        found = answer.json_object
-        return answer.status, {"error": answer.detail} if found is None else found
+        return answer.status, answer.json_object or {}
 
     async def ask(
         self, method: str, target: str, body: bytes | None = None, headers: FieldLines = (), wait: float = 0.0
     ) -> ServerAnswer:
-        """Send a request; repeat it while no answer comes, or one that :meth:`ServerAnswer.passes`.
+        """Send a request; repeat it while the server does not answer, or asks to try again later.
 
         :param wait: how long the server may wait before it answers, in seconds
-        :return: an answer of the server, or of another program if the server has never answered
+        :return: an answer of the server, which is final
+        :raises ConnectionFailed: there is no answer, and ``retries`` has returned False
+        :raises Closed: the client was closed
         """
         await self._one.acquire()
         try:
             failures, said = 0, ""
-            while True:
+            while not self._closed:
                 try:
-                    answer = await self._try(method, target, body, headers, wait)
-                    own = answer.json_object is not None
-                    self._met = self._met or own
-                    if not answer.passes(own, self._met):
-                        return answer
-                    self.repeats += not own
-                    problem, pause = f"status {answer.status}: {answer.detail}", answer.retry_after
-                except LOST as error:
-                    self.repeats += 1
-                    problem, pause = f"no answer ({type(error).__name__}: {error})", 0.0
-                self._leave()
-                if problem != said:
-                    log.warn("{name}: {problem}; retrying", name=self.authority, problem=problem)
-                    said = problem
-                await deferLater(self.clock, max(pause, self.retry(failures)))
-                failures += 1
+                    return self._checked(await self._try(method, target, body, headers, wait))
+                except ConnectionFailed as error:
+                    self._leave()
+                    if self._closed:
+                        break
+                    if not self.retries(error):
+                        raise
+                    failures, pause = failures + 1, error.retry_after
+                    if str(error) != said:
+                        said = str(error)
+                        log.warn("{name}: {problem}; retrying", name=self.authority, problem=said)
+                self._waiting = deferLater(self.clock, max(pause, self.options.retry(failures)))
+                await self._waiting
+            raise Closed("the client was closed before the server had answered")
         finally:
             self._one.release()
+
+    def close(self) -> None:
+        """Close the connection, and send no further request."""
+        self._closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._connection is not None:
+            self._connection.transport.abortConnection()
+
+    # Called by Twisted and by the connection.
+
+    def buildProtocol(self, addr: Any) -> Connection:
+        connection = Connection(self.authority, self.token)
+        connection.factory = self
+        return connection
+
+    def connection_made(self, connection: Connection) -> None:
+        """Record that *connection* is open."""
+        self._connection, connection.confirmed = connection, self._met
+
+    def connection_lost(self, connection: Connection, reason: Exception) -> None:
+        """Record that *connection* has ended."""
+        if self._connection is connection:
+            self._connection = None
+
+    # Internals.
 
     async def _try(
         self, method: str, target: str, body: bytes | None, headers: FieldLines, wait: float
     ) -> ServerAnswer:
-        connection = self._connection
-        if connection is None or not connection.usable:
-            made = Connection(self.endpoint, self.authority, self.token)
-            connecting: Any = connectProtocol(self.endpoint, made)
-            connection = self._connection = await connecting.addTimeout(ANSWER_TIMEOUT, self.clock)
-        assert connection is not None, "it was just made"
-        timeout = wait + ANSWER_TIMEOUT + len(body or b"") / SLOWEST
-        return await connection.ask(method, target, body, headers).addTimeout(timeout, self.clock)
+        if self._connection is None or not self._connection.usable:
+            attempt = self._waiting = maybeDeferred(self.endpoint.connect, self)
+            try:
+                await attempt.addTimeout(self.options.connect_timeout * servers_of(self.endpoint), self.clock)
+            except CancelledError:
+                raise
+            except Exception as error:
+                raise ConnectionFailed(error) from error
+        assert self._connection is not None, "it was just made"
+        timeout = wait + self.options.answer_timeout + len(body or b"") / SLOWEST
+        try:
+            return await self._connection.ask(method, target, body, headers).addTimeout(timeout, self.clock)
+        except DeferredTimeout as error:
+            self.repeats += 1
+            raise ConnectionFailed(ServerSilent(f"the server has not answered for {timeout:.0f} s")) from error
+        except ConnectionFailed:
+            self.repeats += 1
+            raise
+
+    def _checked(self, answer: ServerAnswer) -> ServerAnswer:
+        """Return *answer* if it is the server's, and final.
+
+        :raises ConnectionFailed: it is not
+        """
+        own = answer.json_object is not None
+        self._met = self._met or own
+        said = f"status {answer.status}: {answer.detail}"
+        if answer.passes(own, self._met):
+            self.repeats += not own
+            raise ConnectionFailed(ServerUnavailable(said, answer.retry_after))
+        if not own:
+            raise ConnectionFailed(foreign(self.authority, said))
+        return answer
 
     def _leave(self) -> None:
         """Close the connection gracefully: the next one goes to the leader of the cluster."""
-        if self._connection is not None and self._connection.usable:
-            self._connection.leave()
-        self._connection = None
-
-    def close(self) -> None:
-        """Close the connection; an unanswered request is sent again over the next one."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.transport.abortConnection()
+        if connection is not None and connection.usable:
+            connection.leave()

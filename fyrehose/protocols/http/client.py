@@ -21,19 +21,16 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import attrs
-from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionLost
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
-from fyrehose.net.clients import reconnecting, stopped
+from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerUnavailable, TCPClient
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
-from fyrehose.protocols.http.requests import Connection, sent_again
+from fyrehose.protocols.http.requests import HTTP_OPTIONS, Connection, foreign
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.web.client_session import ServerAnswer
@@ -48,7 +45,7 @@ MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
 
 @implementer(ITailer)
 @attrs.define(eq=False)
-class HttpTailer:
+class HttpTailer(TCPClient):
     """A client that reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
@@ -57,8 +54,7 @@ class HttpTailer:
         the client begins
     """
 
-    clock: IReactorTime
-    endpoint: IStreamClientEndpoint
+    connection_options: ConnectionOptions = attrs.field(default=HTTP_OPTIONS, kw_only=True)
     authority: str
     absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -77,15 +73,6 @@ class HttpTailer:
     _stream: str = attrs.field(default="", init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
     _lost: Callable[..., object] | None = attrs.field(default=None, init=False)
-    _service: ClientService | None = attrs.field(default=None, init=False)
-    _connection: _Connection | None = attrs.field(default=None, init=False)
-    _connected: Deferred[None] | None = attrs.field(default=None, init=False)
-    _paused: bool = attrs.field(default=False, init=False)
-    #: why records do not arrive at present; empty if they do
-    _problem: str = attrs.field(default="the server has not answered", init=False)
-    #: how many answers in a row had no records, and how long the last one asks to wait, in seconds
-    _refusals: int = attrs.field(default=0, init=False)
-    _retry_after: float = attrs.field(default=0.0, init=False)
 
     def subscribe(
         self,
@@ -121,65 +108,44 @@ class HttpTailer:
             self._pattern = stream
         if name is not None:
             self._takeover = takeover
-            self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name)
+            options = self.connection_options
+            self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name, options)
         elif self._pattern is None and after is not None:
             self.positions[stream] = after
 
-    def connect(self) -> Deferred[None]:
-        """Connect, and reconnect until :meth:`close`.
-
-        :return: a Deferred that fires when the server begins to send records; fails with FyrehoseError if the server
-            refuses the request
-        """
-        self._connected = Deferred(lambda _: None)
-        backoff = backoffPolicy(1.0, 30.0)
-        self._service = reconnecting(
-            self.clock,
-            self.endpoint,
-            lambda: _Connection(self),
-            # A connection to a proxy succeeds also while the server is lost, so failures alone would not count that.
-            lambda failures: max(self._retry_after, backoff(max(failures, self._refusals))),
-        )
-        return self._connected
-
-    def pause(self) -> None:
-        """Stop reading from the server until :meth:`resume`."""
-        self._paused = True
-        if self._connection is not None:
-            self._connection.transport.pauseProducing()
-
-    def resume(self) -> None:
-        """Read from the server again."""
-        self._paused = False
-        if self._connection is not None:
-            self._connection.transport.resumeProducing()
-
     def shortfall(self, complete: bool) -> str:
         """Return why records do not arrive at present; "" if they do, or if all that were requested have arrived."""
-        return "" if complete else self._problem or self._partial
+        return "" if complete else self.problem or self._partial
 
     def close(self) -> Deferred[None]:
         """Disconnect from the server, after it has answered the last acknowledgement of a named subscription."""
         if self._acknowledger is None:
-            return self._stop()
-        acknowledged = self._acknowledger.close()
-        return acknowledged.addCallback(lambda _: self._stop())
+            return TCPClient.close(self)
+        return self._acknowledger.close().addCallback(lambda _: TCPClient.close(self))
 
-    def _stop(self) -> Deferred[None]:
-        service, self._service = self._service, None
-        if service is not None and self._connection is not None:
-            self._connection.transport.resumeProducing()  # a paused transport does not notice that it is closed
-        return stopped(service)
+    # Called by the shell.
+
+    def new_connection(self) -> _Connection:
+        return _Connection(self)
+
+    def connection_made(self, connection: _Connection) -> None:
+        """Ask where to begin, or for records."""
+        connection.begin()
+
+    def retries(self, error: Exception) -> bool:
+        """Log the answer of a proxy, or a temporary refusal; see :meth:`Client.retries`."""
+        before, again = str(self.error), TCPClient.retries(self, error)
+        unavailable = isinstance(error, ConnectionFailed) and isinstance(error.reason, ServerUnavailable)
+        if again and unavailable and str(error) != before:
+            log.warn("{name}: {problem}; retrying", name=self.authority, problem=error)
+        return again
 
     # Called by the connection.
 
-    def connection_changed(self, connection: _Connection | None) -> None:
-        """Record the connection that is open now, or that there is none."""
-        self._connection = connection
-        if connection is None:
-            self._problem = self._problem or "the connection to the server was lost"
-        elif self._paused:
-            connection.transport.pauseProducing()
+    @property
+    def begun_before(self) -> bool:
+        """Return whether the server has ever sent records to this client, or was ready to."""
+        return self._connected is not None and self._connected.called
 
     @property
     def question(self) -> tuple[str, str] | None:
@@ -220,7 +186,7 @@ class HttpTailer:
 
     def listed(self, streams: list[dict[str, Any]]) -> None:
         """Record the last number of each matching stream; report the records that were missed without a connection."""
-        self._reconnected = self._connected is not None and self._connected.called
+        self._reconnected = self.begun_before
         for each in streams:
             stream, last = str(each["name"]), int(each["last"])
             before = self.positions.get(stream, max(0, int(each["first"]) - 1))
@@ -234,48 +200,29 @@ class HttpTailer:
         :param generation: the generation of the named subscription; if it has changed, the client continues at the
             position that the server keeps
         """
-        self._problem = self._partial = ""
-        self._refusals, self._retry_after = 0, 0.0
+        self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
             self._generation = generation
             self.positions.clear()
-        if self._connected is not None and not self._connected.called:
-            self._connected.callback(None)
+        self.established()
 
     def refused(self, answer: ServerAnswer) -> None:
-        """Handle an answer without records: fail if it is the first one and final; otherwise log it, and retry."""
+        """Handle an answer without records: end if it is the first one and final; otherwise try again later."""
         # A refusal of a HEAD has no body.
         own = answer.json_object is not None or (not answer.body and answer.media_type == "application/json")
-        self._refusals, self._retry_after = self._refusals + 1, answer.retry_after
-        detail = f": {answer.detail}" if answer.body else ""
-        reason = f"{self.authority} refused the request with status {answer.status}{detail}"
-        if not own:
-            reason = (
-                f"{self.authority} is not a Fyrehose http listener, or a proxy answers for it: status {answer.status}; "
-                "check the port and --protocol"
-            )
-        first = self._connected is not None and not self._connected.called
-        self._retry(reason, final=first and not answer.passes(own, met=not first))
-
-    def invalid(self, error: str) -> None:
-        """Handle bytes that are no answer: fail if they are the first ones; otherwise log that, and retry later."""
-        first = self._connected is not None and not self._connected.called
-        self._retry(f"{self.authority} is not a Fyrehose http listener: {error}", final=first)
-
-    def _retry(self, reason: str, final: bool) -> None:
-        if final and self._connected is not None:
-            service, self._service = self._service, None
-            if service is not None:
-                service.stopService()
-            self._connected.errback(FyrehoseError(reason))
-        elif self._problem != reason:
-            log.warn("{reason}; retrying", reason=reason)
-        self._problem = reason
+        said = f"status {answer.status}" + (f": {answer.detail}" if answer.body else "")
+        if self.begun_before or answer.passes(own, met=False):
+            self.connection.abort(ServerUnavailable(said, answer.retry_after))
+        elif own:
+            self.end(FyrehoseError(f"{self.authority} refused the request with {said}"))
+        else:
+            self.connection.abort(foreign(self.authority, said))
 
     def ended(self, reason: str) -> None:
         """Record that the server ended the answer because of *reason*; the client reconnects."""
-        self._problem = reason
+        self.error = ServerUnavailable(reason)
+        self.connection.abort(self.error)
 
     def not_followed(self, reason: str) -> None:
         """Record that the server does not send a stream that matches the pattern."""
@@ -327,8 +274,8 @@ class HttpTailer:
         log.warn("a record was not processed, and is read again: {error}", error=failure.getErrorMessage())
         self._generation = None
         self._failures += 1
-        if self._connection is not None:
-            self._connection.transport.abortConnection()
+        if self.connection is not None:
+            self.connection.abort(FyrehoseError("a record was not processed"))
 
 
 def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
@@ -365,47 +312,44 @@ def _payload(record: dict[str, Any]) -> bytes:
 class _Connection(Connection):
     """One connection, which asks for the end of the stream, if the client begins there, and then follows the stream."""
 
+    #: The server sends a comment every 15 s.
+    expecting = True
+
     def __init__(self, tailer: HttpTailer) -> None:
-        super().__init__(tailer.endpoint, tailer.authority)
+        super().__init__(tailer.authority)
         self._tailer = tailer
         self._following = False  #: whether the request for records was sent
         self._live = False  #: whether the answer under way is the one with records
         self._events = bytearray()
         self._searched = 0  #: how many bytes of the incomplete event were searched for its end
 
-    def connectionMade(self) -> None:
-        self._tailer.connection_changed(self)
+    def begin(self) -> None:
+        """Send the first request."""
+        self.confirmed = self._tailer.begun_before
         question = self._tailer.question
         if question is None:
             self._follow()
         else:
-            self.ask(*question, headers=_ACCEPTED).addCallbacks(self._found, sent_again).addErrback(self._invalid)
-
-    def connectionLost(self, reason: Failure = Failure(ConnectionLost())) -> None:  # noqa: B008 - Twisted's signature
-        self._tailer.connection_changed(None)
-        super().connectionLost(reason)
+            self._ask(*question, self._found)
 
     def _found(self, answer: ServerAnswer) -> None:
-        if not self._tailer.found(answer) or not self.usable:
-            self.leave()
-        else:
-            self._follow()
+        if self._tailer.found(answer):
+            self._follow() if self.usable else self.leave()
 
     def _follow(self) -> None:
         self._following = True
-        self.ask("GET", self._tailer.target, headers=_ACCEPTED).addCallbacks(self._refused, sent_again)
+        self._ask("GET", self._tailer.target, self._tailer.refused)
 
-    def _refused(self, answer: ServerAnswer) -> None:
-        self._tailer.refused(answer)
-        self.leave()
+    def _ask(self, method: str, target: str, answered: Callable[[ServerAnswer], object]) -> None:
+        asking = self.ask(method, target, headers=_ACCEPTED).addCallback(answered)
+        asking.addErrback(self._failed)
 
-    def answer_invalid(self, error: Exception) -> None:
-        self._tailer.invalid(str(error))
-
-    def _invalid(self, failure: Failure) -> None:
-        failure.trap(ValueError, KeyError, TypeError)
-        self._tailer.invalid(failure.getErrorMessage())
-        self.transport.abortConnection()
+    def _failed(self, failure: Failure) -> None:
+        """Abort the connection if the answer was invalid; do nothing if the connection was lost."""
+        if failure.check(ValueError, KeyError, TypeError) and isinstance(failure.value, Exception):
+            self.abort(self.violation(failure.value))
+        else:
+            failure.trap(ConnectionFailed, CancelledError)
 
     def received(self, event: ServerAnswer | bytes) -> None:
         """Handle a part of the answer with records; other answers are collected, and then handled as a whole.
@@ -417,6 +361,7 @@ class _Connection(Connection):
         if not self._live:
             super().received(event)
         elif isinstance(event, ServerAnswer):
+            self.confirmed = True
             self._tailer.absent = event.headers.get(b"fyrehose-last") == b"0"
             generation = event.headers.get(b"fyrehose-generation")
             self._tailer.begun(None if generation is None else int(generation))

@@ -14,14 +14,16 @@ from uuid import uuid4
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, PublishError
+from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher
-from fyrehose.net.clients import Watchers
+from fyrehose.net.clients import Client, ConnectionOptions
 from fyrehose.protocols.http.acknowledging import ESCAPED
 from fyrehose.protocols.http.calling import Caller
+from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.web.client_session import ServerAnswer
 
@@ -51,48 +53,44 @@ def _is_line(payload: bytes) -> bool:
     return bool(payload) and len(payload) <= MOST_LINES and b"\n" not in payload and not payload.endswith(b"\r")
 
 
+def _ended(failure: Failure) -> None:
+    """Ignore that a request had no answer: the client has ended, which settled its publishes."""
+    failure.trap(CancelledError, FyrehoseError)
+
+
 @implementer(IPublisher)
 @attrs.define(eq=False)
-class HttpPublisher:
+class HttpPublisher(Client):
     """A client that publishes messages to any streams of one server.
 
     :ivar authority: the value of the ``Host`` header
     :ivar window: how many messages may be unacknowledged at a time
     """
 
-    clock: IReactorTime
+    connection_options: ConnectionOptions = attrs.field(default=HTTP_OPTIONS, kw_only=True)
     endpoint: IStreamClientEndpoint
     authority: str
     window: int
     _waiting: deque[tuple[str, bytes, Deferred[Any]]] = attrs.field(factory=deque, init=False)
-    #: the request that has no answer yet, and its messages
-    _asking: Deferred[ServerAnswer] | None = attrs.field(default=None, init=False)
+    #: the messages of the request that has no answer yet
     _batch: _Batch | None = attrs.field(default=None, init=False)
     _unacknowledged: int = attrs.field(default=0, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
     _caller: Caller = attrs.field(init=False)
 
-    @_caller.default
-    def _make_caller(self) -> Caller:
-        return Caller(self.clock, self.endpoint, self.authority)
+    def __attrs_post_init__(self) -> None:
+        options, retries = self.connection_options, self.retries
+        self._caller = Caller(self.clock, self.endpoint, self.authority, options=options, retries=retries)
 
     def prepare(self, stream: str | None) -> None:
         """See :meth:`IPublisher.prepare`."""
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
 
-    def connect(self) -> Deferred[None]:
-        """See :meth:`IPublisher.connect`; fails with FyrehoseError if another program than Fyrehose answers."""
-        return Deferred.fromCoroutine(self._connect())
-
-    async def _connect(self) -> None:
-        answer = await self._caller.ask("GET", "/")
-        if answer.json_object is None:
-            raise FyrehoseError(f"{self.authority} is not a Fyrehose http listener; check the port and --protocol")
-
     def publish(self, stream: str | None, payload: bytes) -> Deferred[Any]:
         """See :meth:`IPublisher.publish`."""
         self.prepare(stream)
+        if self.closed:
+            raise LocalProtocolError("the client is closed")
         published: Deferred[Any] = Deferred()
         self._waiting.append((str(stream), payload, published))
         self._unacknowledged += 1
@@ -101,35 +99,49 @@ class HttpPublisher:
 
     def ready(self) -> Deferred[None]:
         """See :meth:`IPublisher.ready`."""
-        return self._watchers.when(lambda: self._unacknowledged < self.window)
+        return self.watchers.when(lambda: self._unacknowledged < self.window)
 
-    def close(self) -> Deferred[None]:
-        """See :meth:`IPublisher.close`."""
-        reason = Closed("the client was closed before the server had acknowledged the message")
-        waiting = [*(self._batch.waiting if self._batch is not None else ()), *(each[2] for each in self._waiting)]
-        asking, self._asking, self._batch = self._asking, None, None
-        self._waiting.clear()
-        if asking is not None:
-            asking.cancel()
+    # Called by the shell.
+
+    def start(self) -> None:
+        """Ask whether there is a Fyrehose listener, and then publish."""
+        asking = Deferred.fromCoroutine(self._caller.ask("GET", "/"))
+        asking.addCallback(lambda _: self.established()).addErrback(_ended)
+
+    def stop(self) -> Deferred[None]:
         self._caller.close()
-        self._watchers.fail(reason)
-        self._settle(waiting, reason)
         return succeed(None)
+
+    def abandon(self, error: Exception) -> None:
+        waiting = [*(self._batch.waiting if self._batch is not None else ()), *(each[2] for each in self._waiting)]
+        self._batch = None
+        self._waiting.clear()
+        self.watchers.fail(error)  # before they are told of the room that the settled publishes leave
+        self._settle(waiting, error)
+
+    def retries(self, error: Exception) -> bool:
+        if self.error is None and not self.closed:
+            self.on_state(False)
+        return super().retries(error)
 
     # Internals.
 
     def _answered(self, answer: ServerAnswer, batch: _Batch) -> None:
         """Settle the publishes of a request, and send the next one."""
-        self._asking = self._batch = None
-        found = answer.json_object
-        accepted = answer.status == 200 and found is not None
-        refusal = None if accepted else PublishError(f"the server answered {answer.status}: {answer.detail}")
+        if batch is not self._batch:  # the publisher was closed, which settled the publishes
+            return
+        self._batch = None
+        if self.error is not None:
+            self.established()
+        refusal = None
+        if answer.status != 200:
+            refusal = PublishError(f"the server answered {answer.status}: {answer.detail}")
         self._settle(batch.waiting, refusal)
         self._send()
 
     def _send(self) -> None:
         """Send the next request, if no request waits for its answer."""
-        if self._asking is not None or not self._waiting:
+        if self._batch is not None or not self._waiting:
             return
         stream, payload, published = self._waiting.popleft()
         batch = self._batch = _Batch(stream, [payload], [published])
@@ -142,11 +154,11 @@ class HttpPublisher:
             self._waiting.popleft()
             batch.payloads.append(payload)
             batch.waiting.append(published)
-        asking = self._asking = Deferred.fromCoroutine(batch.send(self._caller))
-        asking.addCallback(self._answered, batch).addErrback(lambda failure: failure.trap(CancelledError))
+        asking = Deferred.fromCoroutine(batch.send(self._caller))
+        asking.addCallback(self._answered, batch).addErrback(_ended)
 
     def _settle(self, waiting: list[Deferred[Any]], refusal: Exception | None) -> None:
         self._unacknowledged -= len(waiting)
         for published in waiting:
             published.callback(None) if refusal is None else published.errback(refusal)
-        self._watchers.notify()
+        self.watchers.notify()

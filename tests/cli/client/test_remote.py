@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.cli.client.remote import RemoteServer, ServerUnavailable
+from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.net.clients import ServerUnavailable
 from fyrehose.testing.certificates import Authority
 from tests.doubles.answering import Answering, answer, own, proxy
 

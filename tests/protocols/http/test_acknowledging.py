@@ -9,12 +9,13 @@ import pytest
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.net.several import AnyServer
-from fyrehose.protocols.http.acknowledging import CLOSE_TIMEOUT, MOST_STREAMS, Acknowledger
+from fyrehose.protocols.http.acknowledging import MOST_STREAMS, Acknowledger
 from fyrehose.protocols.http.client import HttpTailer
+from fyrehose.protocols.http.requests import HTTP_OPTIONS
+from tests.doubles.answering import EndingTransport
 
 
 class Bench:
@@ -22,11 +23,12 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.connections: list[tuple[Any, StringTransport]] = []
+        self.connections: list[tuple[Any, EndingTransport]] = []
         self.acknowledger = Acknowledger(self.clock, self, "h:1", "a b")  # type: ignore[arg-type]
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        protocol, transport = factory.buildProtocol(None), StringTransport()
+        protocol = factory.buildProtocol(None)
+        transport = EndingTransport(protocol)
         self.connections.append((protocol, transport))
         protocol.makeConnection(transport)
         return succeed(protocol)
@@ -43,7 +45,7 @@ class Bench:
         self.connections[-1][0].dataReceived(head + body)
 
     def lose(self) -> None:
-        self.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+        self.connections[-1][1].lose()
         self.clock.pump([1] * 10)
 
 
@@ -102,10 +104,9 @@ def test_closing_waits_for_the_answer_for_a_limited_time(bench: Bench) -> None:
     bench.acknowledger.acknowledge(5, 1)
     closed: list[Any] = []
     bench.acknowledger.close().addCallback(closed.append)
-    assert not bench.connections[0][1].disconnecting
-    bench.clock.advance(CLOSE_TIMEOUT)
-    assert bench.connections[0][1].disconnecting
-    bench.connections[0][0].connectionLost(Failure(ConnectionLost()))
+    assert bench.connections[0][1].protocol is not None
+    bench.clock.advance(HTTP_OPTIONS.close_timeout)
+    assert bench.connections[0][1].protocol is None
     assert closed == [None]
     assert not bench.clock.getDelayedCalls()
 
@@ -113,7 +114,7 @@ def test_closing_waits_for_the_answer_for_a_limited_time(bench: Bench) -> None:
 def test_an_answer_that_is_not_http_closes_the_connection(bench: Bench, log_lines: list[str]) -> None:
     bench.acknowledger.acknowledge(5, 1)
     bench.connections[-1][0].dataReceived(b"garbage\r\n\r\n")
-    assert "does not answer as HTTP" in log_lines[0]
+    assert "h:1 is not a Fyrehose http listener" in log_lines[0]
 
 
 def test_streams_of_a_pattern_that_wait_are_acknowledged_together(bench: Bench) -> None:
@@ -163,7 +164,7 @@ class Servers:
             def connect(self, factory: Any) -> Deferred[Any]:
                 servers.connected.append(number)
                 servers.protocol = factory.buildProtocol(None)
-                servers.protocol.makeConnection(StringTransport())
+                servers.protocol.makeConnection(EndingTransport(servers.protocol))
                 return succeed(servers.protocol)
 
         return Endpoint()

@@ -8,51 +8,41 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet import error
-from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.protocols.http.calling import ANSWER_TIMEOUT, SLOWEST, Caller
+from fyrehose.errors import Closed
+from fyrehose.net.clients import ConnectionFailed
+from fyrehose.protocols.http.calling import SLOWEST, Caller
+from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.web.client_session import LONGEST_RETRY_AFTER
-from tests.doubles.answering import answer, own, proxy
-
-
-@attrs.define
-class Transport(StringTransport):
-    """A transport whose abort ends the connection at once."""
-
-    protocol: Any = None
-
-    def __attrs_post_init__(self) -> None:
-        StringTransport.__init__(self)
-
-    def abortConnection(self) -> None:
-        protocol, self.protocol = self.protocol, None
-        if protocol is not None:
-            protocol.connectionLost(Failure(ConnectionLost()))
+from tests.doubles.answering import EndingTransport, answer, own, proxy
 
 
 @implementer(IStreamClientEndpoint)
 @attrs.define
 class Endpoint:
-    """Connects to nothing; refuses the first *refuses* connections.
+    """Connects to nothing; refuses the first *refuses* connections; answers no attempt if it is *silent*.
 
     :ivar made: the transports of the connections, in their order
     """
 
     refuses: int = 0
-    made: list[Transport] = attrs.field(factory=list)
+    silent: bool = False
+    made: list[EndingTransport] = attrs.field(factory=list)
 
     def connect(self, factory: Any) -> Deferred[IProtocol]:
         if self.refuses:
             self.refuses -= 1
             return fail(error.ConnectionRefusedError())
+        if self.silent:
+            return Deferred()
         protocol = factory.buildProtocol(None)
-        transport = Transport(protocol)
+        transport = EndingTransport(protocol)
         self.made.append(transport)
         protocol.makeConnection(transport)
         return succeed(protocol)
@@ -69,7 +59,8 @@ class Endpoint:
 
 
 def calling(endpoint: Endpoint, clock: Clock, **options: Any) -> tuple[Caller, Deferred[Any]]:
-    caller = Caller(clock, endpoint, "there:1", retry=lambda failures: min(8.0, 0.5 * 2**failures), **options)
+    times = attrs.evolve(HTTP_OPTIONS, retry=lambda failures: min(8.0, 0.25 * 2**failures))
+    caller = Caller(clock, endpoint, "there:1", options=times, **options)
     return caller, Deferred.fromCoroutine(caller.call("POST", "/x", {"a": 1}))
 
 
@@ -125,19 +116,26 @@ def test_connection_is_closed_after_status_503_because_another_server_may_lead()
 def test_request_without_an_answer_is_repeated_over_another_connection() -> None:
     endpoint, clock = Endpoint(), Clock()
     _, done = calling(endpoint, clock)
-    clock.advance(ANSWER_TIMEOUT + 1)
+    clock.advance(HTTP_OPTIONS.answer_timeout + 1)
     clock.advance(1)
     assert len(endpoint.made) == 2
     endpoint.answer(409, {"error": "no"})
     assert done.result == (409, {"error": "no"})
 
 
-@pytest.mark.parametrize("body", ["text", [1], None])
-def test_an_answer_that_is_no_object_is_an_error(body: object) -> None:
+def test_an_answer_that_is_no_object_is_an_error() -> None:
     endpoint = Endpoint()
     _, done = calling(endpoint, Clock())
-    endpoint.made[0].protocol.dataReceived(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]")
-    assert "not that of a Fyrehose" in done.result[1]["error"]
+    endpoint.say(answer(200, b"[1]"))
+    assert refused(done) == "there:1 is not a Fyrehose http listener"
+
+
+def refused(done: Deferred[Any]) -> str:
+    """Return the beginning of the error with which a request has ended."""
+    failures: list[Failure] = []
+    done.addErrback(failures.append)
+    assert failures[0].check(ConnectionFailed)
+    return failures[0].getErrorMessage().partition(": ")[0]
 
 
 def test_requests_are_sent_one_after_another() -> None:
@@ -169,8 +167,7 @@ def test_any_answer_of_a_proxy_is_a_lost_connection_once_the_server_has_answered
     endpoint, clock = Endpoint(), Clock()
     caller, done = calling(endpoint, clock)
     endpoint.say(proxy(status))
-    assert done.result[0] == status, "the address may be wrong"
-    assert "not that of a Fyrehose server" in done.result[1]["error"]
+    assert refused(done) == "there:1 is not a Fyrehose http listener", "the address may be wrong"
     asked: Deferred[Any] = Deferred.fromCoroutine(caller.call("POST", "/x"))
     endpoint.answer(503, {"error": "later"})
     clock.advance(0.5)
@@ -210,7 +207,24 @@ def test_a_large_request_has_time_to_be_sent() -> None:
     endpoint, clock = Endpoint(), Clock()
     caller = Caller(clock, endpoint, "there:1")
     asked = Deferred.fromCoroutine(caller.ask("POST", "/x", bytes(100 * SLOWEST)))
-    clock.advance(ANSWER_TIMEOUT + 99)
+    clock.advance(HTTP_OPTIONS.answer_timeout + 99)
     endpoint.answer(200, {})
     assert asked.called
     assert len(endpoint.made) == 1
+
+
+def test_closing_ends_a_request_and_those_behind_it() -> None:
+    for close_at in ("answer", "pause", "connecting"):
+        endpoint, clock = Endpoint(silent=close_at == "connecting"), Clock()
+        caller, done = calling(endpoint, clock)
+        behind: Deferred[Any] = Deferred.fromCoroutine(caller.call("GET", "/y"))
+        if close_at == "pause":
+            endpoint.say(proxy(502))
+            endpoint.made[0].lose()
+        caller.close()
+        for each in (done, behind):
+            ended: list[Failure] = []
+            each.addErrback(ended.append)
+            assert ended[0].check(Closed, CancelledError)
+        assert len(endpoint.made) == (close_at != "connecting")
+        assert not clock.getDelayedCalls()

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
-from twisted.python.failure import Failure
 
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, PublishError
 from fyrehose.protocols.http.publisher import MOST_LINES, HttpPublisher
-from tests.doubles.answering import answer, proxy
+from tests.doubles.answering import EndingTransport, answer, proxy
 
 
 class Bench:
@@ -21,7 +18,7 @@ class Bench:
 
     def __init__(self, window: int = 10, answers: bool = True) -> None:
         self.clock = Clock()
-        self.connections: list[tuple[Any, StringTransport]] = []
+        self.connections: list[tuple[Any, EndingTransport]] = []
         self.publisher = HttpPublisher(self.clock, self, "h:1", window)  # type: ignore[arg-type]
         self.connected = self.publisher.connect()
         if answers:
@@ -29,7 +26,8 @@ class Bench:
             self.answer(200)
 
     def connect(self, factory: Any) -> Deferred[Any]:
-        protocol, transport = factory.buildProtocol(None), StringTransport()
+        protocol = factory.buildProtocol(None)
+        transport = EndingTransport(protocol)
         self.connections.append((protocol, transport))
         protocol.makeConnection(transport)
         return succeed(protocol)
@@ -52,7 +50,7 @@ class Bench:
         self.connections[-1][0].dataReceived(head + body)
 
     def lose(self) -> None:
-        self.connections[-1][0].connectionLost(Failure(ConnectionLost()))
+        self.connections[-1][1].lose()
         self.clock.pump([1] * 10)
 
     def publish(self, *payloads: bytes, stream: str = "s") -> list[Any]:
